@@ -1,1 +1,1 @@
-"""Many workers, each with an LLM of its own, that share every run; needs Ray."""
+"""A cluster of workers, each with its own LLM, that share every run; needs Ray."""

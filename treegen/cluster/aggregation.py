@@ -1,4 +1,4 @@
-"""What several workers say of themselves, as one LLM would say it."""
+"""Aggregates usage, status and levels of several workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _APART: Final = ("seconds", "page_size", "impl", "kernels")
 
 
 def sum_usages(usages: Sequence[Usage], total: Usage) -> None:
-    """Put the sums of some workers' usage into `total`; their times are averaged."""
+    """Write the sums of workers' usages into `total`; times are averaged."""
     for each in fields(Usage):
         values = [getattr(usage, each.name) for usage in usages]
         if each.name not in _APART and values and isinstance(values[0], int | float):
@@ -31,7 +31,7 @@ def sum_usages(usages: Sequence[Usage], total: Usage) -> None:
 
 
 def all_statuses(each: Iterable[Status]) -> Status:
-    """Return what is under way on all workers together."""
+    """Return the active rows and used pages of all workers together."""
     found = list(each)
     return Status(
         sum(status.rows for status in found),

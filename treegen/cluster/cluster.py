@@ -1,4 +1,4 @@
-"""Cluster: an LLM whose passes are run by several workers."""
+"""Cluster: an LLM that distributes its runs to several workers."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 
 class Cluster(BaseLLM):
-    """Many LLMs as one: each worker has the model, and does a part of every run.
+    """Many LLMs used as one: each worker has the model, and does a part of every run.
 
-    It samples, scores and searches as LLM does: what a sample draws belongs to the seed, its prompt
-    and its index, not to the worker. This process plans, deals and collects, and needs no GPU. Use
-    it in a `with` statement, or `close` it: until then workers hold their GPUs.
+    It samples, scores and searches as LLM does: seed, prompt and index determine a sample's draws,
+    not the worker. This process plans, assigns work and collects results, and needs no GPU. Use it
+    in a `with` statement, or `close` it: until then workers occupy their GPUs.
 
-    Sessions and kept prefixes live in the memory of one model, so only an LLM has them.
+    Sessions and kept prefixes are in the memory of one model, so only an LLM has them.
     """
 
     @check_argument_types
@@ -70,17 +70,18 @@ class Cluster(BaseLLM):
         """Start workers, and wait until each has loaded the model.
 
         Args:
-            gpus: "all", how many, or which of this machine, such as "0,2"; one worker for each, or
-                for each tensor_parallel_size of them.
-            workers: How many on CPUs instead.
-            address: Of a Ray cluster that is there, of which this machine is a node: "auto" or
-                HOST:PORT. Without it Ray is started here and ends with this process.
-            before: What each worker calls before it loads the model, such as what loads another.
-            engine: What LLM takes beside the model. Sizes, such as memory, are those of each
-                worker.
+            model: A directory or hub name.
+            gpus: "all", a number of GPUs, or the GPUs of this machine to use, such as "0,2". Each
+                GPU gets one worker, or each group of tensor_parallel_size GPUs. Default: all GPUs.
+            workers: Number of workers on CPUs, instead of gpus.
+            address: Address of a running Ray cluster of which this machine is a node: "auto" or
+                HOST:PORT. Default: start Ray here and stop it with this process.
+            before: Functions that each worker calls before it loads the model, for example to load
+                another model.
+            **engine: Further arguments of LLM. Sizes, such as memory, apply to each worker.
 
         Raises:
-            InputError: arguments contradict each other, or name what is not there.
+            InputError: arguments contradict each other, or name something that does not exist.
             WorkerError: workers cannot be started.
             TreegenError: as for `LLM`.
         """
@@ -99,11 +100,15 @@ class Cluster(BaseLLM):
         tokenizer: Any = None,
         make: Callable[[dict[str, Any]], LLM] = from_checkpoint,
     ) -> Cluster:
-        """Return a cluster at places that are known already.
+        """Return a cluster at known places.
 
         Args:
-            tokenizer: Of a model that is no checkpoint; each worker calls `make` with the options.
-            make: Of a model that is no checkpoint; each worker calls `make` with the options.
+            places: Where the workers run.
+            options: Options of each worker's LLM.
+            before: Functions that each worker calls before it loads the model.
+            tokenizer: Tokenizer of a model that is not a checkpoint. Default: the checkpoint's.
+            make: Function of the options with which each worker makes its LLM. Default: load the
+                checkpoint.
         """
         cluster = cls.__new__(cls)
         cluster._open(places, options, before, tokenizer, make)
@@ -151,13 +156,13 @@ class Cluster(BaseLLM):
         return sum(not slot.over for slot in self._crew.slots)
 
     def limit(self, workers: int | None) -> None:
-        """Have later runs use so many of the workers, None for all; the others wait meanwhile."""
+        """Make later runs use only the first `workers` workers; None uses all."""
         if workers is not None:
             check_int("workers", workers, least=1)
         self._most = workers
 
     def close(self) -> None:
-        """Stop the workers, and the Ray that was started for them."""
+        """Stop the workers, and Ray if it was started for them."""
         if not self._closed:
             self._closed = True
             self._crew.close()
@@ -172,7 +177,7 @@ class Cluster(BaseLLM):
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # What the calls come to here
+    # Implementation of the calls
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return self.facts.plan_unchecked(requests)
@@ -217,7 +222,7 @@ class Cluster(BaseLLM):
         problems = self._with_origins(problems, params.seed)
         job = SearchingJob(fn, problems, params, **how)
         names = [problem.name for problem in problems]
-        # A search is one piece, and how long it takes nobody knows.
+        # A search cannot be split, and its duration is unknown.
         items = [WorkItem(key, (0,)) for key in range(len(problems))]
         prompts = [np.array(p.content) for p in problems if not isinstance(p.content, str)]
         run = self._run(job, items, names, prompts, parts=how["concurrency"])
@@ -247,7 +252,7 @@ class Cluster(BaseLLM):
     def _with_origins(
         self, problems: Sequence[SearchProblem], seed: int | None
     ) -> list[SearchProblem]:
-        """Problems with what their draws belong to, whichever worker searches them."""
+        """Return problems with the origins of their draws, so that the worker does not matter."""
         before = self._before if seed is None else DrawCounter()
         unnamed = [problem for problem in problems if not problem.is_named]
         texts = [each.content for each in unnamed if isinstance(each.content, str)]
@@ -268,7 +273,7 @@ def _start_workers(
     before: Sequence[Any],
     make: Callable[[dict[str, Any]], LLM],
 ) -> WorkerPool:
-    """Start the workers that are wanted; raise InputError if there are not so many GPUs."""
+    """Start the workers; raise InputError if there are not enough GPUs."""
     free = session.get_free_resources()
     on_gpus = places.device == "cuda"
     num_gpus = int(free.get("GPU", 0))
@@ -291,7 +296,7 @@ def _start_workers(
         options=options,
         before=before,
         make=make,
-        # A Ray of this process's own has nobody to share with.
+        # A Ray that this process started has no other users, so no CPUs need to be reserved.
         cpus=(1 if on_gpus else threads) if places.address else 0,
         gpus=each if on_gpus else 0,
         threads=threads,

@@ -1,4 +1,4 @@
-"""One run on all workers: who has what, what has come, and what is done when one dies."""
+"""One run on all workers: assigns work, collects results, and handles deaths of workers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.errors import ModelWarning, TreegenError, WorkerError
 
 _TURN: Final = 0.25  # seconds of a turn
-# Turns of a worker under way: it works on one while the batch of the last one travels.
+# Queued turns of a worker: it works on one while the results of the last one are transferred.
 _QUEUED: Final = 2
-_WAIT: Final = 0.2  # seconds until a step returns even if nothing has come
+_WAIT: Final = 0.2  # seconds after which a step returns even without results
 
 
 @dataclass(slots=True)
 class _WorkerState:
-    """What one life of a worker has of a run.
+    """State of one worker process in a run.
 
-    turns: those under way. seen: when its last batch came. rate: tokens per second since the one
-    before. last: results of the last turn. relieved: whether it was asked for work in vain.
+    turns: queued turns.
+    usage, status, levels: as reported with the last batch of results.
+    seen: time of the last batch.
+    rate: tokens per second between the last two batches.
+    last: number of results of the last turn.
+    relieved: whether it was asked to return work and has not returned any since.
+    silence: timer for its answer.
     """
 
     turns: deque[Any]
@@ -45,10 +50,10 @@ class _WorkerState:
 
 
 class ClusterRun:
-    """Work that is dealt to a crew; `step` brings what is done.
+    """A run that is assigned to a pool of workers; `step` returns results.
 
-    usage: of all workers, one object that each step brings up to date. left_out: keys that
-    break workers, and what is known of each.
+    usage: usage of all workers, one object that each step updates.
+    left_out: keys that were left out, with the reason for each.
     """
 
     _number = 0
@@ -63,18 +68,23 @@ class ClusterRun:
         parts: int | None = None,
         most: int | None = None,
     ) -> None:
-        """Begin. name_of: what a key of the dealer is called.
+        """Start a run.
 
         Args:
-            parts: How many keep one worker busy; None for as many as it decodes rows at once.
-            most: How many of the crew's workers take part; None for all, and those that join.
+            crew: The workers.
+            job: The job that each worker gets once.
+            dealer: Assigns the work.
+            name_of: Returns the name of a key, for messages.
+            parts: How many parts keep one worker busy. Default: the number of rows that it decodes
+                at once.
+            most: How many of the workers take part. Default: all, and those that join.
         """
         ClusterRun._number += 1
         self._id, self._crew, self._dealer, self.name_of = ClusterRun._number, crew, dealer, name_of
         self._job, self._parts = crew.session.ray.put(pickle_job(job)), parts
         self._most = most
         self._shares: dict[WorkerSlot, _WorkerState] = {}
-        self._past: list[tuple[WorkerSlot, Usage]] = []  # of workers that are dead
+        self._past: list[tuple[WorkerSlot, Usage]] = []  # usage of dead workers
         self._start = time.monotonic()
         self._error: TreegenError | None = None
         self.usage, self.left_out = Usage(), dict[int, str]()
@@ -84,37 +94,37 @@ class ClusterRun:
             if slot.loaded is not None:
                 self._begin(slot)
             elif not slot.over:
-                dealer.remove_worker(slot.number)  # until it has its model
+                dealer.remove_worker(slot.number)  # until its model is loaded
 
     @property
     def _slots(self) -> list[WorkerSlot]:
         return self._crew.slots[: self._most]
 
     def _begin(self, slot: WorkerSlot) -> None:
-        """A worker that has its model takes part."""
+        """Let a worker with a loaded model take part."""
         slot.actor.begin.remote(self._id, self._job)
         status = Status(0, 0, slot.loaded.num_pages if slot.loaded else 0)
         self._shares[slot] = _WorkerState(deque(), Usage(), status, seen=time.monotonic())
         self._dealer.add(slot.number)
 
     def add_work(self, items: Iterable[WorkItem], floors: Mapping[int, float]) -> None:
-        """Add work. floors: by key, the min_confidence of its parts from now on."""
+        """Add work; `floors` has, by key, the min_confidence of its parts from now on."""
         self._floors.update(floors)
         for item in items:
             self._dealer.put(item)
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to do."""
+        """Whether any work is left."""
         return not self.closed and (self._dealer.has_work or self._error is not None)
 
     @property
     def num_open(self) -> int:
-        """Parts that workers have."""
+        """Number of parts that workers have."""
         return sum(self._dealer.num_open(slot.number) for slot in self._shares)
 
     def step(self) -> list[Result]:
-        """Return what has come, after a fifth of a second at most, if only nothing.
+        """Return new results after at most a fifth of a second, possibly none.
 
         Raises what one LLM raises, and WorkerError if no worker is left.
         """
@@ -140,7 +150,7 @@ class ClusterRun:
         return results
 
     def drain(self) -> list[Result]:
-        """Wait for the turns under way; for whoever leaves the run now."""
+        """Wait for queued turns and return their results; call it before abandoning a run."""
         results: list[Result] = []
         end = time.monotonic() + 4 * _TURN
         while any(share.turns for share in self._shares.values()) and time.monotonic() < end:
@@ -161,7 +171,7 @@ class ClusterRun:
     # Turns
 
     def _assign_turns(self, slot: WorkerSlot) -> None:
-        """Give a worker its next turns, with as much work as keeps it busy until the one after."""
+        """Queue turns of a worker, with enough work to keep it busy until the turn after."""
         share, loaded = self._shares[slot], slot.loaded
         assert loaded is not None
         while len(share.turns) < _QUEUED:
@@ -179,7 +189,7 @@ class ClusterRun:
         self._shares[slot].turns.append(turn)
 
     def _rebalance(self, idle: WorkerSlot) -> None:
-        """Ask whoever has most for what it has not begun, since a worker has nothing."""
+        """Ask the busiest worker to return work that it has not started, for an idle worker."""
         found = self._dealer.find_donor(2)
         slot = next((s for s in self._shares if found and s.number == found[0]), None)
         if found is None or slot is None or slot is idle or self._shares[slot].relieved:
@@ -189,7 +199,7 @@ class ClusterRun:
             self._shares[slot].relieved = True
 
     def _wait_for_turns(self) -> list[WorkerSlot]:
-        """Workers whose turns are over, in whatever way; waits a while for one."""
+        """Wait a while for a turn to end, also by an error; return the workers with ended turns."""
         slot_of = {turn: slot for slot, share in self._shares.items() for turn in share.turns}
         waiting = [*slot_of, *(s.loading for s in self._crew.slots if s.loading is not None)]
         if not waiting:
@@ -201,7 +211,7 @@ class ClusterRun:
         return list(dict.fromkeys(slot_of[turn] for turn in done if turn in slot_of))
 
     def _collect(self, slot: WorkerSlot) -> list[Result]:
-        """Take the batches of a worker's turns that are over."""
+        """Return the new results of a worker's ended turns."""
         ray, results = self._crew.session.ray, list[Result]()
         share = self._shares[slot]
         while share.turns and ray.wait([share.turns[0]], timeout=0)[0]:
@@ -220,7 +230,7 @@ class ClusterRun:
         return results
 
     def _end_hung_workers(self) -> None:
-        """Take workers that have not answered for long for dead."""
+        """Treat workers that have not answered for a long time as dead."""
         for slot, share in list(self._shares.items()):
             if share.silence.has_timed_out(goes_on=bool(share.turns)):
                 self._handle_worker_death(
@@ -228,7 +238,7 @@ class ClusterRun:
                 )
 
     def _note(self, slot: WorkerSlot, share: _WorkerState, batch: TurnResult) -> list[Result]:
-        """Note what a batch says; returns the results that are new."""
+        """Record a batch; return the results that are new."""
         now = time.monotonic()
         share.silence.has_timed_out(goes_on=False)
         done = [r for r in batch.results if self._dealer.done(slot.number, r[0], r[1])]
@@ -245,7 +255,7 @@ class ClusterRun:
         return done
 
     def _handle_worker_death(self, slot: WorkerSlot, told: str) -> None:
-        """A worker is dead: others do what it had, and another takes its place."""
+        """Handle the death of a worker: reassign its work, and start another in its place."""
         share = self._shares.pop(slot)
         gone = replace(share.usage, peak_rows=0, peak_pages=0, num_pages=0)
         self._past.append((slot, gone))
@@ -258,12 +268,12 @@ class ClusterRun:
             warnings.warn(f"{name!r} is left out: {self.left_out[key]}", ModelWarning, stacklevel=2)
 
     def _give_up(self, told: str) -> None:
-        """Leave out all that is not done."""
+        """Leave out all unfinished work."""
         keys = self._dealer.cancel_remaining()
         self.left_out |= dict.fromkeys(keys, told)
         warnings.warn(f"{told}; {len(keys):,} prompts are not done", ModelWarning, stacklevel=2)
 
-    # What is told
+    # Reporting
 
     def _add_up(self) -> None:
         shares = [(slot, share.usage) for slot, share in self._shares.items()]
@@ -271,15 +281,15 @@ class ClusterRun:
         self.usage.seconds = time.monotonic() - self._start
 
     def status(self) -> Status:
-        """What is under way now, on all workers together."""
+        """Return the active rows and used pages of all workers together."""
         return all_statuses(share.status for share in self._shares.values())
 
     def levels(self) -> tuple[LevelRows, ...]:
-        """Which levels of the tree rows read now; a segment counts once for each worker."""
+        """Return the tree levels that rows read now; a segment counts once for each worker."""
         return all_levels(share.levels for share in self._shares.values())
 
     def workers(self) -> tuple[WorkerStatus, ...]:
-        """Each worker with what it has done of this run."""
+        """Return the status of each worker, with its tokens of this run."""
         tokens: dict[WorkerSlot, int] = {}
         for slot, usage in self._past:
             tokens[slot] = tokens.get(slot, 0) + usage.decoded_tokens
@@ -301,7 +311,7 @@ class ClusterRun:
         return tuple(rows)
 
     def close(self) -> None:
-        """Stop; what has not come is dropped."""
+        """Stop the run and drop results that have not arrived."""
         if not self.closed:
             self.closed = True
             for slot in self._shares:
@@ -309,6 +319,6 @@ class ClusterRun:
 
 
 def make_no_workers_error(slots: Iterable[WorkerSlot]) -> WorkerError:
-    """What to raise if all workers have been given up."""
+    """Return the error to raise when all workers have been given up."""
     told = "; ".join(f"{slot.name}: {slot.told}" for slot in slots if slot.told)
     return WorkerError(f"no worker is left ({told})")

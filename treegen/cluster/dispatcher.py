@@ -1,12 +1,12 @@
-"""Who does what: problems, and parts of their samples, dealt to workers.
+"""Assigns problems, and parts of their samples, to workers, with work stealing.
 
-Each worker has a lane of work of its own: a run of consecutive problems, so that those below one
-node of the tree are computed in one place. Whoever is through with its lane takes from the fullest
-one until both have as much, single problems by their samples. So nobody is idle while work waits.
+Each worker has a lane: a run of consecutive problems, so that one worker computes those below one
+node of the tree. A worker with an empty lane steals from the longest one until both have the same
+cost, and splits problems by samples if needed. So no worker is idle while work waits.
 
-What a worker that dies had open goes back to its lane. Problems that were open at two deaths are
-under suspicion: they are dealt apart from all others, and in halves as long as workers die of them,
-until one is found that breaks workers alone. That one is left out.
+The open work of a worker that dies returns to its lane. Problems that were open at two deaths are
+suspects: they are assigned separately from all other work, and in halves as long as workers die,
+until one problem is found that crashes workers alone. That problem is left out.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 MOST_DEATHS: Final = 3
-"""How often a problem breaks a worker that does nothing else before it is left out."""
-_SUSPECT: Final = 2  # deaths that a problem may have been there at before it is dealt apart
-_SNAP: Final = 0.05  # of a lane's share: a lane ends with a problem if one ends so near
+"""How often a problem may crash a worker that does nothing else before it is left out."""
+_SUSPECT: Final = 2  # number of deaths from which on a problem is assigned separately
+_SNAP: Final = 0.05  # part of a lane's share within which a lane ends at the end of a problem
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Work that belongs together. key: what it is of, such as a problem.
+    """Work that belongs together.
 
-    indices: parts of it, such as samples. weight: what each costs, in tokens. whole: its parts are
-    one piece of work, as greedy samples are.
+    key: what the work belongs to, such as a problem.
+    indices: its parts, such as samples.
+    weight: cost of each part, in tokens.
+    whole: whether its parts are one piece of work, such as greedy samples.
     """
 
     key: int
@@ -37,16 +39,16 @@ class WorkItem:
 
     @property
     def size(self) -> int:
-        """Rows that it takes."""
+        """Number of rows that it takes."""
         return 1 if self.whole else len(self.indices)
 
     @property
     def cost(self) -> float:
-        """Its whole weight."""
+        """Its total cost, in tokens."""
         return self.weight * self.size
 
     def cut(self, first: int) -> tuple[WorkItem, WorkItem]:
-        """It in two; `first` rows in the first part."""
+        """Split it in two, with `first` rows in the first part."""
         return (
             replace(self, indices=self.indices[:first]),
             replace(self, indices=self.indices[first:]),
@@ -54,27 +56,32 @@ class WorkItem:
 
 
 class Dispatcher:
-    """Deals items to workers, which are named by numbers and may come and go.
+    """Assigns items to workers, which are identified by numbers and may join and leave.
 
-    left_out: keys that are not dealt any more, for they break workers.
+    left_out: keys that are not assigned any more, because they crash workers.
     """
 
     def __init__(self, items: Sequence[WorkItem], workers: Iterable[int]) -> None:
-        """items: in the order in which they are done best, neighbours in one place."""
+        """Fill the lanes of workers.
+
+        Args:
+            items: The work, in the best order: neighbours should be done by one worker.
+            workers: Numbers of the workers.
+        """
         self._items = {item.key: item for item in items}
         self._lanes: dict[int, deque[WorkItem]] = {worker: deque() for worker in workers}
         self._open: dict[int, dict[int, set[int]]] = defaultdict(dict)  # worker, key, indices
-        self._apart: deque[tuple[list[WorkItem], int]] = deque()  # under suspicion; whom not to ask
-        self._is_apart: set[int] = set()  # workers that have such items
-        self._away: set[int] = set()  # workers that are lost, and may come again
+        self._apart: deque[tuple[list[WorkItem], int]] = deque()  # suspects; worker that they broke
+        self._is_apart: set[int] = set()  # workers that have suspects
+        self._away: set[int] = set()  # workers that are lost, and may return
         self._deaths: Counter[int] = Counter()
         self._alone: Counter[int] = Counter()
-        self._last: dict[int, int] = {}  # by key, who has done something of it
+        self._last: dict[int, int] = {}  # by key, the worker that last finished a part of it
         self.left_out: set[int] = set()
         self._fill_lanes(items)
 
     def _fill_lanes(self, items: Sequence[WorkItem]) -> None:
-        """Cut the items into as many runs of one weight as there are workers."""
+        """Cut the items into one run of equal cost per worker."""
         lanes, rest = list(self._lanes.values()), deque(items)
         left = sum(item.cost for item in items)
         for number, lane in enumerate(lanes):
@@ -87,7 +94,7 @@ class Dispatcher:
                     if not item.whole and 0 < taken < item.size:
                         item, behind = item.cut(taken)
                         rest.appendleft(behind)
-                    elif has and item.cost / 2 > share - has:  # nearer without it
+                    elif has and item.cost / 2 > share - has:  # closer to the share without it
                         rest.appendleft(item)
                         break
                 lane.append(item)
@@ -97,12 +104,17 @@ class Dispatcher:
     # Workers
 
     def add(self, worker: int) -> None:
-        """A further worker, or one that was lost and is back, takes work from the others."""
+        """Add a worker, or one that was lost and has returned; it steals work from the others."""
         self._lanes.setdefault(worker, deque())
         self._away.discard(worker)
 
     def remove_worker(self, worker: int, *, for_good: bool = False) -> None:
-        """Take back what a worker had open, for it is dead. for_good: it does not come again."""
+        """Take back the open work of a dead worker.
+
+        Args:
+            worker: Number of the worker.
+            for_good: Whether it never returns, so that its lane goes to another worker.
+        """
         mine = self._open.pop(worker, {})
         self._away.add(worker)
         self._is_apart.discard(worker)
@@ -131,7 +143,7 @@ class Dispatcher:
                 self._lanes[worker] = lane
 
     def cancel_remaining(self) -> list[int]:
-        """Deal nothing any more, and take back what is open; returns the keys that are not done."""
+        """Stop assigning work and take back open work; return the keys that are not done."""
         items = [item for lane in self._lanes.values() for item in lane]
         items += [item for part, _ in self._apart for item in part]
         keys = {item.key for item in items} | {k for has in self._open.values() for k in has}
@@ -141,7 +153,7 @@ class Dispatcher:
         return sorted(keys)
 
     def _leave_out(self, key: int) -> None:
-        """Deal nothing of a key any more."""
+        """Assign no more work of a key."""
         self.left_out.add(key)
         for lane in self._lanes.values():
             kept = [item for item in lane if item.key != key]
@@ -153,9 +165,9 @@ class Dispatcher:
     # Work
 
     def put(self, item: WorkItem) -> None:
-        """Add work of a key of which nothing is open, for whoever did the last of it.
+        """Add work of a key that has no open work, for the worker that did its last part.
 
-        That worker has the prompt. The others take it if they have nothing else.
+        That worker has computed the prompt. Other workers steal the work if they have nothing else.
         """
         if item.key in self.left_out:
             return
@@ -167,25 +179,26 @@ class Dispatcher:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is open or waits."""
+        """Whether any work is open or waiting."""
         return self.has_waiting or any(self._open.values())
 
     @property
     def has_waiting(self) -> bool:
-        """Whether anything waits to be dealt."""
+        """Whether any work waits to be assigned."""
         return bool(self._apart) or any(self._lanes.values())
 
     def num_open(self, worker: int) -> int:
-        """Rows that a worker was dealt and has not done."""
+        """Return the number of rows that a worker was assigned and has not finished."""
         open_of = self._open.get(worker, {})
         return sum(1 if self._items[key].whole else len(has) for key, has in open_of.items())
 
     def assign(self, worker: int, *, low: int, high: int) -> list[WorkItem]:
-        """Return what a worker is to do beside what it has.
+        """Assign further work to a worker, and return it.
 
         Args:
-            high: Rows that it may have then.
-            low: With fewer it takes from the lanes of others.
+            worker: Number of the worker.
+            low: With fewer rows than this, it steals from the lanes of other workers.
+            high: Maximum number of rows that it then has.
         """
         if worker in self._is_apart:
             if self._open.get(worker):
@@ -213,7 +226,7 @@ class Dispatcher:
         return item
 
     def _suspects(self, worker: int) -> list[WorkItem]:
-        """Return items under suspicion; where others could take them, not to whom they broke."""
+        """Return suspects for a worker, preferably not ones that have crashed it before."""
         others = self._lanes.keys() - self._away - {worker}
         for _ in range(len(self._apart)):
             items, broke = self._apart.popleft()
@@ -225,9 +238,9 @@ class Dispatcher:
         return []
 
     def _steal(self, worker: int) -> None:
-        """Take from the lane of whoever has most, its last items first, until both have as much.
+        """Steal items from the end of the longest lane until both workers have the same cost.
 
-        Of one who is away, take all.
+        Steal the whole lane of a worker that is gone.
         """
         lanes = {each: lane for each, lane in self._lanes.items() if lane and each != worker}
         if not lanes:
@@ -249,13 +262,22 @@ class Dispatcher:
             gap -= 2 * item.cost
 
     def _load(self, worker: int) -> float:
-        """What a worker has open or in its lane."""
+        """Return the cost of a worker's open work and of its lane."""
         items, open_of = self._items, self._open.get(worker, {})
         open_cost = sum(replace(items[k], indices=tuple(has)).cost for k, has in open_of.items())
         return _cost(self._lanes[worker]) + open_cost
 
     def done(self, worker: int, key: int, index: int) -> bool:
-        """Note that a part is done; False if the worker does not have it, so that it is no news."""
+        """Record that a part is done.
+
+        Args:
+            worker: Number of the worker.
+            key: Key of the work.
+            index: Index of the part.
+
+        Returns:
+            False if the worker does not have this part, so that the result must be ignored.
+        """
         has = self._open.get(worker, {}).get(key, set())
         if index not in has:
             return False
@@ -268,7 +290,7 @@ class Dispatcher:
         return True
 
     def requeue(self, worker: int, parts: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Take back parts that a worker has given back, to be done by others."""
+        """Take back parts that a worker has returned, so that other workers can do them."""
         mine = self._open.get(worker, {})
         for key, indices in parts:
             given = mine.get(key, set()) & set(indices)
@@ -282,10 +304,13 @@ class Dispatcher:
                 self._lanes[worker].append(item)
 
     def find_donor(self, least: int) -> tuple[int, int] | None:
-        """Return whom an idle worker may relieve, and of how many rows; None if of nobody.
+        """Return the worker from which an idle worker can take rows, and how many rows.
 
         Args:
-            least: Rows that one who is relieved has.
+            least: Minimum number of rows of such a worker.
+
+        Returns:
+            None if there is no such worker.
         """
         counts = {worker: self.num_open(worker) for worker in self._lanes}
         worker = max(counts, key=lambda each: counts[each], default=None)

@@ -1,8 +1,8 @@
-"""What workers do together: the job as it is sent to each, and its part there.
+"""Jobs of workers: a job as it is sent to each worker, and the worker's share of it.
 
-A job is cut into parts, each named by a key and an index: a prompt and a sample, a group of pairs
-and one of them, or a problem to search and 0. What was dealt goes into the worker's own scheduler
-at once, beside what is under way.
+A job consists of parts, each identified by a key and an index: a prompt and a sample, a group of
+pairs and one of them, or a problem to search and 0. Assigned parts go into the worker's scheduler
+at once, in addition to running ones.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 Part = tuple[int, list[int]]
 """A key and some of its indices."""
 Result = tuple[int, int, Any]
-"""A key, an index, and what came of that part."""
+"""A key, an index, and the result of that part."""
 
 
 class JobShare(ABC):
-    """A worker's share of a job, under way.
+    """A worker's share of a job.
 
-    run: what does it, and tells how far it is.
+    run: the run that computes it, and reports usage and status.
     """
 
     run: OnDemandStream | SearchRun
@@ -45,23 +45,23 @@ class JobShare(ABC):
 
     @abstractmethod
     def take_back(self, most: int) -> list[Part]:
-        """Drop work that has not been begun, so many parts at most; returns it."""
+        """Drop at most `most` parts that have not started; return them."""
 
     @abstractmethod
     def step(self) -> list[Result]:
-        """Run one forward pass; returns what is done."""
+        """Run one forward pass; return finished parts."""
 
     def set_floors(self, floors: Mapping[int, float]) -> None:
-        """Set the min_confidence of what is dealt of some keys from now on."""
+        """Set the min_confidence of parts added from now on, by key."""
         assert not floors, "only samples have a confidence"
 
 
 class WorkerJob(ABC):
-    """What every worker is told once."""
+    """A job, which is sent to every worker once."""
 
     @abstractmethod
     def begin(self, llm: LLM) -> JobShare:
-        """Begin a worker's share, of which nothing is dealt yet."""
+        """Start a worker's share, without any parts yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class SamplingJob(WorkerJob):
     packed: PackedPlan
 
     def begin(self, llm: LLM) -> JobShare:
-        """Begin a run without any samples."""
+        """Start a run without any samples."""
         plan, params = self.packed.unpack()
         return _SamplingShare(llm.open_planned_stream(plan, params))
 
@@ -84,7 +84,7 @@ class ScoringJob(WorkerJob):
     groups: Sequence[Sequence[int]]
 
     def begin(self, llm: LLM) -> JobShare:
-        """Begin a run without any pairs."""
+        """Start a run without any pairs."""
         plan, params = self.packed.unpack()
         return _ScoringShare(llm.open_planned_stream(plan, params), self.groups)
 
@@ -101,7 +101,7 @@ class SearchingJob(WorkerJob):
     rows: int
 
     def begin(self, llm: LLM) -> JobShare:
-        """Begin without any search."""
+        """Start a run without any searches."""
         run = llm._start_searches(
             self.fn,
             self.problems,
@@ -116,13 +116,13 @@ class SearchingJob(WorkerJob):
 
 @dataclass(frozen=True, slots=True)
 class ImageJob(WorkerJob):
-    """A job whose prompts have images. images: with their files."""
+    """A job whose prompts have images; `images` has them with their files."""
 
     images: tuple[PlacedImage, ...]
     job: WorkerJob
 
     def begin(self, llm: LLM) -> JobShare:
-        """Begin the job; an image is encoded when a prompt with it is computed here."""
+        """Start the job; an image is encoded when this worker computes a prompt with it."""
         table = get_image_table(llm.tokenizer)
         assert table is not None
         table.import_images(self.images)

@@ -1,4 +1,4 @@
-"""A plan as it is sent to workers: the tokens of each segment once."""
+"""A plan packed for workers, with the tokens of each segment only once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ _NONE = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PackedPlan:
-    """A plan without its prompts, which are what its segments have, and sampling parameters.
+    """A plan without prompts, which its segments contain, and sampling parameters.
 
-    params: those that differ. params_of: which of them each request has.
+    plan: the plan, with requests without tokens.
+    params: the distinct sampling parameters.
+    params_of: index into `params` for each request.
     """
 
     plan: Plan
@@ -26,11 +28,11 @@ class PackedPlan:
 
     @staticmethod
     def of(plan: Plan, params: Sequence[SamplingParams]) -> PackedPlan:
-        """Pack a plan. params: of each of its requests."""
+        """Pack a plan and the sampling parameters of each of its requests."""
         sets = {each.drawing: each for each in params}
         places = {drawing: index for index, drawing in enumerate(sets)}
         requests = tuple(replace(request, tokens=_NONE) for request in plan.requests)
-        # As arrays of their own: views would take the whole prompts with them.
+        # Copies, because pickling a view would include the whole prompt.
         segments = tuple(replace(s, tokens=s.tokens.copy()) for s in plan.segments)
         packed = replace(plan, requests=requests, segments=segments)
         return PackedPlan(
@@ -38,7 +40,7 @@ class PackedPlan:
         )
 
     def unpack(self) -> tuple[Plan, list[SamplingParams]]:
-        """Return the plan as it was, and the parameters of each request."""
+        """Return the original plan, and the sampling parameters of each request."""
         plan = self.plan
         requests = []
         for place, request in enumerate(plan.requests):

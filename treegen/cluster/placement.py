@@ -1,4 +1,4 @@
-"""Where workers run: how many, on GPUs or CPUs, of this machine or of a Ray cluster."""
+"""Placement of workers: their number, on GPUs or CPUs, of this machine or of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from treegen.common.params import check_int
 from treegen.errors import InputError, install
 
 ALL = "all"
-_MOST_A_CORE: Final = 16  # workers on CPUs; more would bring a machine down
+_MOST_A_CORE: Final = 16  # CPU workers per core; more would overload a machine
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where workers run.
 
-    device: "cuda", one GPU each, or "cpu". count: of workers; None for one on each GPU.
-    gpus: which of this machine's GPUs. address: of a Ray cluster; None starts a Ray of our own.
+    device: "cuda" or "cpu".
+    count: number of GPUs, or of workers on CPUs; None for all GPUs.
+    gpus: indices of this machine's GPUs.
+    address: address of a Ray cluster; None starts Ray here.
     """
 
     device: str
@@ -36,15 +38,19 @@ def parse_placement(
     *,
     device: str = "auto",
 ) -> Placement:
-    """Return where workers are wanted.
-
-    Raises InputError for what contradicts itself or is not there, as far as this machine can tell.
+    """Return the placement that the arguments describe.
 
     Args:
-        gpus: "all", a number of GPUs, or a list such as "0,2" ("2," for the one).
-        workers: How many on CPUs.
-        address: Of a Ray cluster, such as "10.0.0.1:6379", or "auto" for one that was started on
-            this machine. Without gpus and workers, all GPUs.
+        gpus: "all", a number of GPUs, or a list such as "0,2" ("2," for only GPU 2). Default: all,
+            unless workers is given.
+        workers: Number of workers on CPUs, instead of gpus.
+        address: Address of a Ray cluster, such as "10.0.0.1:6379", or "auto" for one that was
+            started on this machine. Default: start Ray here.
+        device: Device option of the LLM, which must agree with gpus or workers.
+
+    Raises:
+        InputError: arguments contradict each other, or name something that does not exist, as far
+            as this machine can tell.
     """
     device = device_name(device)
     if find_spec("ray") is None:
@@ -83,14 +89,14 @@ def parse_placement(
 
 
 def num_gpus() -> int:
-    """GPUs of this machine that this process may use."""
+    """Return the number of GPUs of this machine that this process may use."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _read(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
-    """Return how many GPUs are wanted, None for all, and which."""
+    """Parse the gpus option: return the number of GPUs, None for all, and their indices."""
     text = str(gpus).strip()
     if text == ALL:
         return None, ()
@@ -109,7 +115,7 @@ def _read(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
 
 
 def _check_address(address: str | None) -> str | None:
-    """Return the address of a Ray cluster, if it is one."""
+    """Return the address of a Ray cluster; raise InputError if it is malformed."""
     if address is None or address == "auto":
         return address
     host, colon, port = address.rpartition(":")

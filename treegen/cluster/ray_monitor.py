@@ -1,4 +1,4 @@
-"""Whether the processes of Ray without which nothing goes on are still there."""
+"""Checks that the Ray processes that a run needs are still alive."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import socket
 import time
 from typing import Any, Final
 
-_LOOK: Final = 0.2  # seconds between looks
-_SECONDS: Final = 5.0  # for an answer; who does not answer may be busy
-# Seconds in which Ray's own server may start again. It ends this process after 60, without a word.
+_LOOK: Final = 0.2  # seconds between checks
+_SECONDS: Final = 5.0  # time limit of a connection; a process that does not answer may be busy
+# Seconds in which Ray's server may restart. Ray ends this process after 60, without a message.
 _PATIENCE: Final = 40.0
 _GONE: Final = "Ray has ended here: its process {} died; the kernel may have ended it (see dmesg)"
 
 
 class RayMonitor:
-    """Looks at Ray's processes by their ports.
+    """Checks Ray's processes by their ports.
 
-    Ray itself ends a process whose raylet has died some seconds later, without a word. Until then
-    its calls wait.
+    If the raylet dies, Ray ends this process some seconds later, without a message. Until then
+    calls of Ray block.
     """
 
     def __init__(self, ray: Any) -> None:
-        """Find the processes. ray: the module, connected."""
+        """Find the processes of the connected module `ray`."""
         here = ray.get_runtime_context()
         own = here.get_node_id()
         host, _, port = here.gcs_address.rpartition(":")
         self._server = (host.strip("[]"), int(port))
-        # A driver may be connected from a machine that is no node.
+        # A driver may be connected from a machine that is not a node.
         self._raylet = next(
             (
                 (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
@@ -36,11 +36,11 @@ class RayMonitor:
             None,
         )
         self._last = time.monotonic()
-        self._refused: float | None = None  # since when the server does not answer
+        self._refused: float | None = None  # time since which the server refuses connections
         self._told = ""
 
     def describe_failure(self) -> str:
-        """Which process has ended, in words; empty as long as all are there."""
+        """Return a message about an ended process; empty while all are alive."""
         now = time.monotonic()
         if self._told or now - self._last < _LOOK:
             return self._told
@@ -57,7 +57,7 @@ class RayMonitor:
 
 
 def _refuses(address: tuple[str, int]) -> bool:
-    """Whether nobody listens at an address; to be slow is no refusal."""
+    """Return whether no process listens at an address; a slow answer is not a refusal."""
     try:
         socket.create_connection(address, _SECONDS).close()
     except ConnectionRefusedError:

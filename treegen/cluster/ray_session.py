@@ -1,4 +1,4 @@
-"""Ray, started on this machine for one process, or connected to where it runs."""
+"""A Ray session: started on this machine for one process, or connected to a running cluster."""
 
 from __future__ import annotations
 
@@ -17,47 +17,55 @@ from treegen.cluster.ray_monitor import RayMonitor
 from treegen.cluster.signal_deferral import defer_signals
 from treegen.errors import InputError, WorkerError
 
-# Bytes, which are used as they are filled; Ray takes no less than 75 MiB.
+# Bytes, allocated as they are filled; Ray requires at least 75 MiB.
 _OBJECT_STORE: Final = 80 * 2**20
-_SECONDS: Final = 15.0  # for an address to answer
-# How a connection of HTTP/2, which Ray speaks, begins: a preface, then settings from both sides.
+_SECONDS: Final = 15.0  # time limit for an address to answer
+# Start of an HTTP/2 connection, which Ray uses: a preface, then settings from both sides.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS: Final = b"\x04"
-# Read when Ray is imported. It tells its maker nothing, and listens on the loopback device alone;
-# who connects needs a token that no other process knows.
+# Environment variables that Ray reads on import. With them Ray reports no usage statistics, listens
+# only on the loopback device, and requires a token that no other process knows.
 _QUIET: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # It prints of dead workers to stdout, where ours is for programs. We tell of them ourselves.
+    # Ray prints messages about dead workers to stdout, which other programs read. treegen reports
+    # dead workers itself.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
 _PRIVATE: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
-    # Else workers give way to all other processes, such as programs that are judged meanwhile.
+    # Otherwise workers have a lower priority than other processes, such as sandboxed programs.
     "RAY_worker_niceness": "0",
 }
 
 
 class RaySession:
-    """Ray while it is used; what was started here is stopped by `close`.
+    """A Ray session; `close` stops Ray if it was started here.
 
-    It also ends with this process, however that ends: the kernel stops what it started.
+    Ray also ends with this process, however the process ends: the kernel stops Ray's processes.
+
     ray: the module.
     """
 
     def __init__(self, places: Placement, cpus: int) -> None:
-        """Start Ray here with so many CPUs, or connect.
+        """Start Ray here with a number of CPUs, or connect.
 
-        A Ray that this process has already is taken as it is.
+        If this process is already connected to Ray, that connection is used.
 
-        Raises InputError for an address where no Ray is, WorkerError if it does not start.
+        Args:
+            places: Where workers run.
+            cpus: Number of CPUs that Ray manages, if it is started here.
+
+        Raises:
+            InputError: no Ray runs at the address.
+            WorkerError: Ray does not start.
         """
         if places.address not in (None, "auto"):
             _check_answers(places.address)
         self.ray: Any = _import_ray(private=places.address is None)
         self._pulse: RayMonitor | None = None
-        self._is_ours = not self.ray.is_initialized()  # else the caller ends it
+        self._is_ours = not self.ray.is_initialized()  # otherwise the caller ends it
         if not self._is_ours:
             return
         if places.address is not None:
@@ -100,29 +108,29 @@ class RaySession:
                 ) from error
 
     def describe_failure(self) -> str:
-        """What of Ray has ended, in words, so that nothing goes on; empty as long as it works."""
+        """Return a message about an ended process of Ray; empty while Ray works."""
         if self._pulse is None:
             self._pulse = RayMonitor(self.ray)
         return self._pulse.describe_failure()
 
     def get_free_resources(self) -> dict[str, float]:
-        """What all nodes together have that nobody uses."""
+        """Return the free resources of all nodes together."""
         found: dict[str, float] = self.ray.available_resources()
         return found
 
     def describe_worker_error(self, error: Exception) -> str:
-        """Return in one line what Ray's error says of a worker."""
+        """Describe Ray's error about a worker in one line."""
         exceptions = self.ray.exceptions
         if isinstance(error, exceptions.OutOfMemoryError):
             return "Ray ended it, for its machine had no memory left"
         if isinstance(error, exceptions.RayActorError | exceptions.WorkerCrashedError):
             return "its process died; the kernel may have ended it for want of memory (see dmesg)"
-        if isinstance(error, exceptions.RayTaskError):  # whose own text is a traceback
+        if isinstance(error, exceptions.RayTaskError):  # its own text is a traceback
             error = error.cause
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
     def close(self) -> None:
-        """Stop what was started here, or leave."""
+        """Stop Ray, or disconnect from it, unless the caller had connected."""
         if self._is_ours:
             self._is_ours = False
             with defer_signals():
@@ -130,7 +138,7 @@ class RaySession:
 
 
 def _import_ray(*, private: bool) -> Any:
-    """Import Ray, which reads its environment then; what the user has set there stands."""
+    """Import Ray, which then reads its environment variables; the user's values take precedence."""
     values = _QUIET
     if private and "ray" not in sys.modules:
         values = _QUIET | _PRIVATE | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -144,7 +152,7 @@ def _import_ray(*, private: bool) -> Any:
 def _check_answers(address: str) -> None:
     """Raise InputError unless a gRPC server answers at an address; Ray would wait for minutes."""
     if os.environ.get("RAY_USE_TLS", "0") != "0":
-        return  # it speaks to those alone who show a certificate
+        return  # the server answers only clients with a certificate
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS) as server:
@@ -164,7 +172,7 @@ def _check_answers(address: str) -> None:
 
 @contextmanager
 def _set_visible_gpus(gpus: tuple[int, ...]) -> Iterator[None]:
-    """Let Ray see some of the GPUs that this process sees."""
+    """Make only some of this process's GPUs visible to Ray."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     if gpus:

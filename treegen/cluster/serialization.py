@@ -1,4 +1,4 @@
-"""Jobs and results as they are sent: with the user's code that workers cannot import."""
+"""Pickles jobs and results, including user code that workers cannot import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def pickle_job(job: object) -> bytes:
-    """Pickle a job. Raises InputError for one that holds what cannot be sent."""
+    """Pickle a job; raise InputError if it holds objects that cannot be pickled."""
     from ray import cloudpickle
 
     pickle: Any = cloudpickle  # partly without types
@@ -33,19 +33,19 @@ def pickle_job(job: object) -> bytes:
 
 
 def unpickle_job(data: bytes) -> Any:
-    """Return what was packed."""
+    """Return the pickled job."""
     from ray import cloudpickle
 
     return cloudpickle.loads(data)
 
 
 def sendable_result(result: SearchResult) -> SearchResult:
-    """Return a result as it can be sent; without what cannot, and with an error that says so."""
+    """Return a result that can be pickled; a value that cannot is replaced by an error."""
     from ray import cloudpickle
 
     pickle: Any = cloudpickle
     try:
-        # What is read back here is read back there. The tree has nothing but records.
+        # A value that unpickles here also unpickles in the caller. The tree has only plain records.
         pickle.loads(pickle.dumps((result.value, result.answers, result.votes)))
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
@@ -55,9 +55,9 @@ def sendable_result(result: SearchResult) -> SearchResult:
 
 
 def _send_loose_modules(register: Callable[[ModuleType], None]) -> None:
-    """Have what files define that were loaded by path, such as tasks, sent by value.
+    """Register modules that were loaded by path, such as tasks, to be pickled by value.
 
-    Functions of the main program are sent so in any case.
+    Functions of the main program are always pickled by value.
     """
     known: dict[str, bool] = {}
     for name, module in list(sys.modules.items()):
@@ -71,7 +71,7 @@ def _send_loose_modules(register: Callable[[ModuleType], None]) -> None:
 
 
 def _is_found(name: str) -> bool:
-    """Whether an import of a module, here as in a worker, would lead to it."""
+    """Return whether a module can be imported by name, here and so in a worker."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         if find is not None and find(name, None) is not None:

@@ -1,4 +1,4 @@
-"""Signals that wait until Ray is through with what it does."""
+"""Defers signals until a call of Ray has returned."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from treegen.common.signals import SIGNALS, second_signal_handler
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Hold the first of SIGNALS until the end; then its handler is called as ever.
+    """Hold the first of SIGNALS until the end of the block; then call its handler as usual.
 
-    A handler that raises in the midst of Ray's calls has its exception turned into another one, and
-    leaves Ray half started. Ray's own handlers, which it puts in place of ours, end the process.
-    A second signal ends the process, so that nobody waits for what does not end
-    (`second_signal_handler`).
+    If a handler raises during a call of Ray, its exception is replaced by another one, and Ray
+    remains half started. Ray's own handlers, which it installs in place of ours, end the process. A
+    second signal ends the process, in case the call never returns (`second_signal_handler`).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # What is ignored stays so, and what ends the process at once does so.
+    # Ignored signals stay ignored, and signals without a handler end the process at once.
     before = {n: handler for n in SIGNALS if callable(handler := signal.getsignal(n))}
     held: list[int] = []
     module: Any = signal

@@ -1,4 +1,4 @@
-"""What an LLM returns of a run under way, for runs that workers do."""
+"""Iterators over the results of runs on workers, with the interface of an LLM's."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from treegen.search.tree.result import SearchResult
 
 
 class _WorkerRunView:
-    """What is told of a run that workers do."""
+    """Reports usage and status of a run on workers."""
 
     _run: ClusterRun
 
     @property
     def usage(self) -> Usage:
-        """What all workers have computed so far; `seconds` is time on the clock."""
+        """Usage of all workers so far; `seconds` is wall-clock time."""
         return self._run.usage
 
     def status(self) -> Status:
-        """What is under way now, on all workers together."""
+        """Return the active rows and used pages of all workers together."""
         return self._run.status()
 
     def workers(self) -> tuple[WorkerStatus, ...]:
-        """What each worker does now."""
+        """Return the status of each worker."""
         return self._run.workers()
 
 
 class ClusterStream(_WorkerRunView, Stream):
     """Completions of one run as workers finish them.
 
-    What they come to is what `Stream` gives; their order is another, for workers work side by side.
+    They are the completions of `Stream`, in a different order, because workers run in parallel.
     """
 
     def __init__(self, plan: Plan, run: ClusterRun) -> None:
-        """Made by `Cluster.stream`."""
+        """Set up the stream for `Cluster.stream`."""
         self.plan, self._run = plan, run
         self._closed = False
         self._finished: list[Completion] = []
@@ -53,11 +53,11 @@ class ClusterStream(_WorkerRunView, Stream):
 
     @property
     def scores(self) -> dict[int, Score]:
-        """Scores that are known, by the index of the request."""
+        """Scores that are known, by index of the request."""
         return self._known
 
     def check_complete(self) -> None:
-        """Raise WorkerError if prompts were left out, for they broke workers."""
+        """Raise WorkerError if prompts were left out because they crashed workers or Ray failed."""
         if left := self._run.left_out:
             key, told = next(iter(left.items()))
             more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
@@ -65,17 +65,17 @@ class ClusterStream(_WorkerRunView, Stream):
 
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
-        """Which levels of the tree the rows being decoded read now."""
+        """Return the tree levels that the rows being decoded read now."""
         return self._run.levels()
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to do."""
+        """Whether any work is left."""
         return not self._closed and self._run.has_work
 
     @synchronized
     def step(self) -> list[Completion]:
-        """Wait for what workers send, a fifth of a second at most; returns samples that ended.
+        """Wait at most a fifth of a second for results of workers; return samples that ended.
 
         Raises what workers raise, and WorkerError if none is left.
         """
@@ -90,7 +90,7 @@ class ClusterStream(_WorkerRunView, Stream):
 
     @synchronized
     def take_finished(self) -> list[Completion]:
-        """Samples that have ended and were not returned yet, for whoever leaves the run now."""
+        """Return ended samples that were not returned yet; call it before abandoning a run."""
         rest, self._finished = self._finished[::-1], []
         return rest + self._record_results(self._run.drain())
 
@@ -99,7 +99,12 @@ class ClusterStream(_WorkerRunView, Stream):
         work: Iterable[tuple[int, list[int]]],
         floors: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """Add work, which workers do beside what they have."""
+        """Add work, which workers batch with their running work.
+
+        Args:
+            work: (index of the request in the plan, sample indices) pairs.
+            floors: By index in the plan, the min_confidence of samples added from now on.
+        """
         items = []
         for place, samples in work:
             request = self.plan.requests[place]
@@ -108,12 +113,12 @@ class ClusterStream(_WorkerRunView, Stream):
         self._run.add_work(items, floors)
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
-        """Not known of a cluster."""
+        """Raise InputError: a cluster cannot cancel samples."""
         raise InputError("a sample that workers draw cannot be cancelled; close the stream")
 
     @synchronized
     def close(self) -> None:
-        """Stop; samples that have not finished are dropped."""
+        """Stop the run and drop unfinished samples."""
         if not self._closed:
             self._closed = True
             self._run.close()
@@ -123,7 +128,13 @@ class ClusterScores(ClusterStream):
     """Scores of one run, for `ScoreStream`."""
 
     def __init__(self, plan: Plan, run: ClusterRun, groups: Sequence[Sequence[int]]) -> None:
-        """Made by `Cluster.score_stream`. groups: the requests of each key."""
+        """Set up the stream for `Cluster.score_stream`.
+
+        Args:
+            plan: The plan of the run.
+            run: The run on workers.
+            groups: The requests of each key.
+        """
         super().__init__(plan, run)
         self._groups = groups
 
@@ -137,10 +148,10 @@ class ClusterSearchRun(_WorkerRunView, SearchRun):
     """Results of searches as workers finish them."""
 
     def __init__(self, problems: Sequence[SearchProblem], run: ClusterRun) -> None:
-        """Made by `Cluster.search_stream`."""
+        """Set up the run for `Cluster.search_stream`."""
         self.names = [problem.name for problem in problems]
         self._problems = problems
-        self._left_out = 0  # whose results have come out
+        self._left_out = 0  # number of left-out problems whose results were returned
         self._run = run
         self._results = deque()
         self.closed = False
@@ -148,16 +159,16 @@ class ClusterSearchRun(_WorkerRunView, SearchRun):
 
     @property
     def num_running(self) -> int:
-        """Searches that workers have."""
+        """Number of searches that workers have."""
         return self._run.num_open
 
     @property
     def has_work(self) -> bool:
-        """Whether a search is not over, or its result was not returned."""
+        """Whether any search is not over, or any result was not returned."""
         return not self.closed and (self._run.has_work or bool(self._results))
 
     def _step(self) -> None:
-        """Wait for what workers send, a fifth of a second at most."""
+        """Wait at most a fifth of a second for results of workers."""
         try:
             self._results += [result for _, _, result in self._run.step()]
             for key, told in list(self._run.left_out.items())[self._left_out :]:
@@ -168,7 +179,7 @@ class ClusterSearchRun(_WorkerRunView, SearchRun):
             raise
 
     def close(self) -> None:
-        """End all searches; those that have not finished have no result."""
+        """End all searches; unfinished ones have no result."""
         if not self.closed:
             self.closed = True
             self._run.close()

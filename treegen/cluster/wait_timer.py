@@ -1,4 +1,4 @@
-"""How long something is waited for that may never come."""
+"""A timer for waits that must end at a time limit."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 PATIENCE: Final = 600.0
-"""Seconds for Ray to find room for workers if there are none, and for a worker to answer."""
-_GAP: Final = 5.0  # seconds that count at most from one look to the next
+"""Seconds that Ray may take to place the first worker, and that a worker may take to answer."""
+_GAP: Final = 5.0  # maximum number of seconds that count between two checks
 
 
 @dataclass(slots=True)
 class WaitTimer:
-    """A wait that is looked at again and again.
+    """A wait that is checked repeatedly.
 
-    Time in which nobody looks, such as that of a process that was stopped, hardly counts. Nor does
-    it matter if the clock is set.
+    Time without checks, for example while the process was stopped, counts for at most a few
+    seconds. Setting the system clock has no effect.
     """
 
     _seconds: float = 0.0
     _last: float = field(default_factory=time.monotonic)
 
     def has_timed_out(self, *, goes_on: bool) -> bool:
-        """Note that the wait goes on, or is over; whether it has been too long by now."""
+        """Record whether the wait continues; return whether it has exceeded the time limit."""
         now = time.monotonic()
         self._seconds = self._seconds + min(now - self._last, _GAP) if goes_on else 0.0
         self._last = now

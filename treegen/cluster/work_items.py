@@ -1,4 +1,4 @@
-"""The order in which the requests of a plan are dealt, and what each costs."""
+"""Makes work items from the requests of a plan: their order and their costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from treegen.prompts.plan.plan import Plan
 
 
 def sort_depth_first(plan: Plan) -> list[int]:
-    """Requests of a plan, those below one segment together, of siblings the longest first."""
+    """Return the requests of a plan depth first, with the longest of sibling subtrees first."""
     longest = [segment.stop for segment in plan.segments]
     children: dict[int, list[int]] = {}
     for segment in reversed(plan.segments):  # children come after their parents
@@ -22,13 +22,13 @@ def sort_depth_first(plan: Plan) -> list[int]:
         index = stack.pop()
         if index >= 0:
             found += plan.segments[index].requests
-        below = reversed(children.get(index, ()))  # as in the plan, where they are equally long
+        below = reversed(children.get(index, ()))  # equally long siblings stay in the plan's order
         stack += sorted(below, key=lambda each: -longest[each])[::-1]
     return found
 
 
 def sample_items(plan: Plan, samples: Sequence[Sequence[int]]) -> list[WorkItem]:
-    """Return the work of drawing some samples of each request."""
+    """Return the work items for drawing some samples of each request."""
     items = []
     for place in sort_depth_first(plan):
         request, wanted = plan.requests[place], tuple(samples[place])
@@ -42,7 +42,7 @@ def sample_items(plan: Plan, samples: Sequence[Sequence[int]]) -> list[WorkItem]
 
 
 def score_groups(plan: Plan) -> list[list[int]]:
-    """Return the requests to score, those together that go on from one context."""
+    """Return the requests to score, grouped by context."""
     groups: dict[int, list[int]] = {}
     for place in sort_depth_first(plan):
         first = (plan.requests[place].score_from or 1) - 1
@@ -52,7 +52,7 @@ def score_groups(plan: Plan) -> list[list[int]]:
 
 
 def score_items(plan: Plan, groups: Sequence[Sequence[int]]) -> list[WorkItem]:
-    """Return the work of scoring groups of requests."""
+    """Return the work items for scoring groups of requests."""
     items = []
     for number, group in enumerate(groups):
         own = {segment.index: segment for place in group for segment in plan.path(place)}

@@ -1,4 +1,4 @@
-"""A worker: a process with an LLM of its own, which does what it is dealt."""
+"""A worker: a process with its own LLM, which does the work that it is assigned."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """What went wrong in a worker.
+    """A failure in a worker.
 
-    told: in one line. error: what the caller can mend, as one LLM raises it. If there is none, it
-    is the worker that is broken.
+    told: description in one line.
+    error: the error, as one LLM raises it, if the caller can fix it; None if the worker is broken.
     """
 
     told: str
@@ -40,7 +40,7 @@ class WorkerFailure:
 
     @staticmethod
     def of(error: BaseException) -> WorkerFailure:
-        """Return what is sent of an error; a GPU that is full, or a rank lost, is the worker's."""
+        """Describe an error for the caller; a full GPU or a lost rank counts as a broken worker."""
         told = " ".join(f"{type(error).__name__}: {error}".split())
         full = isinstance(error, CapacityError) and error.__cause__ is not None
         own = full or isinstance(error, InternalError | WorkerError)
@@ -51,9 +51,15 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker is like once its model is loaded.
+    """Facts about a worker whose model is loaded.
 
-    facts: of its model, without the tokenizer. where: its machine. device: its name.
+    facts: facts about its model, without the tokenizer.
+    fingerprint: identifies the weights.
+    device: name of its device.
+    where: name of its machine.
+    pid: id of its process.
+    num_pages: number of pages of its cache.
+    warnings: warnings of loading the model.
     """
 
     facts: ModelInfo
@@ -67,7 +73,13 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What a turn came to. given_back: work that others are to do."""
+    """The results of a turn.
+
+    results: the finished parts.
+    given_back: parts that the worker returns, so that other workers can do them.
+    usage, status, levels: those of the worker's run after the turn.
+    failure: why the turn failed; None if it did not.
+    """
 
     results: list[Result] = field(default_factory=list)
     given_back: list[Part] = field(default_factory=list)
@@ -78,18 +90,18 @@ class TurnResult:
 
 
 class Worker:
-    """Runs in a process of its own; calls come one after another.
+    """Runs in its own process, and executes calls one after another.
 
-    Each turn takes further work and runs passes for a while, so that results come in batches. The
-    next turn waits here already, so that the engine does not.
+    Each turn adds work and runs passes for a while, so that results are sent in batches. The next
+    turn is already queued here, so that the engine never waits.
     """
 
     def __init__(self) -> None:
-        """Nothing is loaded yet."""
+        """Set up a worker without a model."""
         self._llm: LLM | None = None
-        self._before: list[Any] = []  # kept for jobs that need it
+        self._before: list[Any] = []  # kept for jobs that need them
         self._task: JobShare | None = None
-        self._number = -1  # of the job
+        self._number = -1  # number of the run
         self._failed: WorkerFailure | None = None
 
     def load(
@@ -99,10 +111,13 @@ class Worker:
         before: Sequence[Any],
         threads: int,
     ) -> WorkerInfo | WorkerFailure:
-        """Load the model. before: called first, such as what loads another model.
+        """Load the model; return facts about it, or why it failed.
 
         Args:
-            make: Makes the LLM of its options.
+            make: Makes the LLM from its options.
+            options: Options of the LLM.
+            before: Functions to call first, for example to load another model.
+            threads: Number of threads that torch uses.
         """
         import torch
 
@@ -127,7 +142,12 @@ class Worker:
         )
 
     def begin(self, number: int, packed: bytes) -> None:
-        """Begin a share of a job; what there was before ends."""
+        """Start this worker's share of a run, and end that of the previous run.
+
+        Args:
+            number: Number of the run.
+            packed: The pickled job.
+        """
         self.end(self._number)
         self._number, self._failed = number, None
         assert self._llm is not None
@@ -140,10 +160,13 @@ class Worker:
     def turn(
         self, number: int, parts: list[Part], recall: int, seconds: float, floors: dict[int, float]
     ) -> TurnResult:
-        """Take work, and do what there is for so many seconds, or until nothing is left.
+        """Add work, and run passes for some seconds, or until no work is left.
 
         Args:
-            recall: Parts that the worker is to give back, if it has not begun them.
+            number: Number of the run; a turn of another run returns no results.
+            parts: The work to add.
+            recall: Maximum number of parts to return, of those that have not started.
+            seconds: Time after which the turn ends.
             floors: By key, the min_confidence of the parts.
         """
         if number != self._number:
@@ -172,7 +195,7 @@ class Worker:
         )
 
     def end(self, number: int) -> None:
-        """Leave a job."""
+        """End this worker's share of a run."""
         if number == self._number and self._task is not None:
             self._task.run.close()
             self._task = None
@@ -180,7 +203,7 @@ class Worker:
 
 
 def from_checkpoint(options: dict[str, Any]) -> LLM:
-    """An LLM of the checkpoint that its options name."""
+    """Load the LLM of the checkpoint that the options name."""
     from treegen.llm import LLM
 
     return LLM(**options)
@@ -194,5 +217,5 @@ def _device_name(llm: LLM) -> str:
 
 
 def make_llm_options(options: EngineOptions, device: str) -> dict[str, Any]:
-    """Return what a worker's LLM is made with."""
+    """Return the arguments of a worker's LLM."""
     return {**asdict(options), "device": device}

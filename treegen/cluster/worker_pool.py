@@ -1,4 +1,4 @@
-"""The workers of a cluster: started, started again when they die, and stopped."""
+"""The workers of a cluster: starts them, restarts them when they die, and stops them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,27 @@ if TYPE_CHECKING:
     from treegen.llm import LLM
 
 MOST_FAILURES: Final = 5
-"""How often a worker may die without any result in between before it is given up."""
+"""Number of deaths without any result in between after which a worker is given up."""
 NO_ROOM: Final = (
     f"Ray has found no room for workers in {PATIENCE / 60:.0f} minutes; see `ray status`"
 )
-_TURN: Final = 0.2  # seconds that one look at workers takes, in which a signal waits
-_LOOK: Final = 5.0  # seconds between looks for GPUs that have joined
+_TURN: Final = 0.2  # maximum seconds of one check of workers, during which signals are deferred
+_LOOK: Final = 5.0  # seconds between checks for GPUs that have joined
 
 
 @dataclass(eq=False, slots=True)
 class WorkerSlot:
-    """A place for a worker, whichever process has it now.
+    """A place for a worker, which may be filled by several processes in turn.
 
-    actor: of Ray. placed: the answer that it has a process. loading: the answer to its loading,
-    while that is awaited. loaded: what it is like, once it can work. life: how many it has had.
-    failures: deaths since its last result.
+    number: number of the worker.
+    actor: its Ray actor.
+    placed: Ray reference that is ready once the actor has a process.
+    loading: Ray reference to the result of loading the model; None once it was read.
+    loaded: facts about the worker, once its model is loaded.
+    life: number of processes so far.
+    failures: number of deaths since its last result.
+    over: whether the worker is given up or stopped.
+    told: why the last process ended or is not used.
     """
 
     number: int
@@ -50,7 +56,7 @@ class WorkerSlot:
 
     @property
     def name(self) -> str:
-        """How people are told of it."""
+        """Name of the worker for messages."""
         return f"worker {self.number}"
 
 
@@ -58,11 +64,16 @@ class WorkerSlot:
 class WorkerPool:
     """All workers of one Cluster.
 
-    before: what each calls before it loads its model. make: makes an LLM of the options.
-    cpus, gpus: what each takes of Ray's.
-    threads: of each.
+    session: the Ray session.
+    options: options of each worker's LLM.
+    before: functions that each worker calls before it loads its model.
+    make: makes an LLM from the options.
+    cpus, gpus: Ray resources of each worker.
+    threads: number of threads of each worker.
     grows: whether GPUs that join the Ray cluster become workers too.
-    starting: whether the first workers load their models. devices: what they run on, by name.
+    slots: the workers.
+    starting: whether the first workers are loading their models.
+    devices: names of the workers' devices.
     """
 
     session: RaySession
@@ -80,7 +91,7 @@ class WorkerPool:
     _roomless: WaitTimer = field(default_factory=WaitTimer)
 
     def start(self, count: int) -> None:
-        """Start workers and wait until all have loaded the model; raise what one cannot do."""
+        """Start workers and wait until all have loaded the model; raise the first error."""
         self.starting = True
         self.slots = [WorkerSlot(number) for number in range(count)]
         with defer_signals():
@@ -112,7 +123,7 @@ class WorkerPool:
             raise WorkerError(NO_ROOM)
 
     def begin(self, slot: WorkerSlot) -> None:
-        """Start a process for a slot; its model is loaded meanwhile."""
+        """Start a process for a slot, which loads its model in the background."""
         ray = self.session.ray
         slot.life, slot.loaded = slot.life + 1, None
         slot.actor = (
@@ -132,7 +143,7 @@ class WorkerPool:
         )
 
     def poll_slot(self, slot: WorkerSlot) -> bool:
-        """Whether a slot's worker has become ready to work just now."""
+        """Return whether a slot's worker has become ready since the last call."""
         ray = self.session.ray
         if slot.loading is None or not ray.wait([slot.loading], timeout=0)[0]:
             return False
@@ -156,7 +167,7 @@ class WorkerPool:
         return True
 
     def replace_worker(self, slot: WorkerSlot, told: str) -> None:
-        """End a worker that is broken or dead, and start another in its place, a few times."""
+        """End a broken or dead worker, and start another unless it has failed too often."""
         slot.told = " ".join(told.split())[:300]
         slot.failures += 1
         slot.loaded = slot.loading = None
@@ -167,13 +178,13 @@ class WorkerPool:
             self.begin(slot)
 
     def has_no_room(self) -> bool:
-        """Whether no worker has had a process for long, though some are to have one."""
+        """Return whether none of the workers has had a process for a long time."""
         wait, placed = self.session.ray.wait, [s.placed for s in self.slots if not s.over]
         nobody = bool(placed) and not wait(placed, timeout=0)[0]
         return self._roomless.has_timed_out(goes_on=nobody)
 
     def add_joined_gpus(self) -> list[WorkerSlot]:
-        """Slots for GPUs that have joined the Ray cluster since the last look."""
+        """Start workers on GPUs that have joined the Ray cluster; return their slots."""
         if not self.grows or time.monotonic() < self._look_due:
             return []
         self._look_due = time.monotonic() + _LOOK
@@ -196,9 +207,9 @@ class WorkerPool:
 
 
 def most_threads() -> int:
-    """Threads that a process may compute with: OMP_NUM_THREADS where it is set, else its cores.
+    """Return how many threads a process may use: OMP_NUM_THREADS if set, or its number of cores.
 
-    Threads that wait for each other are slow beyond measure on cores that others use too.
+    Threads that wait for each other are extremely slow on cores that other processes use too.
     """
     told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(told) if told.isdecimal() and int(told) else count_cores()

@@ -1,1 +1,1 @@
-"""From a plan to completions: requests, segments, rows and the passes over them."""
+"""The engine, from a plan to completions: requests, segments, rows and passes."""

@@ -1,4 +1,4 @@
-"""One model with its cache: what all of its runs compute with, and the one that is under way."""
+"""The engine: one model with its cache and CUDA graphs, which all runs of an LLM share."""
 
 from __future__ import annotations
 
@@ -36,28 +36,36 @@ from treegen.prompts.plan.requests import plan_requests
 class Engine:
     """Computes the runs of one model, one at a time.
 
-    cache: the pages of keys and values, and the slots of recurrent states.
+    cache: the paged KV cache, with the slots of recurrent states.
     kept: prefixes whose pages stay between runs.
-    graphs: replays decode steps; None to compute them eagerly. prefills: small prefill passes.
-    guesser: how runs guess tokens.
-    encodings: of images in prompts; None for a model that takes none.
+    graphs: CUDA graphs of decode steps; None computes them eagerly.
+    prefills: CUDA graphs of small prefill passes; None computes them eagerly.
+    guesser: makes the drafters of runs.
+    encodings: image embeddings of prompts; None for a model that takes no images.
     impl: the attention implementation.
-    align: attention parts begin at multiples of so many positions.
-    sharing: which tree levels are attention parts of their own.
-    max_rows: most rows to decode at once.
-    prefill_chunk: most tokens of a prefill pass.
-    run_ahead: whether runs launch each pass before the last one's tokens are known.
-    searches_ahead: whether searches do so.
+    align: attention levels begin at multiples of this number of positions.
+    sharing: which tree levels become attention levels of their own.
+    max_rows: maximum number of rows decoded at once.
+    prefill_chunk: maximum number of tokens of a prefill pass.
+    run_ahead: whether runs launch each pass before the tokens of the previous one are known.
+    searches_ahead: the same for searches.
     """
 
     def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:
-        """A cache for a model, and what else options ask for. tokenizer: that of the model.
+        """Create the cache of a model, and prepare the model as the options require.
 
-        Raises InputError for an option that this model cannot do, CapacityError if no page fits.
+        Args:
+            model: The loaded model.
+            options: Options of the LLM.
+            tokenizer: Tokenizer of the model.
+
+        Raises:
+            InputError: the model does not support an option.
+            CapacityError: no page fits.
         """
         self.model, self._ranks = model, model.ranks
         if self._ranks is not None and self._ranks.lead is not None:
-            # Rank 0 alone guesses.
+            # Only rank 0 drafts tokens.
             self._ranks.lead.call_followers("engine", {**options.engine(), "speculate": None})
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
@@ -88,8 +96,8 @@ class Engine:
             states = self.cache.states.layers if self.cache.states is not None else ()
             model.compile_layers(self.cache.layers, states)
         self.run_ahead = on_gpu if options.run_ahead is None else options.run_ahead
-        # A row that was run ahead of its end has lost the recurrent state that a search goes on
-        # from, which is then computed anew.
+        # A row that ran ahead past its end has lost the recurrent state from which a search
+        # continues, so this state would have to be computed again.
         is_hybrid = bool(model.spec.states)
         self.searches_ahead = self.run_ahead and not (is_hybrid and options.run_ahead is None)
         table = get_image_table(tokenizer)
@@ -103,11 +111,11 @@ class Engine:
 
     @property
     def num_states(self) -> int | None:
-        """Recurrent states that there is room for; None for a model without recurrent layers."""
+        """Number of recurrent state slots; None for a model without recurrent layers."""
         return None if self.cache.states is None else self.cache.states.num_slots
 
     def facts(self, options: EngineOptions, tokenizer: Any) -> ModelInfo:
-        """What is known of the model, now that it is loaded by these options."""
+        """Return the facts about the loaded model that plans and reports use."""
         model, pool = self.model, self.cache.pool
         return ModelInfo(
             engine=options,
@@ -125,7 +133,7 @@ class Engine:
         )
 
     def plan(self, requests: Sequence[Request]) -> Plan:
-        """Lay requests out."""
+        """Plan the segments and attention levels of requests."""
         return plan_requests(
             requests,
             self.model.spec,
@@ -133,12 +141,12 @@ class Engine:
             sharing=self.sharing,
             max_rows=self.max_rows,
             align=self.align,
-            # "one" level is the root as it is; a kept prefix then supplies a part of it.
+            # With "one" the only level is the whole root; a kept prefix then supplies a part of it.
             split_at=[p.tokens for p in self.kept] if self.sharing != "one" else [],
         )
 
     def check_fits(self, plan: Plan) -> None:
-        """Raise CacheFullError for a plan with a prompt that the cache cannot hold even alone."""
+        """Raise CacheFullError if a single prompt of a plan is too long for the cache."""
         plan.check_fits(self.cache.pool.num_pages, self.cache.page_size, self.num_states)
 
     def scheduler(
@@ -150,13 +158,17 @@ class Engine:
         searches: bool = False,
         **options: Any,
     ) -> Scheduler:
-        """The scheduler of a run, which has the cache until it is closed.
-
-        Raises InputError while another run is not finished.
+        """Create the scheduler of a run, which owns the cache until the scheduler is closed.
 
         Args:
+            plan: The requests and their segments.
+            param_sets: Sampling parameters and their stop conditions; at least one set.
+            samples: Indices of the samples to draw, for each request of the plan.
             searches: Whether it is a run of searches.
-            options: What `Scheduler` takes beside.
+            **options: Further arguments of `Scheduler`.
+
+        Raises:
+            InputError: another run is not finished.
         """
         with self._starting:  # two threads must not both find the cache free
             self.check_ready()
@@ -172,12 +184,12 @@ class Engine:
             )
             guessed = self.guesser.make_options()
             scheduler = Scheduler(plan, given, param_sets, samples, speculation=guessed, **options)
-            # The reference is weak, so that a run ends when nothing refers to it any more.
+            # The reference is weak, so that an abandoned run is collected and ends.
             self._running = weakref.ref(scheduler)
         return scheduler
 
     def executor(self) -> ModelRunner:
-        """What computes the passes of a run."""
+        """Return the model runner that computes the passes of a run."""
         return ModelRunner(
             self.model,
             self.cache,
@@ -199,7 +211,7 @@ class Engine:
         if self._ranks is not None:
             self._ranks.check()
         version = self.model.check_weights()
-        if version != self._version:  # what is kept was computed by weights that are gone
+        if version != self._version:  # kept prefixes were computed with the old weights
             self.kept.clear()
             self._version = version
 

@@ -1,4 +1,4 @@
-"""A run of which only the work that is dealt out to it is done, while it goes on."""
+"""A run that does only the work added to it, at any time; cluster workers use it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from treegen.model.model import Model
 from treegen.prompts.plan.plan import Plan
 
 Dealt = tuple[int, list[int]]
-"""A request of the plan, and some of its samples; none of a request that is scored."""
+"""Index of a request in the plan, and some of its samples; none if the request is scored."""
 
 
 class OnDemandStream(Stream):
-    """Draws samples of a plan as they are dealt out, in any order and any parts.
+    """Draws samples of a plan as they are added, in any order and any parts.
 
-    A segment of the plan is in the scheduler's tree while something that was dealt needs it, and
-    one that several prompts share stays there.
+    A segment of the plan is in the scheduler's tree while added work needs it. A segment that
+    several prompts share stays there.
     """
 
     def __init__(
@@ -34,22 +34,35 @@ class OnDemandStream(Stream):
         graphs: DecodeGraphs | None,
         params_of: Sequence[int],
     ) -> None:
-        """Made by `LLM.follow`. params_of: the index of each request's sampling parameters."""
+        """Set up the stream for `LLM.open_planned_stream`.
+
+        Args:
+            plan: Plan of all requests.
+            scheduler: Scheduler of an empty run.
+            model: The model.
+            graphs: CUDA graphs of decode steps; None without graphs.
+            params_of: Index of each request's sampling parameters.
+        """
         super().__init__(plan, scheduler, model, graphs)
         self._params_of = params_of
         self._rank = np.argsort(plan.order).tolist()
-        self._live: dict[int, LiveSegment] = {}  # by the index in the plan
-        self._place_of: dict[int, int] = {}  # of the scheduler's requests in the plan
+        self._live: dict[int, LiveSegment] = {}  # by index in the plan
+        self._place_of: dict[int, int] = {}  # from the scheduler's request to its index in the plan
         self._known: dict[int, Score] = {}
-        # Segments with others below them. They stay when nothing that was dealt needs them for a
-        # while, idle, so that they are not computed once more for what is dealt next.
+        # Segments with segments below them. When no added work needs them, they stay as idle
+        # segments, so that later work does not compute them again.
         self._trunks = {segment.parent for segment in plan.segments}
         self._floors: dict[int, float] = {}
 
     def add_work(
         self, work: Iterable[Dealt], floors: Mapping[int, float] = MappingProxyType({})
     ) -> None:
-        """Add work, which the next steps do beside what is under way."""
+        """Add work, which the next steps batch with the running work.
+
+        Args:
+            work: (index of the request in the plan, sample indices) pairs.
+            floors: By index in the plan, the min_confidence of samples added from now on.
+        """
         self._floors.update(floors)
         for place, samples in work:
             spec = self.plan.requests[place]
@@ -66,10 +79,13 @@ class OnDemandStream(Stream):
             self.usage.prompt_tokens_unshared += len(spec.tokens) * max(len(samples), 1)
 
     def withdraw(self, most: int) -> list[Dealt]:
-        """Drop work that has not been begun, or waits for pages, the last of it first.
+        """Drop work that has not started, or that waits for pages, last requests first.
 
         Args:
-            most: Samples, or requests without samples. Returns what was dropped.
+            most: Maximum number of samples, or of requests without samples, to drop.
+
+        Returns:
+            The dropped work.
         """
         run, ready = self.scheduler.run, self.scheduler.queue.ready
         waiting: dict[int, list[int]] = {}
@@ -99,19 +115,19 @@ class OnDemandStream(Stream):
 
     @property
     def scores(self) -> dict[int, Score]:
-        """Scores that are known, by the index in the plan."""
+        """Scores that are known, by index of the request in the plan."""
         found = self.scheduler.scores
         self._known.update((self._place_of[index], score) for index, score in found.items())
         found.clear()
         return self._known
 
     def levels(self) -> tuple[LevelRows, ...]:
-        """Which levels of the tree the rows being decoded read now."""
+        """Return the tree levels that the rows being decoded read now."""
         live = self.scheduler.run.rows.request[self.scheduler.queue.order].tolist()
         return self._levels_of(np.array([self._place_of[index] for index in live], dtype=np.int64))
 
     def _segment_of(self, place: int) -> LiveSegment:
-        """The live segment that ends a request's prompt; what is missing of its path is added."""
+        """Return the live segment at the end of a request's prompt; add missing segments above."""
         store, score_from = self.scheduler.run.store, self.plan.requests[place].score_from
         parent: LiveSegment | None = None
         for segment in reversed(list(self.plan.path(place))):
@@ -129,10 +145,10 @@ class OnDemandStream(Stream):
     def _can_use(
         self, live: LiveSegment, parent: LiveSegment | None, score_from: int | None
     ) -> bool:
-        """Whether a segment is still there below a parent, with all logits that are wanted."""
+        """Return whether a segment still exists below a parent, with all logits to be scored."""
         there = self.scheduler.run.store.segments.get(live.index) is live
         if not there or live.parent is not parent:
             return False
-        # Its logits are there only while it is computed.
+        # Logits exist only while a segment is being computed.
         wanted = score_from is not None and live.stop >= score_from
         return not wanted or live.was_computed <= max(live.start, (score_from or 1) - 1)

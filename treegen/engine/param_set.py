@@ -1,4 +1,4 @@
-"""Sampling parameters, with what follows from them for draws and for the end of a sample."""
+"""Sampling parameters, with the biases and stop conditions that follow from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treegen.prompts.stops import StopConditions
 
 @dataclass(frozen=True)
 class ParamSet:
-    """Sampling parameters that several requests have, and the stop conditions they make."""
+    """Sampling parameters that several requests share, and their stop conditions."""
 
     params: SamplingParams
     stopping: StopConditions
@@ -28,7 +28,7 @@ class ParamSet:
 
     @functools.cached_property
     def bias(self) -> Bias:
-        """What is added to logits before a draw, and banned: min_tokens, logit_bias, bad_words."""
+        """Logit biases and banned tokens: from min_tokens, logit_bias and bad_words."""
         least = self.params.min_tokens
         stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
         own = [(token, value, NO_END) for token, value in self.params.biases]
@@ -44,13 +44,13 @@ class ParamSet:
 def param_sets(
     params: Sequence[SamplingParams], stopping_of: Callable[[SamplingParams], StopConditions]
 ) -> tuple[list[ParamSet], list[int]]:
-    """The different parameters among those of some requests, and the place of each one's there.
+    """Return the distinct parameter sets of requests, and the index of each request's set.
 
     Args:
-        stopping_of: What ends the samples of some parameters. Without requests there is one set
-            too.
+        params: Sampling parameters of each request. Without requests, one default set is returned.
+        stopping_of: Returns the stop conditions of sampling parameters.
     """
-    # Of equal ones, rows are drawn and ended together.
+    # Rows with equal parameters are drawn and ended together.
     sets = {each.drawing: each for each in params or [SamplingParams()]}
     place = {drawing: index for index, drawing in enumerate(sets)}
     found = [ParamSet(each, stopping_of(each)) for each in sets.values()]

@@ -1,20 +1,20 @@
-"""Decide what each forward pass computes: admit, prefill, decode, refill, preempt.
+"""The scheduler decides what each forward pass computes: admit, prefill, decode, refill, preempt.
 
-Requests are taken depth first, so that a shared page is dropped as soon as the last sample under
+Requests are admitted depth first, so that a shared page is freed as soon as the last sample below
 it ends. A step launches one prefill pass (segments, and the tokens of preempted rows) or one decode
 pass over all live rows. Rows that end are replaced before the next step. Only the start and the end
-of a sample run Python of their own; everything per step is an array operation.
+of a sample run Python code per sample; all other work of a step is array operations.
 
-On a GPU passes run ahead: each is launched before the results of the last one are read. So the GPU
-has work while the host ends samples and starts others. What a pass writes to the cache is in place
-for all passes after it. Its tokens, and whether its logits were numbers, are known only when it is
-over. Only then do requests go on with the segments that it has computed.
+On a GPU passes run ahead: each is launched before the results of the previous one are read, so the
+GPU has work while the host ends and starts samples. Later passes can read what a pass writes to the
+cache at once. Its tokens, and whether its logits were numbers, are known only when it has finished.
+Only then do requests proceed with the segments that it has computed.
 
 A sample's life: its request is opened (the segments that it needs get pages), the segments are
 computed, its first token is drawn (its row is ready), it gets pages (its row is live), it ends, and
-it is reported. Of thousands that end together a few are reported in each step, while others run.
-When pages run out, a live row goes back to ready, and an open request without active rows back to
-waiting. What they have generated stays; only keys and values are computed again.
+it is reported. If thousands end together, each step reports a few, while other samples run.
+When pages run out, a live row returns to ready, and an open request without active rows returns to
+waiting. Their generated tokens stay; only keys and values are computed again.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Runs a plan, and what is added to it, a forward pass at a time.
+    """Runs a plan, and requests added later, one forward pass at a time.
 
-    run: what the parts of the engine share. usage, scores, grown: the same objects as in `run`.
-    queue: moves the rows.
-    flight: the pass whose results are not noted yet; None if there is none.
-    closed: whether the run is over and its pages are free for another.
+    run: the state that the parts of the engine share.
+    usage, scores, grown: the same objects as in `run`.
+    queue: moves rows between phases.
+    flight: the pass whose results are not recorded yet; None if there is none.
+    closed: whether the run is over and its pages are free for another run.
     """
 
     def __init__(
@@ -68,28 +69,30 @@ class Scheduler:
         on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None = None,
         speculation: SpeculationOptions | None = None,
     ) -> None:
-        """A scheduler for one run.
+        """Set up one run.
 
         Args:
-            given: What it computes with.
-            param_sets: Sampling parameters, and what ends their samples; at least one.
-            samples: For each request of the plan, the sample indices that are wanted.
-            params_of: For each request of the plan, the index of its parameters; by default 0.
-            on_prefilled: Called with each request that wants no samples, once its keys are in place
+            plan: The requests and their segments.
+            given: The model, the cache and the settings of the run.
+            param_sets: Sampling parameters and their stop conditions; at least one set.
+            samples: Indices of the samples to draw, for each request of the plan.
+            params_of: Index into param_sets for each request of the plan. Default: 0 for all.
+            on_prefilled: Called with each request that wants no samples, once its keys are computed
                 and before its pages are freed.
-            on_grown: Called with each sample of a search; says what its segment holds.
-            speculation: How tokens are guessed, so that one pass draws several of a row; None for
-                not.
+            on_grown: Called with each finished sample of a search; returns the content of its
+                segment.
+            speculation: How tokens are drafted, so that one pass draws several tokens of a row;
+                None turns drafting off.
         """
-        # Whatever is kept may be drawn from again.
+        # Later samples may be drawn from any kept segment.
         rewinds = on_grown is not None or on_prefilled is not None
         self.run = run = new_run(plan, given, param_sets, samples, rewinds=rewinds)
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
         self._run_ahead = given.run_ahead
         self.flight: InFlightPrefill | InFlightStep | None = None
         self.closed = False
-        self._landed: list[InFlightPrefill | InFlightStep] = []  # passes noted in this step
-        self._guesses = False  # whether this step verifies guesses, if there are any
+        self._landed: list[InFlightPrefill | InFlightStep] = []  # passes recorded in this step
+        self._guesses = False  # whether this step verifies draft tokens, if there are any
         self._error: Exception | None = None  # raised once all samples that had ended are returned
         self.queue = RowQueue(run, scouts=speculation.scouts if speculation else 0)
         self._passes = PrefillPasses(run, self.queue, chunk=given.prefill_chunk)
@@ -117,11 +120,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to do."""
+        """Whether any work is left."""
         return self._admission.has_work or self._endings.has_more or self._error is not None
 
     def status(self) -> Status:
-        """What is under way now."""
+        """Return the number of active rows, of used pages and of all pages."""
         pool = self.run.pool
         return Status(self.queue.num_active, pool.num_used, pool.num_pages)
 
@@ -138,14 +141,16 @@ class Scheduler:
     ) -> LiveRequest:
         """Add a request below a segment.
 
-        spec.tokens: the end of the prompt is enough. It is only read to make text of tokens.
-
         Args:
-            params: The index of the sampling parameters.
-            samples: The sample indices that are wanted.
-            rank: Its place among all requests, depth first; by default after those that are there.
-            grows: Whether its samples become segments when they end; else they are only returned.
-            floor: Its own min_confidence, in place of that of its parameters.
+            spec: The request. The end of the prompt is enough as `spec.tokens`, which are read only
+                to turn tokens into text.
+            segment: The segment at the end of its prompt.
+            params: Index of its sampling parameters.
+            samples: Indices of the samples to draw.
+            rank: Place of the request in depth-first order. Default: after all requests added
+                so far.
+            grows: Whether its samples become segments when they end, in addition to being returned.
+            floor: A min_confidence that replaces that of its parameters. Default: theirs.
         """
         index = self._num_requests
         self._num_requests += 1
@@ -166,11 +171,11 @@ class Scheduler:
         return request
 
     def step(self) -> list[Completion]:
-        """Run one forward pass; returns samples that are known to have ended.
+        """Run one forward pass; return samples that are known to have ended.
 
         Raises NumericsError if the model's logits are not numbers, CapacityError if the cache or
-        the GPU's memory is too small, InternalError if nothing that is left can be done. Samples
-        that had ended before are returned first; then the next call raises.
+        the GPU's memory is too small, InternalError if no remaining work can proceed. Samples that
+        had ended before an error are returned first; then the next call raises.
         """
         if self._error is None:
             try:
@@ -180,7 +185,7 @@ class Scheduler:
                 self._error = translate_error(self.run, error)
                 with suppress(Exception):
                     if isinstance(error, torch.OutOfMemoryError):
-                        # The pass before was in flight, and its results are good.
+                        # The previous pass was in flight, and its results are valid.
                         self._collect_results()
                 with suppress(Exception):
                     self._results.end()
@@ -196,7 +201,7 @@ class Scheduler:
         return finished
 
     def take_finished(self) -> list[Completion]:
-        """All samples that are known to have ended and were not returned."""
+        """Return all samples that are known to have ended and were not returned yet."""
         self._endings.report_all()
         return self._endings.take_finished()
 
@@ -208,8 +213,8 @@ class Scheduler:
         if isinstance(self.flight, InFlightStep) and (
             self._guesses or self.flight.guesses is not None
         ):
-            # What is guessed next depends on its tokens. Rows that are over leave later, when the
-            # device has work again.
+            # The next draft tokens depend on the tokens of this pass. Rows that are over leave
+            # later, when the device has work again.
             self._collect_results(end=False)
         self._admission.admit()
         launched: InFlightPrefill | InFlightStep | DeferredStep | None
@@ -225,12 +230,12 @@ class Scheduler:
         if isinstance(launched, DeferredStep):
             launched = self.flight = self._steps.draw(launched)
         if self._results.end() and self._run_ahead:
-            # Now, for the device waits when the next results are there.
+            # Admit now, because the device will be idle once the next results have arrived.
             self._admission.admit()
             self._steps.look_ahead()
         if not self._run_ahead:
             self._collect_results()
-        if self._run_ahead and self._admission.has_work:  # then the GPU works meanwhile
+        if self._run_ahead and self._admission.has_work:  # the GPU works while samples are reported
             self._endings.report_batch()
         else:
             self._endings.report_all()
@@ -240,13 +245,14 @@ class Scheduler:
             self._measure(self._speculation, seconds)
         idle = launched is None and not self._landed and len(self.run.requests) == num_requests
         if idle and self._admission.has_work and not self._endings.has_more:
-            raise make_stall_error(self.run)  # the next step would do as little as this one
+            raise make_stall_error(self.run)  # the next step would do nothing either
 
     def _measure(self, speculation: SpeculativeDecoder, seconds: float) -> None:
-        """Note what a decode step took, if nothing else was done meanwhile."""
+        """Record the time of a decode step, if the step did nothing else."""
         match self._landed:
             case [InFlightStep() as flight]:
-                # One that was waited for in vain took longer than one of those that run ahead.
+                # A step that the host waited for, but that verified no drafts, took longer than a
+                # step launched ahead. Its time is not used.
                 if flight.guesses is not None or not (self._guesses and self._run_ahead):
                     speculation.measure(flight, seconds)
 
@@ -262,13 +268,13 @@ class Scheduler:
         usage.peak_pages = self.run.pool.peak_used
 
     def cancel(self, index: int, sample: int | None = None) -> None:
-        """Drop one sample of a request, or all that have not ended, and free their pages at once.
+        """Drop one sample of a request, or all unfinished ones, and free their pages at once.
 
-        Samples that have ended are still returned.
+        Finished samples are still returned.
         """
         request = self.run.requests.get(index)
         if request is not None and not request.spec.rows:
-            # The pass under way may compute its segments, which other requests may need too.
+            # The running pass may compute its segments, which other requests may need too.
             self._collect_results()
             request = self.run.requests.get(index)
         if request is not None:
@@ -276,9 +282,9 @@ class Scheduler:
             self._admission.cancel(request, sample, greedy=greedy)
 
     def close(self) -> None:
-        """Free all pages, whether or not the work is done."""
+        """Free all pages, whether or not the run is complete."""
         self.flight = self._error = None
-        # The cache has one run at a time, so this frees even what an interrupted step had taken.
+        # The cache has one run at a time, so this also frees what an interrupted step allocated.
         self.run.pool.reset(self.run.kept.tables())
         if self.run.cache.states is not None:
             self.run.cache.states.reset(self.run.kept.states())
@@ -299,10 +305,10 @@ class Scheduler:
         )
 
     def _collect_results(self, *, end: bool = True) -> None:
-        """Wait for the pass under way, if there is one, and note its results.
+        """Wait for the running pass, if there is one, and record its results.
 
         Args:
-            end: Whether the rows leave that are over.
+            end: Whether to remove rows that are over.
         """
         flight, self.flight = self.flight, None
         if flight is not None:
@@ -333,7 +339,7 @@ class Scheduler:
             if not short:
                 break
             if self.flight is not None:
-                # A row gives way only when all its tokens are known.
+                # A row is preempted only when all its tokens are known.
                 self._collect_results()
             elif not self._results.end() and not self._admission.reclaim_pages():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")

@@ -1,4 +1,4 @@
-"""One run under way: its completions, or scores, as they are known."""
+"""Iterators over the completions, or scores, of one run as they become known."""
 
 from __future__ import annotations
 
@@ -21,15 +21,23 @@ from treegen.prompts.plan.plan import Plan
 
 
 class Stream(Iterator[Completion], Closeable, Synchronized):
-    """Completions of one run as they finish; closing it frees what it holds. Threads may share it.
+    """Completions of one run as they finish; closing it frees its memory. Threads may share it.
 
-    plan: what is run. usage: the account so far.
+    plan: the plan of the run.
+    usage: the usage so far.
     """
 
     def __init__(
         self, plan: Plan, scheduler: Scheduler, model: Model, graphs: DecodeGraphs | None
     ) -> None:
-        """Made by `LLM.stream`."""
+        """Set up the stream for `LLM.stream`.
+
+        Args:
+            plan: The plan of the run.
+            scheduler: The scheduler that runs it.
+            model: The model.
+            graphs: CUDA graphs of decode steps; None without graphs.
+        """
         self._model = model
         self._graphs = graphs
         self._closed = False
@@ -40,24 +48,24 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 
     @property
     def usage(self) -> Usage:
-        """What was computed so far."""
+        """Tokens, pages and seconds used so far."""
         return self.scheduler.usage
 
     @property
     def scores(self) -> dict[int, Score]:
-        """Scores that are known, by the index of the request, for whoever takes them from here."""
+        """Scores that are known, by index of the request; a caller may remove them."""
         return self.scheduler.scores
 
     def status(self) -> Status:
-        """Return what is under way now."""
+        """Return the number of active rows and the pages in use now."""
         return self.scheduler.status()
 
     def workers(self) -> tuple[WorkerStatus, ...]:
-        """Return what each worker does now; none where one LLM does all."""
+        """Return the status of each worker of a cluster; empty for a single LLM."""
         return ()
 
     def check_complete(self) -> None:
-        """Raise WorkerError if something was left out, which one LLM never does."""
+        """Raise WorkerError if samples are missing, which never happens with a single LLM."""
 
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
@@ -65,7 +73,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         return self._levels_of(self.scheduler.run.rows.request[self.scheduler.queue.order])
 
     def _levels_of(self, decoded: Ints) -> tuple[LevelRows, ...]:
-        """The levels that rows of some requests read, each request once for each of its rows."""
+        """Return the levels that rows read; `decoded` has the request index of each row."""
         requests, counts = np.unique(decoded, return_counts=True)
         below: Counter[int] = Counter()
         for request, rows in zip(requests.tolist(), counts.tolist(), strict=True):
@@ -82,18 +90,18 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to do."""
+        """Whether any work is left."""
         return not self._closed and self.scheduler.has_work
 
     @synchronized
     def step(self) -> list[Completion]:
-        """Run one forward pass; returns samples that have ended, which may be none.
+        """Run one forward pass; return samples that have ended, possibly none.
 
-        It is for a caller that looks around between passes. Iterating does not give its samples
-        again. On a GPU, samples that end together come a few with each pass.
+        It is for callers that act between passes. The iterator does not return its samples again.
+        On a GPU, samples that end together are returned a few per pass.
 
         Samples that ended before an error are returned first. Then the error ends the run, and the
-        LLM is free for the next one.
+        LLM is free for the next run.
 
         Raises:
             TreegenError: as for `Scheduler.step`.
@@ -119,7 +127,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 
     @synchronized
     def take_finished(self) -> list[Completion]:
-        """Return samples that have ended and were not returned yet, before you leave a run."""
+        """Return ended samples that were not returned yet; call it before abandoning a run."""
         rest, self._finished = self._finished[::-1], []
         return rest + self.scheduler.take_finished()
 
@@ -128,19 +136,24 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         work: Iterable[tuple[int, list[int]]],
         floors: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """Add work to a run of `LLM.dealt`: places of prompts in the plan, and samples of each.
+        """Add work to a run started by `LLM.open_stream`.
 
         Args:
-            floors: By place, the min_confidence of what is dealt of a prompt from now on.
+            work: (index of the request in the plan, sample indices) pairs.
+            floors: By index in the plan, the min_confidence of samples added from now on.
 
         Raises:
-            InputError: in other runs, which do all of their plan.
+            InputError: the run was started otherwise, and so draws all of its plan.
         """
         raise InputError("only a run of LLM.dealt takes work while it goes on")
 
     @synchronized
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
-        """Drop one sample, or all of a prompt; those that have ended still come.
+        """Drop one sample, or all samples of a prompt; finished samples are still returned.
+
+        Args:
+            prompt_id: Id of the prompt.
+            sample_index: Index of the sample. Default: all samples of the prompt.
 
         Raises:
             InputError: there is no such prompt or sample.
@@ -157,14 +170,14 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 
     @synchronized
     def close(self) -> None:
-        """Stop; samples that have not finished are dropped."""
+        """Stop the run and drop unfinished samples."""
         if not self._closed:
             self._closed = True
             self.scheduler.close()
 
     @property
     def closed(self) -> bool:
-        """Whether the run is over, or was left."""
+        """Whether the run is over or was abandoned."""
         return self._closed
 
     def __del__(self) -> None:
@@ -172,41 +185,41 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 
 
 class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
-    """Scores of one run as they are known: (index of the pair, score) tuples; `close` ends it.
+    """Scores of one run as they become known: (index of the pair, score) tuples; `close` ends it.
 
-    usage: the account so far.
+    usage: the usage so far.
     """
 
     def __init__(self, stream: Stream) -> None:
-        """Made by `LLM.score_stream`."""
+        """Set up the stream for `LLM.score_stream`."""
         self._stream = stream
         self._known: list[tuple[int, Score]] = []
 
     @property
     def usage(self) -> Usage:
-        """What was computed so far."""
+        """Tokens, pages and seconds used so far."""
         return self._stream.usage
 
     def status(self) -> Status:
-        """Return what is under way now."""
+        """Return the number of active rows and the pages in use now."""
         return self._stream.status()
 
     def workers(self) -> tuple[WorkerStatus, ...]:
-        """Return what each worker of a cluster does now."""
+        """Return the status of each worker of a cluster; empty for a single LLM."""
         return self._stream.workers()
 
     def check_complete(self) -> None:
-        """Raise WorkerError if pairs were left out."""
+        """Raise WorkerError if scores of pairs are missing."""
         self._stream.check_complete()
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to do."""
+        """Whether any work is left."""
         return self._stream.has_work
 
     @synchronized
     def step(self) -> list[tuple[int, Score]]:
-        """Run one forward pass; returns the scores that are known now, as `Stream.step` does."""
+        """Run one forward pass, as `Stream.step` does; return the scores that became known."""
         self._stream.step()
         known = sorted(self._stream.scores.items())
         self._stream.scores.clear()
@@ -223,7 +236,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
 
     @synchronized
     def close(self) -> None:
-        """Stop; the other pairs get no scores."""
+        """Stop the run; the remaining pairs get no scores."""
         self._known.clear()
         self._stream.close()
 
@@ -232,8 +245,8 @@ class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
 class RunResult:
     """A finished run.
 
-    completions: in the order that the tree declares.
-    usage: the account of what was computed.
+    completions: the completions, in the order that the tree declares.
+    usage: tokens, pages and seconds used.
     plan: what was shared, stored and read.
     """
 

@@ -1,4 +1,4 @@
-"""Calls that refuse an argument which they do not have as treegen does, and not by a TypeError."""
+"""Unknown arguments of calls: they raise InputError with a hint, instead of a TypeError."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ _OURS: Final = {
     "prompt_token_ids": "prompts",
     "use_tqdm": "progress",
 }
-"""Arguments of vLLM's and transformers' `generate`, for what is called otherwise here."""
+"""Arguments of vLLM's and transformers' `generate` that have another name here."""
 _ELSEWHERE: Final = {
     "lora_request": "load the adapter with LLM(model, adapter=DIR)",
     "attention_mask": "leave it out: prompts need no padding",
@@ -29,7 +29,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def reject_unknown_arguments(call: _Call) -> _Call:
-    """Let a method raise InputError for an argument that it does not have, with what to give."""
+    """Make a method raise InputError with a hint for an argument that it does not have."""
     _, *known = inspect.signature(call).parameters
 
     @functools.wraps(call)

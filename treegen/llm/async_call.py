@@ -1,4 +1,4 @@
-"""One call of an AsyncLLM, which the threads hand on to each other."""
+"""One call of an AsyncLLM, passed from the encoding threads to the engine thread."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 @dataclass(slots=True, eq=False)
 class AsyncCall:
-    """One call: some prompts with the same parameters, and what comes of them.
+    """One call: prompts with the same parameters, and their state.
 
-    params: how they are sampled; None only scores them.
-    streams: whether tokens are handed out as they come.
-    first: samples of a seed that are left out.
-    top: how many likeliest tokens to report where they are only scored.
-    rows: what it counts against the samples that may wait; 0 once nobody waits for it.
-    due: results that the engine has not handed out.
-    requests, prompts: the prompts encoded, and their token ids, once they are.
-    numbers: of its requests in the run.
-    is_over: whether the engine has done with it.
+    params: sampling parameters; None only scores the prompts.
+    streams: whether tokens are handed out as they are drawn.
+    loop: the caller's event loop.
+    rows: rows that count towards the limit of waiting samples; 0 once no caller waits.
+    due: number of results that the engine has not handed out.
+    first: with a seed, index of the first sample to draw.
+    top: number of likeliest tokens to report per token, where prompts are only scored.
+    prompts, requests: token ids of the prompts, and their requests, once they are encoded.
+    queue: batches of (index of the prompt, item), or an error, for the caller.
+    numbers: numbers of its requests in the run.
+    is_over: whether the engine has finished or dropped the call.
     """
 
     params: SamplingParams | None

@@ -1,4 +1,4 @@
-"""AsyncLLM: what callers call, and how much may wait."""
+"""AsyncLLM: one LLM for many concurrent callers in event loops, with a limit on waiting samples."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _WAITING_PER_ROW: Final = 4
 
 
 class AsyncLLM(Closeable):
-    """Takes calls from any event loop, at any time, and runs all of them in the same steps.
+    """Accepts calls from any event loop, at any time, and batches all of them in the same steps.
 
     The samples of a call are those that `LLM.generate` would draw if the calls came one by one.
-    The LLM serves nobody else until `close`.
+    The LLM cannot be used directly until `close`.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class AsyncLLM(Closeable):
         tool_format: str | None = None,
         max_image_pixels: int | None = None,
     ) -> None:
-        """Start to serve.
+        """Start to serve calls.
 
         Args:
-            llm: An LLM. A Cluster deals runs that are known whole, and is refused.
-            max_waiting: Samples that may wait beside those that are decoded; further calls raise
-                BusyError. By default four times the LLM's max_rows.
-            tool_format: How the model writes tool calls, a name of
-                `treegen.prompts.replies.TOOL_FORMATS`, in place of what its chat template tells.
-            max_image_pixels: Pixels that the images of one call may have together, for calls on
-                behalf of others. By default each image has a limit of its own alone, 67 million
-                pixels.
+            llm: An LLM. A Cluster is an error, because it assigns only runs known as a whole.
+            max_waiting: Maximum number of samples that wait, in addition to those being decoded;
+                further calls raise BusyError. Default: four times the LLM's max_rows.
+            tool_format: Format of the model's tool calls, a name in
+                `treegen.prompts.replies.TOOL_FORMATS`. Default: the format that its chat template
+                implies.
+            max_image_pixels: Maximum number of pixels of all images of one call, for calls made on
+                behalf of clients. Default: only the limit of each image, 67 million pixels.
 
         Raises:
             InputError: an argument cannot be used, or another run of the LLM is not finished.
@@ -89,7 +89,11 @@ class AsyncLLM(Closeable):
         If the caller is cancelled, so are its samples.
 
         Args:
-            first: With a seed, how many samples of each prompt to leave out first.
+            prompts: Texts, token ids or chat messages.
+            params: Sampling parameters of all prompts. Default: those of `SamplingParams()`.
+            tools: Tools that the chat template lists. Default: none.
+            chat_template_kwargs: Further arguments of the chat template. Default: none.
+            first: With a seed, index of the first sample to draw of each prompt. Default: 0.
 
         Raises:
             BusyError: too many samples wait.
@@ -114,16 +118,23 @@ class AsyncLLM(Closeable):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         parts: bool = False,
     ) -> AsyncGenerator[tuple[int, Any], None]:
-        """Yield (place of the prompt, its token ids), and of samples News and Completions.
+        """Yield the token ids of each prompt, then deltas and completions of its samples.
 
-        The token ids come first. A sample's News are the tokens that it has drawn since the last
-        News, and the text that is certain: whole characters, and nothing that may yet be a
-        stop string. News add up to its Completion, which comes last. Closing the iterator cancels
-        the rest.
+        A delta has the tokens that a sample has drawn since its last delta, and the text that is
+        certain: whole characters, and nothing that may yet become a stop string. The deltas of a
+        sample add up to its Completion, which comes last. Closing the iterator cancels the
+        remaining samples.
 
         Args:
-            parts: Whether News also have the thoughts, the text and the tool calls in it, as far as
+            prompts: As for `generate`.
+            params: As for `generate`.
+            tools: As for `generate`.
+            chat_template_kwargs: As for `generate`.
+            parts: Whether deltas also have the reasoning, the text and the tool calls, as far as
                 they are known; see `treegen.prompts.replies`.
+
+        Yields:
+            (index of the prompt, item); the first item of a prompt is its token ids.
 
         Raises:
             TreegenError: as for `generate`.
@@ -142,10 +153,11 @@ class AsyncLLM(Closeable):
             await results.aclose()
 
     async def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> list[Score]:
-        """Return log-likelihoods of all tokens but the first of each prompt, given as token ids.
+        """Return log-likelihoods of all tokens of each prompt except the first.
 
         Args:
-            top: How many likeliest tokens to report in the place of each token.
+            prompts: Token ids of each prompt.
+            top: Number of likeliest tokens to report at the place of each token. Default: 0.
 
         Raises:
             BusyError: too many samples wait.
@@ -165,6 +177,11 @@ class AsyncLLM(Closeable):
     ) -> list[Tokens]:
         """Return the token ids of prompts.
 
+        Args:
+            prompts: As for `generate`.
+            tools: As for `generate`.
+            chat_template_kwargs: As for `generate`.
+
         Raises:
             TreegenError: as for `generate`.
         """
@@ -176,20 +193,20 @@ class AsyncLLM(Closeable):
 
     @property
     def num_waiting(self) -> int:
-        """Samples that wait to be decoded, about."""
+        """Approximate number of samples that wait to be decoded."""
         return max(self._stepper.open_rows - self._stepper.status.rows, 0)
 
     def status(self) -> Status:
-        """Return what was under way after the last step."""
+        """Return the status after the last step: active rows and pages in use."""
         return self._stepper.status
 
     def usages(self) -> list[Usage]:
-        """Return what was computed so far; a run that failed has an account of its own."""
+        """Return the usage so far: one entry for each run that failed, then the current run's."""
         return self._stepper.usages()
 
     @property
     def failure(self) -> Exception | None:
-        """Why no call can be served any more; None if they can."""
+        """The error that ended all service; None while calls can be served."""
         return self._stepper.failure
 
     def _call(
@@ -221,7 +238,7 @@ class AsyncLLM(Closeable):
         return call
 
     async def _results(self, call: AsyncCall) -> AsyncGenerator[tuple[int, Any], None]:
-        """What the engine hands out for a call, until it is over."""
+        """Yield the results that the engine hands out for a call, until the call is complete."""
         due = call.due
         try:
             while due:
@@ -255,10 +272,11 @@ class AsyncLLM(Closeable):
         self._stepper.check()
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more calls and wait until those under way are done; the LLM is free then.
+        """Stop accepting calls and wait for the running ones; the LLM can be used afterwards.
 
         Args:
-            drain: False cancels the calls under way; who waits for them gets a StoppedError.
+            drain: Whether to finish the running calls. False cancels them, and their callers get a
+                StoppedError.
         """
         self._stepper.end()
         self._encoder.close()

@@ -1,4 +1,4 @@
-"""The calls that sample, score and search: what they take, and what they give back."""
+"""The calls of every LLM that sample, score and search, with their arguments and results."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from treegen.prompts.tree import (
 
 
 class BaseLLM(SearchCalls, Closeable, NonCopyable):
-    """What an LLM can be asked for, made of four things that each kind of LLM does its own way.
+    """The calls of an LLM, built on four abstract methods that each kind of LLM implements.
 
-    Use it in a `with` statement, or `close` it, to give back what it holds.
+    Use it in a `with` statement, or `close` it, to release its resources.
 
     tokenizer, spec: those of the model.
-    facts: these and what else plans go by.
-    fingerprint: stands for the weights; empty for a module that is not from a checkpoint.
+    facts: the tokenizer, the spec and everything else that plans depend on.
+    fingerprint: identifies the weights; empty for a module that is not from a checkpoint.
     """
 
     tokenizer: Any
@@ -65,7 +65,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
     @property
     def max_rows(self) -> int:
-        """Most samples to decode at once; of a Cluster, for each worker."""
+        """Maximum number of samples decoded at once; for a Cluster, on each worker."""
         return self.facts.max_rows
 
     def get_tokenizer(self) -> Any:
@@ -80,7 +80,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
     @abstractmethod
     def _plan(self, requests: Sequence[Request]) -> Plan:
-        """Lay requests out."""
+        """Plan the segments and attention levels of requests."""
 
     @abstractmethod
     def _check_ready(self) -> None:
@@ -93,23 +93,33 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         params: Sequence[SamplingParams],
         samples: Sequence[Sequence[int]],
     ) -> Stream:
-        """Begin a run of a plan; params and the samples wanted are those of each request."""
+        """Start a run of a plan.
+
+        Args:
+            plan: The requests and their segments.
+            params: Sampling parameters of each request.
+            samples: Indices of the samples to draw, for each request.
+        """
 
     @abstractmethod
     def _open_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
-        """Begin a run of a plan of which only what `Stream.deal` adds is drawn."""
+        """Start a run of a plan that draws only the samples added by `Stream.add_work`."""
 
     # Sampling
 
     def plan(self, tree: Node, params: Params | None = None) -> Plan:
-        """Return what running a tree would share, store and read; nothing is computed.
+        """Return what running a tree would share, store and read, without computing anything.
 
         If a tree declares generated levels, its prompts are planned as if all rows of the largest
         level were drawn below them. `Plan.generated` then sums up the levels.
 
+        Args:
+            tree: Root of the prompt tree.
+            params: Sampling parameters. Default: those of `SamplingParams()`.
+
         Raises:
             TreeError: the tree is malformed.
-            InputError: the tokenizer or the chat template refuses a prompt.
+            InputError: the tokenizer or the chat template rejects a prompt.
             CapacityError: a prompt is too long for the model.
         """
         params = check_tree_params(params)
@@ -127,20 +137,22 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         *,
         skip: Collection[tuple[str, int]] = (),
     ) -> Stream:
-        """Sample a tree; an iterator over completions as they finish.
+        """Sample a tree; return an iterator over completions as they finish.
 
-        The draws of a sample follow from the seed, the node's id and the sample's index. For a node
-        without an id they follow from the prompt's tokens. Then, as with `generate`, another call
+        The seed, the node's id and the sample's index determine the draws of a sample. For a node
+        without an id, the prompt's tokens replace the id. Then, as with `generate`, another call
         with the same prompt draws further samples, unless params have a seed or `skip` is given.
 
         Args:
-            params: Of all sampled nodes, or one for each in the order that the tree declares.
-            skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed. The
-                other samples are the same with or without them.
+            tree: Root of the prompt tree.
+            params: Sampling parameters of all sampled nodes, or a list with those of each node, in
+                the order that the tree declares. Default: those of `SamplingParams()`.
+            skip: (prompt id, sample index) pairs to leave out, for example when a run is resumed.
+                The remaining samples do not depend on it. Default: none.
 
         Raises:
             InputError: params or skip cannot be used, or another run of this LLM is not finished.
-            CacheFullError: the cache cannot hold a prompt even alone.
+            CacheFullError: a single prompt is too long for the cache.
             TreegenError: as for `plan`.
             NumericsError: from the iterator, logits are not numbers.
             CapacityError: from the iterator, the GPU's memory is full.
@@ -164,14 +176,18 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         before = DrawCounter(None if any(skipped.values()) else self._before)
         requests = before.continue_numbering_flat(requests, [own.seed for own in each])
         stream = self._start(self._plan(requests), each, samples)
-        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        self._before.update(before)  # Only now, because a call that fails to start draws nothing.
         return stream
 
     def open_stream(self, tree: Node, params: Params | Sequence[Params]) -> Stream:
-        """Begin a run of a tree of which only what `Stream.deal` adds is drawn, while it goes on.
+        """Start a run of a tree that draws only the samples added by `Stream.add_work`.
 
-        The samples are those of `stream`, in whatever order and parts they are dealt. Raises what
-        `stream` raises.
+        Work may be added at any time. The samples are those of `stream`, in whatever order and
+        parts they are added. Raises what `stream` raises.
+
+        Args:
+            tree: Root of the prompt tree.
+            params: As for `stream`.
         """
         given = _check_node_params(params)
         requests = build_sample_requests(tree, self.tokenizer, given, self.spec)
@@ -187,11 +203,13 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         *,
         progress: bool | None = None,
     ) -> RunResult:
-        """Sample a tree to its end; completions in the order the tree declares.
+        """Sample a whole tree; return the completions in the order that the tree declares.
 
         Args:
+            tree: Root of the prompt tree.
             params: As for `stream`.
-            progress: Show a bar of the samples that have ended; None does so in a notebook.
+            progress: Whether to show a progress bar of finished samples. Default: only in a
+                notebook.
 
         Raises:
             TreegenError: as for `stream` and its iterator.
@@ -211,19 +229,25 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     ) -> list[list[Completion]]:
         """Return params.n completions of each flat prompt; shared prefixes are found in the tokens.
 
-        The draws of a sample follow from the prompt's tokens and the sample's index. Without a seed
-        another call with the same prompt draws further samples: its indices go on after those that
-        this LLM has drawn. With a seed each call draws the same samples. A prompt that is given
-        twice in one call gets different samples each time.
+        The prompt's tokens and the sample's index determine the draws of a sample. Without a seed,
+        another call with the same prompt draws further samples: its indices continue after those
+        that this LLM has drawn. With a seed, each call draws the same samples. A prompt that
+        appears twice in one call gets different samples each time.
 
         Args:
-            params: Of all prompts, or one for each.
-            tools: For the chat template.
-            chat_template_kwargs: For the chat template.
-            progress: Show a bar of the samples that have ended; None does so in a notebook.
+            prompts: Texts, token ids or chat messages.
+            params: Sampling parameters of all prompts, or a list with those of each prompt.
+                Default: those of `SamplingParams()`.
+            tools: Tools that the chat template lists. Default: none.
+            chat_template_kwargs: Further arguments of the chat template. Default: none.
+            progress: Whether to show a progress bar of finished samples. Default: only in a
+                notebook.
+
+        Returns:
+            A list of completions for each prompt, in the order of the prompts.
 
         Raises:
-            InputError: params are not as many as prompts, and as for `stream`.
+            InputError: the lengths of params and prompts differ, and as for `stream`.
             TreegenError: as for `stream` and its iterator.
         """
         check_progress(progress)
@@ -238,7 +262,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         requests = before.continue_numbering_flat(requests, [own.seed for own in each])
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), each, samples)
-        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        self._before.update(before)  # Only now, because a call that fails to start draws nothing.
         result = _run_to_end(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
@@ -258,6 +282,9 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
         Args:
             messages: One conversation, such as `[{"role": "user", "content": "Hi"}]`, or several.
+            params: As for `generate`.
+            tools: As for `generate`.
+            chat_template_kwargs: As for `generate`.
         """
         several = as_list("messages", messages)
         if several and isinstance(several[0], Mapping):
@@ -273,14 +300,14 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         """Return the log-likelihood of each continuation given its context.
 
         A context that several pairs share is computed once. If a context is empty, or all its
-        tokens merge with the continuation's, the tokenizer's beginning-of-sequence token takes its
-        place, or else the end-of-sequence token.
+        tokens merge with the continuation's, the tokenizer's beginning-of-sequence token replaces
+        it, or the end-of-sequence token if there is no beginning-of-sequence token.
 
         Args:
             pairs: (context, continuation), both texts or both token ids. A context may also be chat
-                messages, with images; the continuation is then what the assistant says.
-            top: How many likeliest tokens to report in the place of each token of a continuation,
-                as `Score.top`; all, if the vocabulary has fewer.
+                messages, with images; the continuation is then the assistant's reply.
+            top: Number of likeliest tokens to report at the place of each token of a continuation,
+                as `Score.top`; all tokens, if the vocabulary has fewer. Default: 0.
 
         Raises:
             InputError: pairs cannot be used, or another run of this LLM is not finished.
@@ -298,7 +325,11 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     def score_stream(
         self, pairs: Iterable[tuple[ScoreContext, ScoreInput]], *, top: int = 0
     ) -> ScoreStream:
-        """Return an iterator over (index of the pair, score); scores come as they are known.
+        """Return an iterator over (index of the pair, score), in the order in which scores finish.
+
+        Args:
+            pairs: As for `score`.
+            top: As for `score`.
 
         Raises:
             TreegenError: as for `score`; NumericsError comes from the iterator.
@@ -311,7 +342,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
 
 def _run_to_end(stream: Stream, progress: bool | None) -> RunResult:
-    """Use a run up; completions in the order of its prompts."""
+    """Run a stream to its end; return the completions in the order of its prompts."""
     with stream:
         total = sum(request.samples for request in stream.plan.requests)
         completions = list(show_progress(stream, total, progress))
@@ -331,7 +362,7 @@ def _check_node_params(
 
 
 def _expand_params(params: Params | Sequence[Params] | None, num: int) -> list[SamplingParams]:
-    """The parameters of each of `num` prompts."""
+    """Check parameters and return those of each of `num` prompts."""
     if params is None or isinstance(params, SamplingParams | Mapping):
         return [check_params(params)] * num
     each = [check_params(own) for own in as_list("params", params)]

@@ -1,6 +1,6 @@
-"""Threads that encode prompts, in the order in which they come.
+"""Threads that encode prompts in order of arrival.
 
-Grammars are compiled and images decoded before, each in a thread of its own, so that other calls
+Grammars are compiled and images decoded first, each kind in a separate thread, so that other calls
 do not wait for a large one.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PromptEncoder:
-    """Encodes the prompts of calls in a thread of its own, after their grammars and images."""
+    """Encodes the prompts of calls in a separate thread, after their grammars and images."""
 
     def __init__(
         self,
@@ -37,12 +37,14 @@ class PromptEncoder:
         """Start threads that wait for prompts, grammars and images.
 
         Args:
-            llm: Its tokenizer encodes.
-            on_encoded: Called in a thread with each call that has its requests, or with the error.
-            max_image_pixels: Pixels that the images of one call may have together.
+            llm: The LLM whose tokenizer encodes the prompts.
+            on_encoded: Called in a thread with each call once its requests are set, and with the
+                error if encoding failed.
+            max_image_pixels: Maximum number of pixels of all images of one call. Default: only the
+                limit of each image.
         """
         self._llm, self._on_encoded = llm, on_encoded
-        # An encoding tokenizer has settings that are not for two threads at once.
+        # Encoding changes settings of the tokenizer, so two threads cannot share it.
         self._tokenizer = copy.deepcopy(llm.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="treegen-encode")
         # A grammar may take long to compile; calls without one do not wait for it.
@@ -52,14 +54,20 @@ class PromptEncoder:
         self._known = PromptCache()
 
     def submit(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
-        """Encode the prompts of a call. template: arguments of the chat template."""
+        """Encode the prompts of a call in the threads.
+
+        Args:
+            call: The call, which gets the requests.
+            contents: Its prompts: texts, token ids or chat messages.
+            template: Arguments of the chat template.
+        """
         if call.params is not None and call.params.structure is not None:
             self._grammars.submit(self._compile, call, contents, template)
         else:
             self._begin(call, contents, template)
 
     async def encode(self, contents: list[Any], template: dict[str, Any]) -> list[Request]:
-        """The requests of prompts, for who waits in an event loop."""
+        """Return the requests of prompts; for callers in an event loop."""
         loop = asyncio.get_running_loop()
         if has_images(contents):
             await loop.run_in_executor(self._images, self._open_images, contents)
@@ -68,7 +76,7 @@ class PromptEncoder:
         )
 
     def close(self) -> None:
-        """Encode what was submitted, and end."""
+        """Encode all submitted prompts, then end the threads."""
         self._grammars.shutdown(wait=True)
         self._images.shutdown(wait=True)
         self._thread.shutdown(wait=True)
@@ -119,11 +127,11 @@ class PromptEncoder:
         try:
             if not call.is_over:
                 params = call.params or SamplingParams()
-                self._llm.stopping_of(params)  # made here, because its table may take a while
+                self._llm.stopping_of(params)  # in this thread, because it may take a while
                 call.requests = self._requests(contents, params, template)
                 call.prompts = [request.tokens for request in call.requests]
         except Exception as error:
             failure = error
-        except BaseException as error:  # a panic of the tokenizer's library is no Exception
+        except BaseException as error:  # a panic of the tokenizer's library is not an Exception
             failure = InputError(f"the tokenizer fails on the prompt: {error}; give another text")
         self._on_encoded(call, failure)

@@ -1,4 +1,4 @@
-"""The thread that owns the LLM: between two steps it takes what has come, then it hands out."""
+"""The thread that owns the LLM: it accepts waiting calls, runs a step, and hands out results."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from treegen.search.live.run import LiveRun
 if TYPE_CHECKING:
     from treegen.llm import LLM
 
-_GATHERED: Final = 0.002  # seconds that the first call of all waits for others
+_GATHERED: Final = 0.002  # seconds that the first call waits for further calls
 _MOST_GATHERED: Final = 0.05
 
 
 class EngineLoop:
-    """Takes the steps of one run, in which all calls are, until it is told to end.
+    """Runs the steps of one run that contains all calls, until `end` is called.
 
-    lock: held to read or change what follows, and by who must not meet a `close`.
-    open_rows: samples of all calls that are not over and not cancelled.
-    closing: whether no further calls are taken.
-    failure: why no call can be served any more; None if they can.
-    status: what was under way after the last step.
+    lock: held to read or change the attributes below, and by callers that must exclude a `close`.
+    open_rows: samples of all calls that are neither complete nor cancelled.
+    closing: whether further calls are rejected.
+    failure: the error that ended all service; None while calls can be served.
+    status: the run's status after the last step.
     """
 
     def __init__(self, llm: LLM) -> None:
-        """Start the thread. Raises InputError if another run of the LLM is not finished."""
+        """Start the thread; raise InputError if another run of the LLM is not finished."""
         self._llm = llm
         self.lock = threading.Condition()
         self.open_rows = 0
@@ -43,7 +43,7 @@ class EngineLoop:
             int, tuple[AsyncCall, int]
         ] = {}  # by request number, with the prompt's place
         self._coming = 0  # calls that are not in the inbox yet
-        self._past: list[Usage] = []  # of runs that failed
+        self._past: list[Usage] = []  # usage of runs that failed
         self._run: LiveRun = llm.open_live_run()
         self.status = self._run.status()
         self._thread = threading.Thread(target=self._serve, name="treegen-engine", daemon=True)
@@ -52,7 +52,7 @@ class EngineLoop:
     # For other threads
 
     def usages(self) -> list[Usage]:
-        """What was computed so far; a run that failed has an account of its own."""
+        """Return the usage so far: one entry for each run that failed, then the current run's."""
         return [*self._past, self._run.usage]
 
     def expect(self, call: AsyncCall) -> None:
@@ -62,13 +62,13 @@ class EngineLoop:
             self._coming += 1
 
     def start_call(self, call: AsyncCall, failure: Exception | None) -> None:
-        """Begin with a call that was expected, or end it if it could not be encoded."""
+        """Start an expected call, or end it if it could not be encoded."""
         with self.lock:
             self._coming -= 1
             self._post(lambda: self._admit(call) if not failure else self._finish(call, failure))
 
     def cancel(self, call: AsyncCall) -> None:
-        """End a call that nobody waits for; nothing happens if it is over."""
+        """End a call that no caller waits for; a complete call is left alone."""
         if not call.is_over:
             self._make_room(call)
             self._post(lambda: self._finish(call))
@@ -88,19 +88,19 @@ class EngineLoop:
         done.result()
 
     def end(self) -> None:
-        """Take no more calls."""
+        """Accept no more calls."""
         with self.lock:
             self.closing = True
             self.lock.notify()
 
     def join(self, *, drain: bool) -> None:
-        """Wait until all calls are done; or, if they are not to be drained, cancel them."""
+        """Wait until all calls are complete; cancel them first unless `drain`."""
         if not drain:
             self._post(self._finish_all)
         self._thread.join()
 
     def _make_room(self, call: AsyncCall) -> None:
-        """Let others have the place of a call that is over or cancelled."""
+        """Stop counting the rows of a complete or cancelled call, so that other calls may wait."""
         with self.lock:
             self.open_rows -= call.rows
             call.rows = 0
@@ -126,7 +126,7 @@ class EngineLoop:
                     tasks.popleft()()
                 if self._run.has_work:
                     self._step()
-            except Exception as error:  # every caller is told, and others can be served
+            except Exception as error:  # all current callers get it; later calls can be served
                 self._restart_run(error)
                 with self.lock:
                     self._inbox.extendleft(reversed(tasks))
@@ -134,9 +134,9 @@ class EngineLoop:
         self._run.close()
 
     def _wait_for_burst(self) -> None:
-        """Wait as long as further calls come at once, for the first step shares among them.
+        """Wait while further calls arrive in quick succession, so that their first step is shared.
 
-        Each pass that computes prompts costs more than the wait for them.
+        A prefill pass costs more than this wait.
         """
         until = time.monotonic() + _MOST_GATHERED
         while (self.lock.wait(_GATHERED) or self._coming) and time.monotonic() < until:
@@ -177,17 +177,18 @@ class EngineLoop:
             out.setdefault(call, []).append((place, news))
         for call, batch in out.items():
             if not call.due:
-                self._finish(call)  # first, so that who gets this answer can ask at once again
+                # Finish first, so that a caller with this result can call again at once.
+                self._finish(call)
             self._hand_out(call, batch)
 
     def _hand_out(self, call: AsyncCall, batch: list[tuple[int, Any]] | Exception) -> None:
         try:
             call.loop.call_soon_threadsafe(call.queue.put_nowait, batch)
-        except RuntimeError:  # its event loop is closed, so nobody waits
+        except RuntimeError:  # its event loop is closed, so no caller waits
             self._finish(call)
 
     def _finish(self, call: AsyncCall, failure: Exception | None = None) -> None:
-        """End a call: drop what it has not got, and free its pages."""
+        """End a call: drop its results that are still due, and free its pages."""
         if call.is_over:
             return
         call.is_over = True
@@ -197,10 +198,10 @@ class EngineLoop:
         for number in call.numbers:
             self._calls.pop(number, None)
         for number in call.numbers:
-            self._run.cancel(number)  # it may note a pass under way, and so may fail
+            self._run.cancel(number)  # may record the results of a running pass, and so may fail
 
     def _restart_run(self, error: Exception) -> None:
-        """Tell all callers that their calls have failed, and open another run."""
+        """Pass the error to all callers, and open another run."""
         self._run.close()
         for call in {id(call): call for call, _ in self._calls.values()}.values():
             self._finish(call, error)

@@ -1,6 +1,6 @@
-"""A rank of a tensor-parallel model that follows rank 0: a process that does what it is told.
+"""A rank of a tensor-parallel model that executes the calls of rank 0.
 
-It has no scheduler and draws nothing of its own. See `treegen.model.rank_processes`.
+It has no scheduler and makes no draws itself. See `treegen.model.rank_processes`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from treegen.model.parallel.ranks import Ranks, join
 
 
 class Follower:
-    """One rank: its part of the model, and its part of the cache."""
+    """One rank, with its part of the model and of the cache."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Nothing is loaded yet."""
+        """Set up a rank that has loaded nothing yet."""
         self._ranks = ranks
         self._model: Model | None = None
         self._llm: LLM | None = None
@@ -42,14 +42,14 @@ class Follower:
         self._model = make(device=self._ranks.device, ranks=self._ranks)
 
     def engine(self, options: dict[str, Any]) -> None:
-        """Make a cache, and compile, with the options of rank 0's LLM."""
+        """Create a cache, and compile the model, with the options of rank 0's LLM."""
         assert self._model is not None
         self._llm = self._executor = None
         self._llm = llm = LLM(self._model, tokenizer=(), **options)
         self._executor = llm.engine.executor()
 
     def execute_call(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Do a call of rank 0."""
+        """Execute a call of rank 0."""
         if name in ("load", "engine"):
             getattr(self, name)(*arguments)
         else:
@@ -58,10 +58,10 @@ class Follower:
 
 
 def main() -> None:
-    """Follow until rank 0 says that it is over, or is gone."""
+    """Execute the calls of rank 0 until it sends "end" or is gone."""
     descriptor, rank, size, kind, folder, _leader = sys.argv[1:]
-    faulthandler.register(signal.SIGUSR1)  # which shows where this rank is
-    warnings.simplefilter("ignore")  # rank 0 tells of the same
+    faulthandler.register(signal.SIGUSR1)  # prints the stack of this rank
+    warnings.simplefilter("ignore")  # rank 0 shows the same warnings
     logging.set_verbosity_error()
     connection = Connection(int(descriptor))
     code = 0
@@ -74,7 +74,7 @@ def main() -> None:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         with contextlib.suppress(OSError):
             connection.send(told)
-    # Without torch's own clean-up, which would wait for ranks that are gone.
+    # This skips torch's clean-up, which would wait for ranks that are gone.
     os._exit(code)
 
 

@@ -47,11 +47,13 @@ if TYPE_CHECKING:
 class LLM(BaseLLM):
     """A transformers model that samples from prompt trees.
 
-    It has one run at a time. `run`, `generate`, `score`, `expand` and `search` finish before they
-    return. A `stream`, `score_stream`, `search_stream` or `session` must be used up or closed
-    before the next call. Threads may share a stream; a search run or a session is for one of them.
+    An LLM has one run at a time. `run`, `generate`, `score`, `expand` and `search` finish before
+    they return. A `stream`, `score_stream`, `search_stream` or `session` must be exhausted or
+    closed before the next call. Threads may share a stream; a search run or a session belongs to
+    one thread.
 
-    model, tokenizer, spec: what samples. engine: the model's cache, and how runs compute with it.
+    model, tokenizer, spec: the model, its tokenizer and its description.
+    engine: the model's KV cache and CUDA graphs, shared by all runs.
     """
 
     def __init__(
@@ -84,62 +86,65 @@ class LLM(BaseLLM):
         images: bool = False,
         **others: Never,
     ) -> None:
-        """Load a model from a directory or by hub name, or take one that is loaded.
+        """Load a model from a directory or by hub name, or use a loaded one.
 
         Args:
-            model: A directory, a hub name, or a loaded `Model`. A loaded one serves only the last
-                LLM that was made of it. With it dtype, quantization, kv_cache_dtype, device, check,
-                revision, trust_remote_code, tensor_parallel_size, adapter and images must be left
-                out.
-            tokenizer: That of a loaded `Model`; None for a name.
-            dtype: The type to compute in, such as "bfloat16".
-            quantization: "fp8" rounds the matrices of the layers to 8 bits as they load, and their
-                inputs as they are computed. GPUs that multiply FP8 are then faster, and need half
-                the memory; other devices are slower. docs/models/weights.md has the effect on
-                results. None leaves the matrices of an FP8 checkpoint as they are stored, on GPUs
-                that multiply FP8, and experts in MXFP4 where they would take more than half of a
-                GPU expanded; "mxfp4" keeps them in any case, and "none" expands all.
-            kv_cache_dtype: "fp8" keeps keys and values in 8 bits (e4m3), so that twice as many fit
-                and are read in the same time; "auto" keeps them in dtype.
+            model: A directory, a hub name, or a loaded `Model`. A loaded `Model` serves only the
+                last LLM that was made of it, and excludes dtype, quantization, kv_cache_dtype,
+                device, check, revision, trust_remote_code, tensor_parallel_size, adapter and
+                images.
+            tokenizer: The tokenizer of a loaded `Model`; None if model is a name.
+            dtype: The type to compute in, such as "bfloat16". Default: the checkpoint's on a GPU,
+                float32 on a CPU.
+            quantization: "fp8" rounds the weight matrices of the layers to 8 bits as they load, and
+                their inputs during each pass. GPUs that multiply FP8 are then faster, and need half
+                the memory; other devices are slower. docs/models/weights.md reports the effect on
+                results. None keeps the matrices of an FP8 checkpoint as stored on GPUs that
+                multiply FP8, and keeps MXFP4 experts in 4 bits if they would take more than half of
+                a GPU when expanded. "mxfp4" always keeps MXFP4 experts, and "none" expands all
+                weights.
+            kv_cache_dtype: "fp8" stores keys and values in 8 bits (e4m3), so that twice as many fit
+                and are read in the same time; "auto" stores them in dtype.
             device: "auto", "cpu", "cuda" or "cuda:N".
-            memory: Bytes of the key-value cache, such as "2GiB". By default 85% of a GPU's free
+            memory: Bytes of the key-value cache, such as "2GiB". Default: 85% of a GPU's free
                 memory, or less if a pass needs more than the rest; on a CPU 1 GiB, or an eighth of
                 the memory if that is less.
-            page_size: Tokens per cache page; by default 16 on a CPU, 64 on a GPU.
-            max_rows: Most samples to decode at once; by default 256 on a CPU, 4,096 on a GPU.
-            prefill_chunk: Most prompt tokens to compute in one pass; by default 2,048 on a CPU,
-                8,192 on a GPU.
-            sharing: Which tree levels are attention parts of their own; see `compile_plan`.
-            impl: How attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
-                "flash", "flash4", "xformers" or "reference". For a loaded `Model`, "auto" is what
-                it was loaded with.
-            eager: On a GPU, start at once, without compiling and without CUDA graphs, and run
-                slower.
-            compile: Compile the decoder layers, on a GPU; takes some seconds at first use. None
-                compiles on a GPU unless eager. Of models with recurrent layers those are compiled
-                whose layers run by treegen's own operators.
-            run_ahead: Launch each pass before the last one's tokens are known; see `Scheduler`.
-                None does so on a GPU.
-            reproducible: On a GPU, compute each sample to the bit as if it were alone, and slower;
-                docs/reproducibility.md says how, and for which models.
-            check: Compare the model with stock transformers when it is loaded.
-            revision: Of a hub name.
+            page_size: Tokens per cache page. Default: 16 on a CPU, 64 on a GPU.
+            max_rows: Maximum number of samples decoded at once. Default: 256 on a CPU, 4,096 on a
+                GPU.
+            prefill_chunk: Maximum number of prompt tokens computed in one pass. Default: 2,048 on a
+                CPU, 8,192 on a GPU.
+            sharing: Which tree levels become attention levels of their own; see `compile_plan`.
+            impl: Attention implementation: "auto", "cpu", "triton" (with cuDNN for a long trunk),
+                "flash", "flash4", "xformers" or "reference". For a loaded `Model`, "auto" is the
+                implementation it was loaded with.
+            eager: On a GPU, skip compiling and CUDA graphs: faster start, slower decoding.
+            compile: Compile the decoder layers on a GPU, which takes some seconds at first use.
+                Models with recurrent layers are compiled only if treegen's own operators run these
+                layers. Default: compile on a GPU unless eager.
+            run_ahead: Launch each pass before the tokens of the previous pass are known; see
+                `Scheduler`. Default: only on a GPU.
+            reproducible: On a GPU, compute each sample bit for bit as if it were alone, which is
+                slower; docs/reproducibility.md explains how, and for which models.
+            check: Compare the model with stock transformers at load time.
+            revision: Branch, tag or commit of a hub name. Default: the newest one.
             trust_remote_code: Whether code that comes with the model may run.
-            tensor_parallel_size: GPUs (or on a CPU processes) that each have a part of every layer.
-                Sizes such as memory are those of each.
-            speculate: Guess tokens, so that a pass draws several tokens per sample. "ngram" guesses
-                by other samples and the prompt; a function guesses for all samples of a step, given
-                as `DraftContext`. Samples stay what they are: a guess counts only if it is what the
-                sample draws. None, or "off", does not guess.
-            draft_model: A directory or hub name of a small model with the same tokenizer, which
-                guesses tokens instead. The model is on the same device, and its keys take a part of
+            tensor_parallel_size: Number of GPUs (on a CPU, processes) that each hold a part of
+                every layer. Sizes such as memory apply to each of them.
+            speculate: Propose draft tokens, so that a pass draws several tokens per sample. "ngram"
+                proposes tokens from other samples and the prompt. A function proposes tokens for
+                all samples of a step, which it gets as a `DraftContext`. Samples do not change: a
+                draft token is accepted only if the sample draws it. None and "off" turn this off.
+            draft_model: A directory or hub name of a small model with the same tokenizer that
+                proposes the tokens. It runs on the same device, and its keys use a part of
                 `memory`.
-            draft_tokens: Most tokens to guess per sample and pass; by default 12. Needs speculate
-                or draft_model.
-            adapter: A directory or hub name of a LoRA adapter that peft has saved (rsLoRA and DoRA
-                too). It is merged into the weights in float32 as they load.
-            images: Take images in chats, of a family that docs/models.md lists for that. The part
-                of the model that reads them is loaded too, and takes memory.
+            draft_tokens: Maximum number of draft tokens per sample and pass. Default: 12. Needs
+                speculate or draft_model.
+            adapter: A directory or hub name of a LoRA adapter saved by peft (also rsLoRA and DoRA).
+                It is merged into the weights in float32 as they load.
+            images: Accept images in chats, for a family that docs/models.md lists. The vision tower
+                is loaded too, and takes memory.
+            **others: Unknown arguments, which raise InputError with a hint.
 
         Raises:
             InputError: an option cannot be used.
@@ -166,7 +171,7 @@ class LLM(BaseLLM):
             self.tokenizer = load_tokenizer(
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
-            # Whatever is wrong with it is told before weights are read.
+            # Loading the processor first reports its errors before weights are read.
             processor = load_image_processor(options, self.tokenizer) if images else None
             self.model = load_from_options(options)
             if processor is not None:
@@ -182,12 +187,12 @@ class LLM(BaseLLM):
 
     @property
     def cache(self) -> PagedCache:
-        """The pages of keys and values, and the slots of recurrent states."""
+        """The paged KV cache, with the slots of recurrent states."""
         return self.engine.cache
 
     @property
     def max_rows(self) -> int:
-        """Most samples to decode at once."""
+        """Maximum number of samples decoded at once."""
         return self.engine.max_rows
 
     # Sampling
@@ -226,15 +231,16 @@ class LLM(BaseLLM):
         return Stream(plan, scheduler, self.model, self.engine.graphs)
 
     def open_planned_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> OnDemandStream:
-        """Begin a run of which only what `OnDemandStream.deal` adds is done; for a cluster's
-        workers.
+        """Start a run that does only the work added by `OnDemandStream.add_work`.
+
+        The workers of a cluster use it.
 
         Args:
-            plan: With all requests, which are laid out here as it says.
-            params: Of each request.
+            plan: Plan of all requests; the run uses the segments and levels of this plan.
+            params: Sampling parameters of each request.
 
         Raises:
-            CacheFullError: the cache cannot hold a prompt even alone.
+            CacheFullError: a single prompt is too long for the cache.
             InputError: another run of this LLM is not finished.
         """
         self.engine.check_fits(plan)
@@ -245,14 +251,14 @@ class LLM(BaseLLM):
         return OnDemandStream(plan, scheduler, self.model, self.engine.graphs, params_of)
 
     def close(self) -> None:
-        """End the other ranks of a tensor-parallel model; without it they end with this process.
+        """End the other ranks of a tensor-parallel model, which otherwise end with this process.
 
-        The memory of a model is free once nothing refers to the LLM any more.
+        A model's memory is freed once no object refers to the LLM.
         """
         self.model.close()
 
     def open_live_run(self) -> LiveRun:
-        """Begin a run that takes flat prompts while it goes; see `treegen.search.live.run.LiveRun`.
+        """Start a run that accepts flat prompts at any time; see `treegen.search.live.run.LiveRun`.
 
         Raises:
             InputError: another run of this LLM is not finished.
@@ -264,7 +270,7 @@ class LLM(BaseLLM):
         return LiveRun(scheduler, self.spec, stopping_of=self.stopping_of, before=self._before)
 
     def stopping_of(self, params: SamplingParams) -> StopConditions:
-        """Return what ends the samples of some parameters; it takes a while for new stop strings.
+        """Return the stop conditions of sampling parameters; slow for new stop strings.
 
         Raises:
             InputError: logit_bias names a token that the model does not have.
@@ -280,10 +286,10 @@ class LLM(BaseLLM):
     # Search
 
     def session(self, params: Params | None = None) -> Session:
-        """Search trees that are sampled step by step; see `treegen.search.session.Session`.
+        """Start a session that samples trees step by step; see `treegen.search.session.Session`.
 
         Args:
-            params: How nodes sample by default.
+            params: Default sampling parameters of nodes.
 
         Raises:
             InputError: params cannot be used, or another run of this LLM is not finished.
@@ -296,7 +302,7 @@ class LLM(BaseLLM):
     def _start_searches(
         self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
     ) -> SearchRun:
-        """Searches of problems; how: what `SearchRun` takes."""
+        """Start a search of each problem; `how` has further arguments of `SearchRun`."""
         from treegen.search.run import SearchRun
 
         backend = self._search_backend(params)
@@ -328,13 +334,14 @@ class LLM(BaseLLM):
     def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
         """Compute a prefix now and keep its keys and values for later calls.
 
-        Later prompts that start with the same tokens do not compute them again. Use it in a `with`
-        statement, or `drop` it by name. Kept prefixes take at most half of the cache; the least
-        recently used one leaves first. All leave once a weight of the model was written into.
+        Later prompts that start with the same tokens do not compute them again. Use the result in a
+        `with` statement, or `drop` the prefix by name. Kept prefixes take at most half of the
+        cache; the least recently used one is evicted first. All are evicted once a weight of the
+        model has been written to.
 
         Args:
-            prefix: Text, or a node; then the whole paths of its leaves are kept.
-            name: To `drop` it by; by default one is made.
+            prefix: Text, or a node; the whole paths to its leaves are then kept.
+            name: Name for `drop`. Default: a new name is made up.
 
         Raises:
             InputError: the name is no text or taken, or another run of this LLM is not finished.
@@ -366,7 +373,10 @@ class LLM(BaseLLM):
         return [(prefix.name, len(prefix.tokens)) for prefix in self.engine.kept]
 
     def drop(self, name: str) -> None:
-        """Forget a kept prefix; its pages are free once no run needs them.
+        """Drop a kept prefix; its pages are freed once no run needs them.
+
+        Args:
+            name: Name of the prefix.
 
         Raises:
             InputError: no prefix has the name.

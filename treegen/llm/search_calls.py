@@ -1,4 +1,4 @@
-"""The calls that search, or that generate levels of a tree: what they take and give back."""
+"""The calls that search trees or generate levels of a tree, with their arguments and results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SearchCalls(ABC):
-    """Searches of whatever can begin them: an LLM, or the workers of a cluster."""
+    """The search calls of everything that can start searches: an LLM, or a cluster's workers."""
 
     tokenizer: Any
     spec: ModelSpec
@@ -30,7 +30,7 @@ class SearchCalls(ABC):
     def _start_searches(
         self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
     ) -> SearchRun:
-        """Begin searches of problems; how: what `SearchRun` takes."""
+        """Start a search of each problem; `how` has further arguments of `SearchRun`."""
 
     def search(
         self,
@@ -44,27 +44,27 @@ class SearchCalls(ABC):
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[SearchResult]:
-        """Run a search of each problem, many at once; results in the order of the problems.
+        """Run a search of each problem, many at once; return results in the order of the problems.
 
-        The draws of a search follow from its name and the seed, whatever else runs. Without a
-        name they follow from the prompt's tokens. Then, as with `generate`, another search of the
-        same prompt draws other samples, unless params have a seed.
+        The name and the seed determine the draws of a search, whatever else runs. Without a name,
+        the prompt's tokens replace it. Then, as with `generate`, another search of the same prompt
+        draws other samples, unless params have a seed.
 
-        The result of a search that fails has the error and the tree so far. If all searches fail,
-        a warning says so. Raises what `search_stream` and its iterator raise.
+        If a search fails, its result has the error and the tree so far. If all searches fail, a
+        warning says so. Raises what `search_stream` and its iterator raise.
 
         Args:
             fn: `async def fn(root)`, which samples from the nodes of one problem's tree. It may
                 return a Found, a node or nodes (the best first), or anything else; see
                 `treegen.search`.
             problems: Prompts (text, token ids or chat messages), or (name, prompt) pairs.
-            params: How nodes sample by default.
-            concurrency: Most searches at once.
-            budget: Of each search.
-            rows: Samples that one search is expected to have under way. It decides which segments
-                of the prompts are attention parts of their own.
-            tools: For the chat template.
-            chat_template_kwargs: For the chat template.
+            params: Default sampling parameters of nodes.
+            concurrency: Maximum number of searches at once. Default: 64.
+            budget: Budget of each search. Default: no limit.
+            rows: Expected number of samples that one search decodes at once. It decides which
+                segments of the prompts get an attention level of their own. Default: 8.
+            tools: Tools that the chat template lists. Default: none.
+            chat_template_kwargs: Further arguments of the chat template. Default: none.
         """
         return self.search_stream(
             fn,
@@ -89,7 +89,17 @@ class SearchCalls(ABC):
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> SearchRun:
-        """Return an iterator over the results of `search`, which takes the same, as they finish.
+        """Start the searches of `search`; return an iterator over the results as they finish.
+
+        Args:
+            fn: As for `search`, like all further arguments.
+            problems: Prompts, or (name, prompt) pairs.
+            params: Default sampling parameters of nodes.
+            concurrency: Maximum number of searches at once.
+            budget: Budget of each search.
+            rows: Expected number of samples that one search decodes at once.
+            tools: Tools that the chat template lists.
+            chat_template_kwargs: Further arguments of the chat template.
 
         Raises:
             InputError: an argument cannot be used, two problems have one name, or another run of
@@ -131,12 +141,14 @@ class SearchCalls(ABC):
         budget: Budget | None = None,
         rows: int | None = None,
     ) -> list[SearchResult]:
-        """Generate the levels that nodes of a tree declare; one result per such node.
+        """Generate the levels that nodes of a tree declare; return one result per such node.
 
         Args:
-            rows: As for `search`; by default those of the largest level.
+            tree: Root of the prompt tree.
+            params: Sampling parameters. Default: those of `SamplingParams()`.
             concurrency: As for `search`.
             budget: As for `search`.
+            rows: As for `search`. Default: the rows of the largest level.
 
         Raises:
             TreeError: the tree is malformed or generates nothing.

@@ -1,4 +1,4 @@
-"""Run directories: what a run was asked for, the samples it has finished, and its results."""
+"""Run directories: the settings of a run, its finished samples, and its results."""
 
 from treegen.common.signals import StopFlag, graceful_signals
 from treegen.runs.directory import RunDir, SearchRunDir

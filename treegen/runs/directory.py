@@ -1,13 +1,13 @@
 """The directory of one run.
 
-    run.json        what was asked for; also each resume with other free settings or versions
-    samples.jsonl   the finished samples, one a line, appended as they finish
-    samples.torn-N  what a crash left at the end of samples.jsonl
+    run.json        the settings; also each resume with other free settings or versions
+    samples.jsonl   the finished samples, one per line, appended as they finish
+    samples.torn-N  the torn end of samples.jsonl after a crash
     results.json    derived from the samples, replaced as a whole
-    images.json     the images that problems have, which are in prompts/images/
+    images.json     the images of the problems, whose files are in images/
     run.lock        held by the one process that appends
 
-samples.jsonl is made before run.json, so a directory with a run.json is a whole run. A run of
+samples.jsonl is created before run.json, so a directory with a run.json is a complete run. A run of
 searches has trees.jsonl instead of samples.jsonl.
 """
 
@@ -42,19 +42,19 @@ from treegen.runs.settings import (
     to_json,
 )
 
-# The file of records of each kind of run, and the command that makes such runs.
+# The file of records of each kind of run, and the command that creates such runs.
 _MADE_BY: Final = {"samples.jsonl": "treegen eval", "trees.jsonl": "treegen search"}
 
 
 class RunDir:
     """An open run directory; get one from `create`, `resume` or `open`, and close it.
 
-    One thread may append. A process that was forked from the one that opened it must not.
+    One thread may append. A process forked from the one that opened it must not append.
     """
 
     records_file: ClassVar[str] = "samples.jsonl"
     spared = 0
-    """How many of the planned samples need not be drawn; whoever knows the rule sets it."""
+    """How many of the planned samples need not be drawn; the caller that stops early sets it."""
 
     def __init__(
         self,
@@ -66,10 +66,15 @@ class RunDir:
         notices: Sequence[str] = (),
         made: NewDirectory | None = None,
     ) -> None:
-        """Hold the parts that `create`, `resume` and `open` have read or made.
+        """Set up the run that `create`, `resume` or `open` has read or created.
 
         Args:
-            made: What `create` has made; None for a run that was there before.
+            path: The directory.
+            info: Content of run.json.
+            samples: The finished samples.
+            lock: Lock on the run; None if it was opened for reading.
+            notices: Sentences to show to the user.
+            made: The files that `create` has created; None for an existing run.
         """
         self.path = path
         self.info = info
@@ -80,10 +85,14 @@ class RunDir:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], settings: RunSettings) -> Self:
-        """Make the directory `path`, and in it a new run to append to.
+        """Create the directory `path`, and in it a new run to append to.
+
+        Args:
+            path: The directory.
+            settings: The settings of the run.
 
         Raises:
-            RunError: the directory holds a run already, is in use, or cannot be written.
+            RunError: the directory already has a run, is in use, or cannot be written.
         """
         path = Path(path)
         made = NewDirectory.directory(path)
@@ -120,7 +129,11 @@ class RunDir:
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str], settings: RunSettings) -> Self:
-        """Open the run in `path` to append what is missing; mend the end of its file of samples.
+        """Open the run in `path` to append missing samples; repair the end of its file of samples.
+
+        Args:
+            path: The directory.
+            settings: The settings, which must give the same samples as those of the run.
 
         Raises:
             RunError: there is no run, it is in use or damaged, or `settings` would not give the
@@ -160,7 +173,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the run in `path` to read it; another process may be appending to it.
+        """Open the run in `path` for reading; another process may be appending to it.
 
         Raises:
             RunError: there is no run, or it is damaged.
@@ -178,24 +191,24 @@ class RunDir:
 
     @property
     def missing(self) -> int:
-        """How many of the planned samples lack; negative if there are too many."""
+        """How many of the planned samples are missing; negative if there are too many."""
         return self.info.planned - len(self._samples.keys) - self.spared
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What the user should be told of a run that was opened, one sentence each.
+        """Notices about an opened run to show to the user, one sentence each.
 
-        There are two things to tell: what was wrong at the end of the file of samples and was
-        mended, and which versions have changed since samples were drawn.
+        They report repairs at the end of the file of samples, and versions that have changed since
+        samples were drawn.
         """
         return (*self._samples.notices, *self._notices)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Store one finished sample; `record` names it by problem_id and sample_index.
+        """Store one finished sample, which `record` identifies by problem_id and sample_index.
 
         Raises:
-            InputError: the record has no key, or a value that JSON cannot hold.
-            RunError: the sample is there already, its problem is not of this run, or the system
+            InputError: the record has no key, or a value that JSON cannot represent.
+            RunError: the sample exists already, its problem is not part of this run, or the system
                 refused the write; then all earlier samples are kept.
         """
         if record.get("problem_id") not in self._problems:
@@ -206,7 +219,8 @@ class RunDir:
         """Yield the finished samples, each once, in the order in which they finished.
 
         Args:
-            digest: Is given what is read; see `RunDir.digest`.
+            digest: A SHA-256 object that is updated with the lines; at the end it equals
+                `RunDir.digest`. Default: none.
         """
         return self._samples.records(digest)
 
@@ -215,14 +229,14 @@ class RunDir:
         return self._samples.digest()
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Replace results.json by `results`; allowed in a run opened to read as well.
+        """Replace results.json by `results`; also allowed in a run opened for reading.
 
         Raises:
-            InputError: a value that JSON cannot hold (NaN and infinity are such: use None).
-            RunInUseError: the run was opened to read, and has gone on since, or another process
-                appends to it. That process writes results of all samples.
-            RunError: the system refused the write; the former results are kept. Or the directory
-                was moved or removed.
+            InputError: JSON cannot represent a value (for NaN and infinity use None).
+            RunInUseError: the run was opened for reading, and has new samples since then, or
+                another process appends to it. That process writes results of all samples.
+            RunError: the system refused the write, and the previous results are kept; or the
+                directory was moved or removed.
         """
         path = self.path / "results.json"
         if self._lock is not None:
@@ -245,7 +259,7 @@ class RunDir:
             write_json(path, results)
 
     def results(self) -> Any:
-        """Return the content of results.json, None when there is none."""
+        """Return the content of results.json; None if it does not exist."""
         path = self.path / "results.json"
         return read_json(path) if os.path.exists(path) else None
 
@@ -255,7 +269,7 @@ class RunDir:
 
     @property
     def is_new(self) -> bool:
-        """Whether the run was begun here and has no sample yet."""
+        """Whether this object created the run, and it has no sample yet."""
         return self._made is not None and not self._samples.keys
 
     def discard(self) -> None:
@@ -282,7 +296,7 @@ class RunDir:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the run; an error of closing does not replace one that is under way."""
+        """Close the run; an error of closing does not replace an exception of the block."""
         try:
             self.close()
         except RunError:
@@ -291,7 +305,7 @@ class RunDir:
 
 
 class SearchRunDir(RunDir):
-    """A run of searches; its records are whole trees, one for each problem."""
+    """A run of searches; its records are whole trees, one per problem."""
 
     records_file = "trees.jsonl"
 
@@ -301,7 +315,7 @@ def _now() -> str:
 
 
 def _check_new(path: Path) -> None:
-    """Refuse a directory in which samples could be lost or mixed."""
+    """Raise RunError for a directory in which samples could be lost or mixed."""
     if os.path.exists(path / "run.json"):
         raise RunError(
             f"{path} already holds a run; continue it with {resume_argument(path)}, or use "
@@ -311,7 +325,7 @@ def _check_new(path: Path) -> None:
 
 
 def _check_not_lost(path: Path) -> None:
-    """Refuse a directory whose records are there and whose run.json is not."""
+    """Raise RunError for a directory that has records but no run.json."""
     for name in _MADE_BY:
         file = path / name
         if os.path.exists(file) and os.path.getsize(file):

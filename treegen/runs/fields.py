@@ -1,4 +1,4 @@
-"""The types of what run directories hold, so that files that were edited by hand are refused."""
+"""Types of the fields in run directories, to detect files that were edited by hand."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -44,7 +44,7 @@ RECORD: Final[Types] = {
     "images": (list,),
     "verdicts": (dict,),
 }
-"""Of fields of records; others may be anything."""
+"""Types of the fields of records; further fields may have any type."""
 
 _PARTS: Final[Types] = {
     "confidence": (*_NUMBER, _NONE),
@@ -60,7 +60,7 @@ _PARTS: Final[Types] = {
     "images": (str,),
     "verdicts": (dict,),
 }
-"""Of what is in them."""
+"""Types of the elements of these fields."""
 
 _NODE: Final[Types] = {
     "id": (int,),
@@ -81,7 +81,7 @@ _NODE: Final[Types] = {
 }
 _VERDICT: Final[Types] = {"answer": _TEXT, "correct": (bool,), "credit": (*_NUMBER, _NONE)}
 _NESTED: Final[Mapping[str, Types]] = {"nodes": _NODE, "verdicts": _VERDICT}
-"""Of what is in parts."""
+"""Types of the fields of these elements."""
 _MOST: Final = 2**64
 
 FREE: Final[Types] = {
@@ -140,7 +140,7 @@ FREE: Final[Types] = {
     **dict.fromkeys(("extra", "sources", "verifier_args"), (dict,)),
     **dict.fromkeys(("confidence", "judged_by"), (dict, _NONE)),
 }
-"""Of free settings: those of the fields that they are read into."""
+"""Types of free settings: those of the fields into which they are read."""
 
 _FREE_PARTS: Final[Types] = {
     "ids": (str,),
@@ -155,8 +155,8 @@ _HOLDERS: Final = (dict, list)
 
 
 def check_record(record: Mapping[str, Any]) -> None:
-    """Raise ValueError for a field of a record of another type; see `check_types`."""
-    # The records of a run have the same fields, of the same types, and mostly those of the last.
+    """Raise ValueError for a field of a record with a wrong type; see `check_types`."""
+    # The records of a run mostly have the same fields and types as the last checked record.
     names, kinds = [*record], [*map(type, record.values())]
     known_names, known_kinds, whole = _last[0]
     if names != known_names or kinds != known_kinds:
@@ -174,9 +174,9 @@ _last: Final[list[tuple[list[str], list[type], tuple[str, ...] | None]]] = [([],
 
 @lru_cache(maxsize=64)
 def _whole_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[str, ...] | None:
-    """Return which fields of a record are whole numbers, of which the size is left to check.
+    """Return the integer fields of a record, whose sizes are still to be checked.
 
-    It is None if more is: if a type is wrong, or a field holds further values.
+    Return None if more must be checked: if a type is wrong, or a field is a list or a dict.
     """
     found = []
     for name, kind in zip(names, kinds, strict=True):
@@ -189,9 +189,9 @@ def _whole_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[str, ...
 
 
 def check_types(values: Mapping[str, Any], types: Types) -> None:
-    """Raise ValueError for a value of another type, or one that holds such a value.
+    """Raise ValueError for a value of a wrong type, or one that contains such a value.
 
-    Whole numbers have 64 bits at most, as in tables that hold them.
+    Integers may have at most 64 bits, as in tables that store them.
     """
     for name, value in values.items():
         kind = type(value)

@@ -1,4 +1,4 @@
-"""Small files written whole or not at all, strict JSON, and the lock on a run directory."""
+"""Atomic writes of small files, strict JSON, and the lock on a run directory."""
 
 import errno
 import fcntl
@@ -16,19 +16,19 @@ from treegen.common.files.regular_files import open_regular
 from treegen.common.files.temporary_files import is_at, replace_file
 from treegen.errors import InputError, RunError, RunInUseError
 
-# Some file systems cannot fsync a directory and say so with one of these. EACCES comes from a
-# parent directory that may be searched but not read.
+# Errors of file systems that cannot fsync a directory. EACCES comes from a parent directory that
+# may be searched but not read.
 _NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EACCES}
 
 
 def to_json_value(value: object, name: str = "") -> Any:
-    """Return `value` as JSON will give it back: dicts with str keys, lists, finite numbers, str.
+    """Return `value` as JSON would return it: dicts with str keys, lists, finite numbers, str.
 
     Paths become strings, and a float that is a whole number becomes an int, so that 1 and 1.0 are
-    one setting.
+    the same setting.
 
     Raises:
-        InputError: a value that JSON cannot hold; the message names it by its dotted path.
+        InputError: JSON cannot represent a value; the message has its dotted path.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -53,12 +53,12 @@ def to_json_value(value: object, name: str = "") -> Any:
 
 
 def check_id(problem_id: str) -> None:
-    """Refuse an id that JSON would give back as another one.
+    """Raise an error for an id that changes when it is written to and read from JSON.
 
     Raises:
         InputError: it is such an id.
     """
-    # Two surrogates in a row come back as the one character they stand for.
+    # Two surrogates in a row are read as the one character that they encode.
     if not problem_id.isascii() and json.loads(json.dumps(problem_id)) != problem_id:
         raise InputError(f"the problem id {problem_id!r} has a surrogate pair; use the character")
 
@@ -78,7 +78,7 @@ def parse_json(text: str) -> Any:
         ValueError: it is not strict JSON.
     """
     try:
-        if text.startswith("{"):  # as records do, without a look for spaces around
+        if text.startswith("{"):  # as in records; faster without skipping spaces
             value, end = _decoder.raw_decode(text)
             if end == len(text):
                 return value
@@ -103,19 +103,19 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace `path` by `value` as indented ASCII JSON, by way of a scratch file beside it.
+    """Replace `path` by `value` as indented ASCII JSON, through a scratch file in its directory.
 
-    After a crash at any moment `path` holds the whole old value or the whole new one. Several
-    processes may write at once, for each has a scratch file of its own.
+    After a crash at any moment `path` has the whole old value or the whole new one. Several
+    processes may write at once, because each has its own scratch file.
 
     Raises:
-        InputError: JSON cannot hold the value.
+        InputError: JSON cannot represent the value.
         RunError: the system refused the write.
     """
     try:
         text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        to_json_value(value, path.name)  # says which field it is
+        to_json_value(value, path.name)  # raises an error that names the field
         raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
     try:
         with replace_file(path) as file:
@@ -128,7 +128,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make new names in the directory `path` survive a power failure."""
+    """Make new file names in the directory `path` survive a power failure."""
     try:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -141,10 +141,10 @@ def sync_directory(path: Path) -> None:
 
 
 def check_no_link(run: Path, path: Path) -> None:
-    """Refuse a path in a run that a link leads out of: runs come from other people too.
+    """Raise an error if a link leads from a path out of the run, which may come from other people.
 
     Raises:
-        RunError: a link stands between the run and the path, or at the path.
+        RunError: the path, or a directory between the run and the path, is a link.
     """
     for each in (path, *path.parents):
         if each == run:
@@ -157,7 +157,7 @@ def check_no_link(run: Path, path: Path) -> None:
 
 
 def format_os_error(error: OSError | ValueError) -> str:
-    """Return what the system says about `error`, in words."""
+    """Return the system's message for `error`."""
     told = error.strerror if isinstance(error, OSError) else ""
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         told = "it is a link, which may lead out of the run; put a file in its place"
@@ -178,8 +178,8 @@ class Lock:
         """Take the lock file `path`.
 
         Raises:
-            RunInUseError: it is taken, by whom the message names.
-            RunError: it cannot be made.
+            RunInUseError: another process holds the lock; the message names it.
+            RunError: the file cannot be created.
         """
         self.path = path
         self._fd = -1
@@ -187,13 +187,13 @@ class Lock:
             fd = self._take(path)
             if is_at(fd, path):
                 self._fd = fd
-            else:  # the former holder has just removed the file
+            else:  # the previous holder has just removed the file
                 os.close(fd)
         _held.add(self)
 
     @staticmethod
     def _take(path: Path) -> int:
-        """Lock the file `path` and write the process into it; returns its descriptor."""
+        """Lock the file `path` and write the process into it; return its descriptor."""
         is_new = not os.path.lexists(path)
         try:
             fd = open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -234,14 +234,14 @@ class Lock:
             return False
 
     def release(self) -> None:
-        """Give the lock back; the file stays for the next process."""
+        """Release the lock; the file stays for the next process."""
         if self._fd >= 0:
             with suppress(OSError):  # only messages need the holder's name
                 os.ftruncate(self._fd, 0)
             self.close()
 
     def remove(self) -> None:
-        """Give the lock back and remove its file; a process that has opened it tries again."""
+        """Release the lock and remove its file; a process that has opened it tries again."""
         if self._fd >= 0:
             with suppress(OSError):
                 self.path.unlink()

@@ -1,10 +1,11 @@
-"""The images of a run, kept in its directory, so that it needs the originals no longer.
+"""The images of a run, stored in its directory, so that it does not need the originals.
 
-    images.json   what each image is called and how large it is, and which of them each problem has
-    prompts/images/       the files, once each, named by a hash of what is in them
+    images.json   name and size of each image, and the images of each problem
+    images/       the files, once each, named by a hash of their content
 
-A run keeps files of up to `MOST_KEPT` bytes in all. It knows of the others by images.json.
-Runs come from other people too: no link leads out of the directory, and no size is believed.
+A run stores files of up to `MOST_KEPT` bytes in all; images.json also lists the remaining images.
+Run directories may come from other people: links out of the directory are not followed, and sizes
+are checked.
 """
 
 import hashlib
@@ -21,21 +22,23 @@ from treegen.errors import RunError
 from treegen.runs.files import format_os_error, read_json, write_json
 
 MOST_KEPT: Final = 2**30
-"""Bytes of images that a run keeps at most."""
+"""Maximum number of bytes of images that a run stores."""
 INDEX: Final = "images.json"
 FOLDER: Final = "images"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _SCRATCH: Final = "[0-9a-f]" * 64 + ".[0-9]*.tmp"
 _MOST_SIDE: Final = 2**26  # pixels, or tokens; no image that can be opened has more
-_MOST_BYTES: Final = 2**26  # of an image's file, likewise
+_MOST_BYTES: Final = 2**26  # bytes of a file; no image that can be opened has more
 
 
 @dataclass(frozen=True, slots=True)
 class RunImage:
-    """An image as a run knows it.
+    """An image of a run.
 
-    sha256: hex digits of a hash of its file. name: what its file or its data call it.
-    size: its width and height in pixels. tokens: its tokens in a prompt, if they are known.
+    sha256: SHA-256 of its file, in hex digits.
+    name: its name in the data, or that of its file.
+    size: its width and height in pixels.
+    tokens: its number of tokens in a prompt; None if unknown.
     """
 
     sha256: str
@@ -44,13 +47,13 @@ class RunImage:
     tokens: int | None = None
 
     def __str__(self) -> str:
-        """The same for people."""
+        """Return name, size and number of tokens as text."""
         tokens = "" if self.tokens is None else f", {self.tokens:,} tokens"
         return f"{self.name or 'unnamed'}, {self.size[0]:,} x {self.size[1]:,} pixels{tokens}"
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as JSON holds it."""
+        """The image as a JSON object."""
         width, height = self.size
         return {
             "sha256": self.sha256,
@@ -63,9 +66,11 @@ class RunImage:
 
 @dataclass(frozen=True, slots=True)
 class RunImages:
-    """The images of the run in a directory.
+    """The images of a run.
 
-    images: by hash. problems: by problem, the hashes of its images in order.
+    path: the run directory.
+    images: the images by hash.
+    problems: by id of the problem, the hashes of its images in order.
     """
 
     path: Path
@@ -74,7 +79,7 @@ class RunImages:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The images of a run; none if it has none.
+        """Read the images of a run, which may have none.
 
         Raises:
             RunError: images.json is damaged.
@@ -98,21 +103,21 @@ class RunImages:
         return cls(path, images, problems)
 
     def of(self, problem_id: str) -> tuple[RunImage, ...]:
-        """The images of a problem, in the order in which it has them."""
+        """Return the images of a problem, in its order."""
         return tuple(self.images[each] for each in self.problems.get(problem_id, ()))
 
     def file(self, sha256: str) -> Path | None:
-        """Where an image is kept; None where it is not."""
+        """Return the file of a stored image; None if the image is not stored."""
         if (self.path / FOLDER).is_symlink():
             return None
         found = self.path / FOLDER / sha256
         return found if found.is_file() else None
 
     def content(self, sha256: str) -> bytes | None:
-        """What is in the file of an image; None where it is not kept.
+        """Return the content of an image's file; None if the image is not stored.
 
         Raises:
-            RunError: the file cannot be read, or holds something else by now.
+            RunError: the file cannot be read, or its content has changed.
         """
         if (file := self.file(sha256)) is None:
             return None
@@ -129,7 +134,7 @@ class RunImages:
 
     @property
     def num_left_out(self) -> int:
-        """Images that are not kept."""
+        """Number of images that are not stored."""
         return sum(self.file(each) is None for each in self.images)
 
 
@@ -139,16 +144,17 @@ def keep_images(
     content: Callable[[str], bytes | None],
     most: int = MOST_KEPT,
 ) -> None:
-    """Keep the images of a run. Those that it has are not written again.
+    """Store the images of a run. Stored images are not written again.
 
     Args:
-        problems: The images of each problem.
-        content: What is in the file of an image, by its hash; None leaves it out.
-        most: Bytes in all. An image that would exceed them is left out.
+        path: The run directory.
+        problems: The images of each problem, by its id.
+        content: Returns the content of an image's file by its hash; None leaves the image out.
+        most: Maximum number of bytes in all. An image that would exceed them is left out.
 
     Raises:
-        RunError: the system refused a write, or there is a link in place of the folder. What is
-            kept by then is whole, and the next call goes on from there.
+        RunError: the system refused a write, or the folder is a link. Images stored by then are
+            whole, and the next call continues from there.
     """
     images = {each.sha256: each for mine in problems.values() for each in mine}
     folder, size = path / FOLDER, 0
@@ -175,7 +181,7 @@ def keep_images(
         raise RunError(
             f"cannot keep images in {folder}: {format_os_error(error)}; make room"
         ) from error
-    # Written last: whoever reads it finds the files that it tells of.
+    # Written last, so that a reader of images.json finds all files that it lists.
     document = {
         "images": [each.document for each in images.values()],
         "problems": {name: [each.sha256 for each in mine] for name, mine in problems.items()},

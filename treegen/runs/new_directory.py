@@ -1,4 +1,4 @@
-"""What a new run has made, so that it can be removed if the run ends without a record."""
+"""The files that a new run creates, so that they can be removed if it ends without a record."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from treegen.common.files.temporary_files import sweep, sweep_scratch
 from treegen.errors import RunError
 from treegen.runs.files import Lock, format_os_error, sync_directory
 
-# The files that a run without records may have written. Other files are not the run's.
+# The files that a run without records may have written. Other files do not belong to the run.
 _WRITTEN: Final = (
     "run.json",
     "samples.jsonl",
@@ -30,8 +30,8 @@ class NewDirectory:
     """The directory of a new run.
 
     path: the directory.
-    directories: it and those above it, as far as they did not exist; outermost first.
-    before: the names that were in it already.
+    directories: the directory and its parents, as far as they did not exist; outermost first.
+    before: the names that were already in it.
     """
 
     path: Path
@@ -40,10 +40,10 @@ class NewDirectory:
 
     @classmethod
     def directory(cls, path: Path) -> Self:
-        """Make the directory.
+        """Create the directory.
 
         Raises:
-            RunError: it cannot be made.
+            RunError: it cannot be created.
         """
         missing = [each for each in (path, *path.parents) if not os.path.exists(each)][::-1]
         try:
@@ -57,7 +57,7 @@ class NewDirectory:
             ) from error
 
     def lock(self) -> Lock:
-        """Take the run's lock; if it is taken, remove what was made and raise RunError."""
+        """Take the run's lock; if it is taken, remove the new directories and raise RunError."""
         try:
             return Lock(self.path / "run.lock")
         except RunError:
@@ -65,9 +65,10 @@ class NewDirectory:
             raise
 
     def undo(self, lock: Lock) -> None:
-        """Remove the run and the directories that are empty then; what was there before stays.
+        """Remove the run and its new directories that are then empty; earlier files stay.
 
-        In a forked child, or if the directory was moved, nothing is removed: the run is not ours.
+        In a forked child, or if the directory was moved, nothing is removed: the run belongs to
+        another process then, or is elsewhere.
         """
         if not lock.is_in_place:
             lock.close()
@@ -75,7 +76,7 @@ class NewDirectory:
         with suppress(OSError):
             remove_scratch_files(self.path)
             for file in [each for each in self.path.iterdir() if each.name not in self.before]:
-                # An empty file was made to hold verdicts, whose file has a name of its task's own.
+                # An empty file was made for verdicts; the task determines its name.
                 if file.name in _WRITTEN or (file != lock.path and _is_empty(file)):
                     file.unlink()
                 elif file.name in _FOLDERS and file.is_dir() and not file.is_symlink():
@@ -85,10 +86,10 @@ class NewDirectory:
 
 
 def check_directory(path: Path) -> None:
-    """Refuse early a directory in which no run could be begun; nothing is made.
+    """Raise early if no run could be started in a directory; nothing is created.
 
     Raises:
-        RunError: a file is in its place or above it, or a directory there cannot be written.
+        RunError: the path or a parent is a file, or the directory cannot be written.
     """
     there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
     if not os.path.isdir(there):
@@ -102,10 +103,10 @@ def check_directory(path: Path) -> None:
 
 
 def remove_scratch_files(path: Path) -> None:
-    """Remove the scratch files of processes that were killed while they wrote."""
+    """Remove the scratch files of processes that were killed while writing."""
     for name in _REWRITTEN:
         sweep_scratch(path / name)
-    sweep(path, "run.json.tmp")  # of an early version
+    sweep(path, "run.json.tmp")  # written by an early version
 
 
 def _is_empty(file: Path) -> bool:
@@ -114,5 +115,5 @@ def _is_empty(file: Path) -> bool:
 
 def _remove_directories(directories: Sequence[Path]) -> None:
     for each in reversed(directories):
-        with suppress(OSError):  # it is not empty
+        with suppress(OSError):  # the directory is not empty
             each.rmdir()

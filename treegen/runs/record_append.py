@@ -1,4 +1,4 @@
-"""A file of records that a command appends to, made by the first and gone on with by the next."""
+"""A file of records that several commands append to, one after another; the first creates it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from treegen.runs.records import RecordFile
 
 @contextmanager
 def open_for_append(path: Path, lock: str) -> Iterator[RecordFile]:
-    """The records of a file, to read and to append to; meanwhile it is locked.
+    """Open a file of records to read and to append; it is locked meanwhile.
 
     Args:
-        lock: The name of the lock's file, which stands beside it.
+        path: The file, which is created if it does not exist.
+        lock: Name of the lock file in the same directory.
+
+    Yields:
+        The records.
 
     Raises:
-        RunError: another process has it, or it is damaged or cannot be written.
+        RunError: another process holds the lock, or the file is damaged or cannot be written.
     """
     with Lock(path.with_name(lock)):
         try:

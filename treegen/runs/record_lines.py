@@ -16,15 +16,15 @@ from treegen.runs.files import check_id, parse_json, to_json_value
 
 _MOST_SAMPLES: Final = 2**63
 Key = tuple[str, int]
-"""The name of a record: its problem_id and its sample_index."""
+"""The key of a record: its problem_id and its sample_index."""
 
 _encoder: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 _CRC_START: Final = b',"crc":"'
-# How lines begin whose id needs no escapes.
+# Start of a line whose id needs no escapes.
 _USUAL: Final = re.compile(
     rb'\{"problem_id":"([ !#-\[\]-~]+)","sample_index":(0|[1-9][0-9]{0,17})[,}]'
 )
-# A text that no file can have, as it is drawn for each process.
+# A text that no file can contain, because it is random for each process.
 _BETWEEN: Final = secrets.token_hex(16)
 _BETWEEN_LINES: Final = b',"%b",' % _BETWEEN.encode("ascii")
 
@@ -33,45 +33,45 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
     """Return `record` as one line with its crc and newline.
 
     Raises:
-        InputError: JSON cannot hold it, or it has a field `crc`.
+        InputError: JSON cannot represent it, or it has a field `crc`.
     """
     if "crc" in record:
         raise InputError("a record has the field 'crc', which the file adds itself")
     try:
         body = _encoder.encode(record).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
-        to_json_value(record, "record")  # says which field it is
+        to_json_value(record, "record")  # raises an error that names the field
         raise InputError(f"a record cannot be written as JSON: {error}") from None
     return b'%b,"crc":"%08x"}\n' % (body[:-1], zlib.crc32(body))
 
 
 def decode_record(line: bytes) -> dict[str, Any]:
-    """Return the record of `line`, its crc checked and taken out.
+    """Check the crc of `line`; return its record without the crc.
 
     Raises:
-        ValueError: the line is bad, or a field is of a wrong type.
+        ValueError: the line is damaged, or a field has a wrong type.
     """
     return _check_record(parse_json(_parse_checked(line).decode("ascii")))
 
 
 def decode_records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """Return what `decode_record` does of each line, in less time.
+    """Return an iterator over `decode_record` of each line; it is faster than separate calls.
 
     Raises:
-        ValueError: a line is bad; it is raised when that line is reached.
+        ValueError: a line is damaged; it is raised when that line is reached.
     """
     try:
         found = parse_json(f"[{_BETWEEN_LINES.join(map(_parse_checked, lines)).decode('ascii')}]")
     except ValueError:
         found = []
-    # What no line has stands between any two values, so each line is one value.
+    # The random text must separate all values, which proves that each line is one value.
     if len(found) == 2 * len(lines) - 1 and found[1::2] == [_BETWEEN] * (len(lines) - 1):
         return map(_check_record, found[::2])
     return map(decode_record, lines)
 
 
 def _check_record(value: Any) -> dict[str, Any]:
-    """Return the record that a value is; raises ValueError if it is none."""
+    """Return a value as a checked record; raise ValueError if it is not one."""
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     key_of(value)
@@ -83,7 +83,7 @@ def _check_record(value: Any) -> dict[str, Any]:
 
 
 class _Record(dict[str, Any]):
-    """A record as it is read, which may lack what its kind has if it was edited by hand."""
+    """A record as it is read; a missing field raises RunError, because it was removed by hand."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise RunError(
@@ -93,7 +93,7 @@ class _Record(dict[str, Any]):
 
 
 class _Usage(dict[str, Any]):
-    """What a search took, as its record has it, which may lack a number likewise."""
+    """The usage in a search's record; a missing number raises RunError too."""
 
     def __init__(self, record: _Record, numbers: Mapping[str, Any]) -> None:
         super().__init__(numbers)
@@ -104,10 +104,12 @@ class _Usage(dict[str, Any]):
 
 
 def decode_unchecked(line: bytes) -> dict[str, Any]:
-    """Return the record of `line`; its fields are checked when it is read, not when it is opened.
+    """Return the record of `line` without checking the types of its fields.
+
+    Fields are checked when a record is read, not when its file is opened.
 
     Raises:
-        ValueError: the line is bad.
+        ValueError: the line is damaged.
     """
     record = parse_json(_parse_checked(line).decode("ascii"))
     if not isinstance(record, dict):
@@ -117,7 +119,7 @@ def decode_unchecked(line: bytes) -> dict[str, Any]:
 
 
 def _parse_checked(line: bytes) -> bytes:
-    """Return the JSON of a line; raises ValueError if its crc is not right."""
+    """Return the JSON of a line; raise ValueError if its crc is wrong."""
     head, _, crc = line.rpartition(_CRC_START)
     body = head + b"}"
     right = b'%08x"}\n' % zlib.crc32(body)
@@ -127,10 +129,10 @@ def _parse_checked(line: bytes) -> bytes:
 
 
 def read_key(line: bytes) -> Key:
-    """Return the key of a line whose crc is right, without decoding the rest if it is usual.
+    """Check the crc of a line and return its key; usual lines are not decoded any further.
 
     Raises:
-        ValueError: the line is bad.
+        ValueError: the line is damaged.
     """
     usual = _USUAL.match(_parse_checked(line))
     if usual is None:
@@ -142,7 +144,7 @@ def key_of(record: Mapping[str, Any]) -> Key:
     """Return the key of `record`.
 
     Raises:
-        InputError: it has none.
+        InputError: it has no valid key.
     """
     problem_id, index = record.get("problem_id"), record.get("sample_index")
     if not isinstance(problem_id, str):

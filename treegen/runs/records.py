@@ -1,11 +1,11 @@
 """An append-only file of JSON records that survives being killed at any byte.
 
 One record is one line; see `treegen.runs.record_lines`. The newline is written last, in the same
-write() as the rest, so a crash can only damage the end of the file:
+write() as the record, so a crash can only damage the end of the file:
 
-- a last line with a right crc is a whole record, with or without its newline (resuming adds it);
-- a last line with a wrong crc is torn: resuming copies it to a file of its own and cuts it off;
-- a wrong line with lines after it is damage that a crash here cannot cause, so it is refused.
+- a last line with a correct crc is a whole record, with or without its newline (resuming adds it);
+- a last line with a wrong crc is torn: resuming copies it to a separate file and cuts it off;
+- a wrong line before other lines is damage that a crash here cannot cause, so it is an error.
 """
 
 import hashlib
@@ -34,28 +34,32 @@ from treegen.runs.record_lines import (
 )
 
 _PART: Final = 1 << 20
-_LINES: Final = 1 << 16  # bytes of lines that are read at once
+_LINES: Final = 1 << 16  # bytes of lines read at once
 _NO_MORE: Final = (("", -1), sys.maxsize)
 _SYNC_SECONDS: Final = 1.0
-# If fsync is slow it is called less often, so that it takes at most a twentieth of the time. But it
-# is called at least once in this many seconds.
+# If fsync is slow it is called less often, so that it takes at most a twentieth of the time, but at
+# least once in this many seconds.
 _MAX_SYNC_SECONDS: Final = 10.0
 
 
 class Digest(Protocol):
-    """What takes bytes as they are read, such as one of hashlib's."""
+    """An object that accepts bytes as they are read, such as a hash of hashlib."""
 
-    def update(self, data: bytes, /) -> object: ...
+    def update(self, data: bytes, /) -> object:
+        """Add bytes."""
+        ...
 
 
 class RecordFile:
-    """The records of one file, at most one for each key; written by one thread of one process."""
+    """The records of one file, at most one per key; written by one thread of one process."""
 
     def __init__(self, path: Path, *, writable: bool, again: str | None = None) -> None:
-        """Read the existing file `path`; when `writable`, mend its end so that it can grow.
+        """Read an existing file; if it is to be written, repair its end so that it can grow.
 
         Args:
-            again: How a user goes on after an error, for messages; by default by resuming the run.
+            path: The file.
+            writable: Whether records will be appended.
+            again: How a user continues after an error, for messages. Default: resume the run.
 
         Raises:
             RunError: the file cannot be read, is damaged before its end, or has two different
@@ -63,11 +67,11 @@ class RecordFile:
         """
         self.path: Final = path
         self._again = again or f"continue with {resume_argument(path.parent)}"
-        # What was wrong at the end of the file and what was done about it, one sentence each.
+        # What was wrong at the end of the file and how it was repaired, one sentence each.
         self.notices: list[str] = []
         self._offsets: dict[Key, int] = {}
         self._end = 0
-        self._read = 0  # bytes, a torn line at the end included
+        self._read = 0  # bytes read, including a torn line at the end
         self._fd = -1
         self._unsure = False
         self._dirty = False
@@ -97,25 +101,25 @@ class RecordFile:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file that is appended to is still at its path; true once it is closed."""
+        """Whether the open file is still at its path; true once it is closed."""
         with suppress(OSError):
             return self._fd < 0 or is_at(self._fd, self.path)
         return False
 
     @property
     def has_grown(self) -> bool:
-        """Whether a file that was opened to read has become longer."""
+        """Whether a file that was opened for reading has become longer."""
         with suppress(OSError):
             return os.path.getsize(self.path) > self._read
         return False
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add `record` at the end, in one write; flush to the disk about once a second.
+        """Append `record` in one write; flush to the disk about once a second.
 
         Raises:
-            InputError: the record has no key, or a value that JSON cannot hold.
-            RunError: its key is there already, or the system refused the write; then the file is
-                cut back to the whole records, and a later append is clean.
+            InputError: the record has no key, or a value that JSON cannot represent.
+            RunError: its key exists already, or the system refused the write; then the file is cut
+                back to the whole records, so that a later append starts cleanly.
         """
         key = key_of(record)
         if key in self._offsets:
@@ -143,7 +147,7 @@ class RecordFile:
         """Make all records survive a power failure.
 
         Raises:
-            RunError: the system refused; the latest records may be lost.
+            RunError: the system reported an error; the latest records may be lost.
         """
         if not self._dirty or self._fd < 0:
             return
@@ -151,7 +155,7 @@ class RecordFile:
         try:
             os.fsync(self._fd)
         except OSError as error:
-            # The system may have dropped what it could not write, and would not tell a second time.
+            # The system may have dropped data that it could not write, and reports it only once.
             self._unsure = True
             raise RunError(
                 f"cannot flush {self.path} to the disk: {format_os_error(error)}; the latest "
@@ -163,7 +167,7 @@ class RecordFile:
         self._sync_due = end + min(_MAX_SYNC_SECONDS, max(_SYNC_SECONDS, 20 * (end - begin)))
 
     def digest(self) -> str:
-        """Return the SHA-256 of the lines of the records there are now.
+        """Return the SHA-256 of the lines of all current records.
 
         Raises:
             RunError: the file cannot be read.
@@ -179,17 +183,17 @@ class RecordFile:
         return found.hexdigest()
 
     def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the records there are now, each key once, in the order of the file.
+        """Yield all current records, each key once, in the order of the file.
 
         Args:
-            digest: Is given the lines that are read, so that it is that of `RecordFile.digest`
-                then.
+            digest: A SHA-256 object that is updated with the lines; at the end it equals
+                `RecordFile.digest`. Default: none.
 
         Raises:
             RunError: the file cannot be read, or is damaged.
         """
         end, offset, number = self._end, 0, 0
-        # Where each key is first, in the order of the file; the lines of others are the same again.
+        # First offset of each key, in the order of the file; further lines of a key are duplicates.
         firsts = iter([*self._offsets.items()])
         key, first = next(firsts, _NO_MORE)
         try:
@@ -228,7 +232,7 @@ class RecordFile:
     def _scan(self) -> tuple[bool, tuple[int, int, str] | None]:
         """Index the whole records; return whether the last has its newline, and the torn line.
 
-        The torn line is given as its number, its length in bytes and what is wrong with it.
+        A torn line is described by its number, its length in bytes and what is wrong with it.
         """
         torn: tuple[int, int, str] | None = None
         line = b"\n"
@@ -292,7 +296,7 @@ class RecordFile:
         )
 
     def _set_aside(self, tail: bytes) -> Path:
-        """Write `tail` to a new file next to ours and return its path."""
+        """Write `tail` to a new file in the same directory and return its path."""
         number = 1
         while True:
             aside = self.path.with_name(f"{self.path.stem}.torn-{number}")
@@ -314,11 +318,11 @@ class RecordFile:
 
     def _write(self, data: bytes) -> None:
         written = os.write(self._fd, data)
-        while written < len(data):  # a disk that fills up takes a part of the bytes, and then none
+        while written < len(data):  # a disk that fills up accepts some of the bytes, and then none
             written += os.write(self._fd, data[written:])
 
     def _cut(self, end: int) -> str:
-        """Cut the file back to `end`; return a sentence on what is there and how to go on."""
+        """Cut the file back to `end`; return a sentence on its content and how to continue."""
         self._unsure = True
         self._end = end
         try:
@@ -349,7 +353,7 @@ def _parts(file: BinaryIO, end: int) -> Iterator[list[bytes]]:
     """Yield the lines that begin before `end`, some at a time."""
     while end > 0 and (lines := file.readlines(min(_LINES, end))):
         size = sum(map(len, lines))
-        while size - len(lines[-1]) >= end:  # one line more than asked for
+        while size - len(lines[-1]) >= end:  # readlines returned lines after `end`
             size -= len(lines.pop())
         yield lines
         end -= size

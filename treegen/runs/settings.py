@@ -1,4 +1,4 @@
-"""What a run was asked for, and whether a resume asks for the same."""
+"""The settings of a run, and their comparison when the run is resumed."""
 
 import hashlib
 import json
@@ -22,22 +22,22 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The settings of a run, told apart by whether they change a sample.
+    """The settings of a run, separated by whether they change samples.
 
     identity: everything that changes a result (weights and tokenizer hash, chat template, dtype,
     sampling, seed, number of samples, task and version, data hash, few-shot, limits, treegen's
-    version). A resume with another value is refused. May be nested.
+    version). Resuming with another value is an error. May be nested.
     problem_ids: the ids of the problems.
     planned: how many samples the finished run has.
-    free: the rest (memory, devices, paths). It is only noted. May be nested.
+    free: all other settings (memory, devices, paths). They are only recorded. May be nested.
     arguments: how a user sets a field, by the field's dotted name, such as
-    `{"data.problems": "data= or limit="}`; an empty text if no argument does. For a field that is
-    not here it is the last part of its name and an equals sign.
-    computing: what the last bits of samples depend on beside versions, such as the device. It is
-    noted with the versions. A resume tells of changes.
+    `{"data.problems": "data= or limit="}`; an empty text if no argument sets it. For a field that
+    is not listed, it is the last part of its name and an equals sign.
+    computing: what the last bits of samples depend on in addition to versions, such as the device.
+    It is recorded with the versions. A resume reports changes.
 
     Raises:
-        InputError: a value that JSON cannot hold, an id that is there twice, `planned` below 1.
+        InputError: JSON cannot represent a value, an id occurs twice, or `planned` is below 1.
     """
 
     identity: Mapping[str, Any]
@@ -48,7 +48,7 @@ class RunSettings:
     computing: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be stored and compared."""
+        """Raise InputError for settings that cannot be stored and compared."""
         to_json_value(self.identity)
         to_json_value(self.free)
         if taken := {"problem_ids", "planned"} & set(self.identity):
@@ -68,7 +68,7 @@ class RunSettings:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What is noted of packages, the platform and `computing`."""
+        """Versions of packages and the platform, together with `computing`."""
         return {**versions(), **self.computing}
 
     @property
@@ -79,15 +79,14 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What run.json says.
+    """The content of run.json.
 
     fingerprint: a hash of everything that changes a result.
-    created: when the run began, in UTC.
-    identity, free, problem_ids, planned: as in `RunSettings`, as JSON holds them.
-    versions: the versions of Python, the platform and packages that it began with, and what it was
-    computed with.
-    resumes: the resumes with other free settings or versions than before; each has time, free and
-    versions.
+    created: when the run was started, in UTC.
+    identity, free, problem_ids, planned: as in `RunSettings`, as JSON values.
+    versions: versions of Python, the platform and packages at its start, and `computing`.
+    resumes: the resumes with different free settings or versions than before; each has time, free
+    and versions.
     """
 
     fingerprint: str
@@ -103,13 +102,13 @@ class RunInfo:
 def model_identity(
     fingerprint: str, dtype: str, quantization: str | None, kv_cache_dtype: str | None
 ) -> dict[str, str]:
-    """What of a model its samples depend on, for all that keeps samples.
+    """Return the properties of a model that its samples depend on, as runs and caches record them.
 
     Args:
-        quantization: How matrices, and keys and values, are rounded; None if they are as dtype
-            says.
-        kv_cache_dtype: How matrices, and keys and values, are rounded; None if they are as dtype
-            says.
+        fingerprint: Hash of the weights.
+        dtype: The type in which the model computes.
+        quantization: How weight matrices are rounded; None if they have dtype.
+        kv_cache_dtype: How keys and values are rounded; None if they have dtype.
     """
     rounded = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
     named = {name: kind for name, kind in rounded.items() if kind is not None}
@@ -117,13 +116,13 @@ def model_identity(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, the platform, and the packages that make the samples."""
+    """Return the versions of Python, the platform, and the packages on which samples depend."""
     return dict(_versions())
 
 
 @cache
 def _versions() -> Mapping[str, str]:
-    from importlib import metadata  # slow to import, and only runs that are written need it
+    from importlib import metadata  # slow to import, and needed only to write runs
 
     found = {"python": platform.python_version(), "platform": platform.platform()}
     found["treegen"] = sys.modules["treegen"].__version__
@@ -136,7 +135,7 @@ def _versions() -> Mapping[str, str]:
 
 
 def changed_versions(before: object, now: Mapping[str, str]) -> list[str]:
-    """Return one sentence on which versions differ from `before`; an empty list if none."""
+    """Return a list of one sentence on the versions that differ from `before`; empty if none do."""
     old = before if isinstance(before, Mapping) else {}
     changed = [
         f"{name} {now[name]} instead of {old[name]}"
@@ -163,10 +162,10 @@ def to_json(info: RunInfo) -> dict[str, Any]:
 
 
 def from_json(value: Any, name: str) -> RunInfo:
-    """Return the run that `value`, the content of the file `name`, tells of.
+    """Return the run that `value`, the content of the file `name`, describes.
 
     Raises:
-        RunError: the content is of a newer schema, incomplete, or changed by hand.
+        RunError: the content has a newer schema, is incomplete, or was changed by hand.
     """
     schema = value.get("schema") if isinstance(value, dict) else None
     if type(schema) is not int or schema < 1:
@@ -207,7 +206,7 @@ def from_json(value: Any, name: str) -> RunInfo:
 
 
 def differences(info: RunInfo, settings: RunSettings) -> list[str]:
-    """Return a text for each field of `settings` that differs from those of the run."""
+    """Return a text for each field of `settings` that differs from that of the run."""
     old = _flat(_comparable_fields(info.identity, info.problem_ids, info.planned))
     new = _flat(_comparable_fields(settings.identity, settings.problem_ids, settings.planned))
     changes = []
@@ -229,7 +228,7 @@ def _fingerprint(value: Any) -> str:
 
 
 def _time(text: str) -> str:
-    datetime.fromisoformat(text)  # it becomes a part of names of files
+    datetime.fromisoformat(text)  # checked because it becomes a part of file names
     return text
 
 
@@ -251,7 +250,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _set_by(name: str, arguments: Mapping[str, str]) -> str:
-    # Other arguments, which only the caller knows, set the problems and their number.
+    # Arguments that only the caller knows set the problems and their number.
     derived = "" if name in ("problem_ids", "planned") else f"{name.rpartition('.')[2]}="
     around = name
     while around and around not in arguments:
@@ -265,7 +264,7 @@ def _text(value: Any) -> str:
 
 
 def _change(before: Any, after: Any) -> str:
-    """Return "before -> after"; long values are cut to where they begin to differ."""
+    """Return "before -> after"; long values are cut to where they start to differ."""
     if isinstance(before, list) and isinstance(after, list) and len(before) != len(after):
         return f"{len(before):,} -> {len(after):,} entries"
     old, new = _text(before), _text(after)

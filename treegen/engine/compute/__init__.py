@@ -1,1 +1,1 @@
-"""Passes as computations: levels, one decode step, CUDA graphs, and who runs them."""
+"""A pass as a computation: levels, one decode step, CUDA graphs, and the model runner."""

@@ -1,12 +1,12 @@
-"""Decode steps as CUDA graphs: the GPU is handed a whole step at once, from token to token.
+"""Decode steps as CUDA graphs: the host launches a whole step, from token to token, at once.
 
-A graph bakes in every size and address of the step that it was captured from. So each graph is for
+A graph fixes every size and address of the step from which it was captured. So each graph is for
 one number of rows (live rows are padded up to it), one page pool, one trunk that the dense kernel
-reads, and fixed capacities of the attention's work list. What changes from step to step is copied
-into the graph's input tensors.
+reads, and fixed capacities of the attention's work list. Inputs that change from step to step are
+copied into the graph's input tensors.
 
 A step that fits no graph runs eagerly once, on the inputs of a new graph, which is then captured
-for the steps to come. Only plain draws are part of a graph. Draws that filter tokens or report
+for later steps. Only plain draws are part of a graph. Draws that filter tokens or report
 alternatives take much memory, which each graph would keep.
 """
 
@@ -32,19 +32,22 @@ from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import Draws
 
 _MAX_GRAPHS = 48
-_FIRST_ROOM = 4096  # drawn tokens to have room for at first
+_FIRST_ROOM = 4096  # initial capacity for drawn tokens
 
 
 @dataclass(slots=True, eq=False)
 class _Graph:
-    """A captured step: its inputs, its attention work list and what it computes.
+    """A captured step: its inputs, its attention work list and its output.
 
     step: the step whose tensors are the graph's inputs.
-    state: the work list of its attention. copies: that of what it reads from copies, if it does.
+    state: work list of its attention.
+    copies: work list of its attention to expanded copies; None if it reads none.
+    graph: the CUDA graph.
     out: the draws, or logits [T, V] if draws are made outside the graph.
-    filled: rows whose inputs are set; those of further rows are 0.
-    sampling: the sampling parameters that are in place.
-    size: how many rows it has. several: whether they are several of each item.
+    filled: number of rows whose inputs are set; the inputs of further rows are 0.
+    sampling: the sampling parameters copied last.
+    size: number of rows.
+    several: whether items have several rows each.
     """
 
     step: DecodeStep
@@ -67,18 +70,24 @@ class DecodeGraphs(GraphPool[_Graph]):
     _kind = "step"
 
     def __init__(self, forward: Callable[[Batch], Tensor], row_seconds: float) -> None:
-        """`forward` computes a batch eagerly. row_seconds: what a row takes in a pass of many."""
+        """Set up an empty pool.
+
+        Args:
+            forward: Computes a batch eagerly.
+            row_seconds: Seconds that one row takes in a pass of many.
+        """
         super().__init__(forward)
         self._patience = CaptureBudget(row_seconds)
-        # `_drawn_P1` has the tokens of the last step where the next step's graph reads them.
-        # `_known_as` is the tensor under which the caller knows these tokens.
+        # `_drawn_P1` has the tokens of the last step at the address that graphs read.
+        # `_known_as` is the caller's tensor of these tokens.
         self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
         self.num_captured = 0
 
     @torch.inference_mode()
     def run(self, step: DecodeStep) -> Draws | DeferredDraws:
-        """What a step draws; valid until the next step. If it may be captured, its inputs are on
-        the host.
+        """Run a step; return its draws, which are valid until the next step.
+
+        The inputs of a step that may be captured must be on the host.
         """
         state = step.levels.state
         if self.off is not None or not isinstance(state, TritonState):
@@ -93,7 +102,7 @@ class DecodeGraphs(GraphPool[_Graph]):
         return self._slice_draws(entry.out, step, entry.step)
 
     def _copy_last_tokens(self, step: DecodeStep, device: torch.device) -> None:
-        """Put the last step's tokens where graphs read them, unless a graph has done so."""
+        """Copy the last step's tokens to where graphs read them, unless a graph has done so."""
         drawn_P1 = step.drawn_P1
         padded = max(pad_num_rows(step.num_rows), pad_num_query_rows(step.num_rows))
         rows = max(padded, 0 if drawn_P1 is None else len(drawn_P1))
@@ -107,9 +116,9 @@ class DecodeGraphs(GraphPool[_Graph]):
             self._drawn_P1[: len(drawn_P1)] = drawn_P1
 
     def _find(self, step: DecodeStep, state: TritonState) -> _Graph | None:
-        """A graph with the step's levels in place: the smallest that has room for its rows.
+        """Return the smallest graph with room for a step's rows, with its levels copied in.
 
-        None if to capture one of its size costs less than further padding.
+        Return None if capturing a graph of the step's size costs less than further padding.
         """
         size, several = _size_of(step, state), _draws_several(state)
         usable = [
@@ -123,7 +132,7 @@ class DecodeGraphs(GraphPool[_Graph]):
         ]
         usable.sort(key=lambda each: each.size)
         for entry in usable:
-            # Ranks must compute equally many rows, whichever graphs each of them has.
+            # All ranks must compute the same number of rows, whichever graphs each of them has.
             must_fit = step.ranks is not None or self._patience.should_capture(size, entry.size)
             if must_fit and entry.size > size:
                 return None
@@ -135,7 +144,7 @@ class DecodeGraphs(GraphPool[_Graph]):
         return None
 
     def _load_levels(self, entry: _Graph, step: DecodeStep, state: TritonState) -> bool:
-        """Put a step's levels in place of a graph's; False if they do not fit."""
+        """Copy a step's levels into a graph; return False if they do not fit."""
         copies = step.levels.copies
         if copies is not None:
             assert entry.copies is not None
@@ -180,7 +189,7 @@ class DecodeGraphs(GraphPool[_Graph]):
         return draws
 
     def _compute(self, static: DecodeStep) -> Draws | Tensor:
-        """What the graph of a step computes."""
+        """Compute a step as its graph does."""
         logits_TV = static.logits(self._forward)
         if not static.sampling.is_plain:
             return logits_TV.contiguous()
@@ -191,7 +200,13 @@ class DecodeGraphs(GraphPool[_Graph]):
     def _slice_draws(
         self, out: Draws | Tensor, step: DecodeStep, static: DecodeStep
     ) -> Draws | DeferredDraws:
-        """The draws of a step's own rows. static: the step of the graph that computes it."""
+        """Return the draws of a step's own rows, without those of padding.
+
+        Args:
+            out: Output of the graph.
+            step: The step.
+            static: The step of the graph, whose tensors are its inputs.
+        """
         if isinstance(out, Tensor):
             inputs_8T = static.inputs_8T[:, : step.num_rows]
             return replace(step, inputs_8T=inputs_8T).draw(out[: step.num_rows])
@@ -200,7 +215,7 @@ class DecodeGraphs(GraphPool[_Graph]):
         return draws
 
     def _fill(self, entry: _Graph, step: DecodeStep) -> None:
-        """Put a step's inputs in the place of the last one's."""
+        """Copy a step's inputs into a graph, in place of those of the last step."""
         num_rows, static = step.num_rows, entry.step
         inputs_8T = step.inputs_8T.numpy()
 
@@ -223,19 +238,19 @@ class DecodeGraphs(GraphPool[_Graph]):
 
 
 def _draws_several(state: TritonState) -> bool:
-    """Whether rows have several query rows each, of which one must not see the keys of the next."""
+    """Return whether rows have several query rows each, which see keys causally."""
     return any(level.causal for level in state.levels)
 
 
 def _size_of(step: DecodeStep, state: TritonState) -> int:
-    """The number of rows of the graph of a step."""
+    """Return the number of rows of the graph of a step."""
     if not _draws_several(state):
         return pad_num_rows(step.num_rows)
     return pad_num_query_rows(step.num_rows)
 
 
 def _name_kernels(step: DecodeStep, state: StaticState, copies: StaticState | None) -> None:
-    """Tell a step which kernels compute its levels."""
+    """Set the names of the kernels that compute a step's levels."""
     step.levels.state.kernels = state.kernels
     if step.levels.copies is not None and copies is not None:
         step.levels.copies.state.kernels = copies.kernels
@@ -248,9 +263,16 @@ def _static_step(
     copies: StaticState | None,
     drawn_P1: Tensor,
 ) -> DecodeStep:
-    """A step of `size` rows with a graph's inputs in place of another step's.
+    """Return a step of `size` rows on new input tensors for a graph, filled from another step.
 
-    Rows past the live ones write to the padding page, and nobody takes their draws.
+    Padding rows write to the padding page, and their draws are not used.
+
+    Args:
+        step: The step from which the inputs are copied.
+        size: Number of rows of the graph.
+        state: Work list of its attention.
+        copies: Work list of its attention to expanded copies; None if it reads none.
+        drawn_P1: Tensor from which the graph reads the tokens of the previous step.
     """
     inputs_8T = step.inputs_8T.new_zeros(NUM_INPUTS, size)
     inputs_8T[:, : step.num_rows] = step.inputs_8T
@@ -265,7 +287,7 @@ def _static_step(
         levels = replace(levels, copies=replace(levels.copies, state=copies, seen=set()))
     states = None
     if step.states is not None:
-        # Rows past the live ones have the slot of no state, whatever they make of it.
+        # Padding rows use the slot of no state, whose content does not matter.
         assert step.states.rows is not None
         live_RT = step.states.rows.inputs_RT
         inputs_RT = live_RT.new_zeros(len(live_RT), size)

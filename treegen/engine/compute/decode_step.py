@@ -1,7 +1,9 @@
-"""A decode step as one computation: the last drawn tokens go in, the next ones come out.
+"""A decode step as one computation, from the last drawn tokens to the next ones.
 
-All numbers of the rows are in one tensor, `inputs_8T`. One copy brings it to the device, and a CUDA
+All numbers of the rows are in one tensor, `inputs_8T`. One copy moves it to the device, and a CUDA
 graph reads it from a fixed address.
+
+Letters: T rows, P rows of the previous step, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -36,22 +38,22 @@ class DecodeStep:
 
     inputs_8T: int64, by first index:
         TOKEN: the row's last token, if it is known.
-        SOURCE: where in drawn_P1 that token is, or -1 if it is known.
+        SOURCE: index of that token in drawn_P1, or -1 if it is known.
         POSITION: its position.
         SLOT: the cache slot for its key and value.
         SEED: the row's seed.
         COUNT: how many tokens the row has drawn.
-        FORCED: the token that the row is given in place of a draw, or -1.
-        ROTARY: where it stands for rotary embeddings, which images may shift.
-    They may be on the host, until `on_device` brings them to the device or a CUDA graph takes them.
-    drawn_P1: the tokens that the step before draws; None if all of them are known.
-    levels: what the rows attend to.
-    sampling: how the rows are drawn.
-    cache: has the pages that the rows read and write.
+        FORCED: the token that replaces the row's draw, or -1.
+        ROTARY: its rotary position, which images may shift.
+    They may be on the host until `on_device` moves them or a CUDA graph copies them.
+    drawn_P1: the tokens that the previous step draws; None if all of them are known.
+    levels: attention levels of the rows.
+    sampling: sampling parameters of the rows.
+    cache: the cache with the pages that the rows read and write.
     states: the recurrent states that the rows read and write; None for a model without any.
-    texts: what is before each draw; None if no draw depends on it.
-    ranks: those that compute the step together; None where one process does.
-    vocab_size: the tokens of the vocabulary, of which each of these has the logits of a part.
+    texts: the text before each draw; None if no draw depends on it.
+    ranks: the ranks that compute the step together; None for one process.
+    vocab_size: size of the vocabulary, of which each rank has the logits of a part.
     """
 
     inputs_8T: Tensor
@@ -77,7 +79,7 @@ class DecodeStep:
         return self.inputs_8T.shape[1]
 
     def on_device(self) -> DecodeStep:
-        """The step with inputs on the device, which may be on the host yet."""
+        """Return the step with its inputs moved to the device, if they are on the host."""
         device = self.levels.device
         if self.inputs_8T.device.type == device.type:
             return self
@@ -90,7 +92,7 @@ class DecodeStep:
         return self.draw(self.logits(forward))
 
     def logits(self, forward: Callable[[Batch], Tensor]) -> Tensor:
-        """The model's logits after each row's last token, [T, V], or the rank's part of them."""
+        """Return the logits after each row's last token, [T, V], or this rank's part of them."""
         inputs = self.inputs_8T
         tokens_T = inputs[TOKEN]
         if self.drawn_P1 is not None:
@@ -115,21 +117,26 @@ class DecodeStep:
         return forward(batch)
 
     def draw(self, logits_TV: Tensor) -> Draws | DeferredDraws:
-        """Draw one token for each row from its logits, [T, V]; or later, if masks have to come."""
+        """Draw one token for each row from its logits, [T, V]; deferred if masks are pending."""
         follows = self.ranks is not None and self.ranks.rank > 0
         if self.sampling.masked and not follows:
             return DeferredDraws(self, logits_TV)
         return self.draw_now(logits_TV)
 
     def draw_now(self, logits_TV: Tensor, masks: Masks | None = None) -> Draws:
-        """Draw one token for each row. masks: what rows may draw; None for all tokens."""
+        """Draw one token for each row from its logits, [T, V].
+
+        Args:
+            logits_TV: The logits, or this rank's part of them.
+            masks: The tokens that rows may draw; None for all tokens.
+        """
         inputs, ranks = self.inputs_8T, self.ranks
         given = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
         if ranks is not None and self.draws_in_parts:
             part = ranks.get_vocab_range(self.vocab_size)
             return draw_vocab_parallel(logits_TV, *given, part, ranks.all_gather, ranks.all_reduce)
         if ranks is not None and ranks.rank:
-            # Rank 0 draws. The others need the tokens alone, as inputs of the next step.
+            # Rank 0 draws. The other ranks need only the tokens, as inputs of the next step.
             tokens_T1 = ranks.broadcast(inputs.new_empty(len(logits_TV), 1))
             nothing_T = logits_TV.new_zeros(len(logits_TV))
             return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
@@ -141,16 +148,16 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class DeferredDraws:
-    """A step whose logits are computed, or under way, and whose draws wait for masks."""
+    """A step whose logits are computed or being computed, and whose draws wait for masks."""
 
     step: DecodeStep
     logits_TV: Tensor
 
     @property
     def num_rows(self) -> int:
-        """Rows of the step."""
+        """Number of rows of the step."""
         return len(self.logits_TV)
 
     def draw(self, masks: Masks | None) -> Draws:
-        """Draw one token for each row from those that its mask allows."""
+        """Draw one token for each row from the tokens that its mask allows."""
         return self.step.draw_now(self.logits_TV, masks)

@@ -1,4 +1,4 @@
-"""Images of passes: each is encoded once, and kept for as long as there is room."""
+"""Caches image embeddings: each image is encoded once, and kept as long as there is room."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from treegen.model.batch import ImageRows
 from treegen.model.vision.tower import ImageEmbedding, VisionTower
 from treegen.prompts.images.table import ImageTable, MRopePositions, PlacedImage
 
-_MOST_BYTES: Final = 2**32  # on the host; the image that was needed longest ago is encoded again
+_MOST_BYTES: Final = 2**32  # on the host; the least recently used image is dropped first
 
 
 class EncoderCache:
-    """What a model's tower makes of images, by what these are.
+    """Caches the image embeddings of the vision tower by image digest.
 
-    table: the images. rotary: where tokens stand for rotary embeddings, if images have axes.
+    table: the images.
+    rotary: rotary positions of tokens, if images have axes; None otherwise.
     """
 
     def __init__(self, table: ImageTable, tower: VisionTower) -> None:
-        """Nothing is encoded yet."""
+        """Set up an empty cache."""
         self.table, self._tower = table, tower
         self.rotary = MRopePositions(table, tower.positions) if tower.has_axes else None
         self._encoded: OrderedDict[str, ImageEmbedding] = OrderedDict()
@@ -31,13 +32,13 @@ class EncoderCache:
 
     @property
     def num_encoded(self) -> int:
-        """How many images were encoded so far."""
+        """Number of images encoded so far."""
         return self._tower.num_encoded
 
     def gather_rows(self, tokens: NDArray[np.int64]) -> ImageRows | None:
-        """What stands in the places of images among the tokens of a pass; None without any.
+        """Return the embeddings at the places of images among a pass's tokens; None without images.
 
-        It is on the host, so that it can be sent to other ranks, which have no tower.
+        They are on the host, so that they can be sent to other ranks, which have no vision tower.
         """
         if not self.table.has_images(tokens):
             return None

@@ -1,4 +1,4 @@
-"""Capturing what a model computes as CUDA graphs, which share memory."""
+"""Captures computations of a model as CUDA graphs that share memory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from treegen.common.device import StagingBuffer
 from treegen.model.batch import Batch
 from treegen.ops.attention.types import Implementation, can_capture
 
-_capturing = threading.Lock()  # a capture fails if another one waits for the whole GPU meanwhile
+_capturing = threading.Lock()  # a capture fails if another thread synchronizes the GPU meanwhile
 _T = TypeVar("_T")
 _Entry = TypeVar("_Entry")
 
 
 class GraphPool(Generic[_Entry]):
-    """Graphs of one model and one kind, of which only one runs at a time: all use the same memory.
+    """Graphs of one model and one kind. They share memory, so only one runs at a time.
 
-    off: why graphs are not used; None while they are.
+    off: why graphs are not used; None while they are used.
     """
 
-    _kind: str  # what is captured, in words
+    _kind: str  # what is captured, for messages
 
     def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
-        """`forward` computes a batch eagerly."""
+        """Set up an empty pool; `forward` computes a batch eagerly."""
         self._forward = forward
         self._graphs: list[_Entry] = []
         self._pool: Any = None
@@ -39,25 +39,25 @@ class GraphPool(Generic[_Entry]):
 
     @property
     def num_graphs(self) -> int:
-        """Graphs captured so far."""
+        """Number of graphs in the pool."""
         return len(self._graphs)
 
     def can_capture(self, implementation: Implementation) -> bool:
-        """Whether passes with this attention are captured."""
+        """Return whether passes with this attention implementation are captured."""
         return self.off is None and can_capture(implementation)
 
     def _drop_graphs(self) -> None:
-        """Drop all graphs. Torch takes a pool that no graph uses for a fault."""
+        """Drop all graphs and their pool; torch raises an error for a pool without graphs."""
         self._graphs.clear()
         self._pool = None
 
     def _capture_graph(
         self, compute: Callable[[], _T], device: torch.device
     ) -> tuple[torch.cuda.CUDAGraph, _T] | None:
-        """A graph of what `compute` does, and its output, which a replay fills.
+        """Capture `compute` as a graph; return it with its output, which each replay overwrites.
 
-        None if it cannot be captured; then there are no graphs any more. So it is if a model asks
-        the device for a number in the middle of a layer, as some mixtures of experts do, or if no
+        Return None if the capture fails; graphs are then turned off. It fails if a model reads a
+        number from the device in the middle of a layer, as some mixtures of experts do, or if no
         memory is left for the capture.
         """
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -74,7 +74,7 @@ class GraphPool(Generic[_Entry]):
                 ):
                     out = compute()
         except RuntimeError as error:
-            # If even the end of a capture fails, torch leaves its stream current, the pool open.
+            # If ending a capture fails too, torch leaves its stream current and the pool open.
             torch.cuda.set_stream(before)
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(device.index, self._pool)
@@ -87,26 +87,26 @@ class GraphPool(Generic[_Entry]):
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which graphs are captured on a GPU.
+    """Return the stream on which graphs are captured on a GPU.
 
-    Torch's own capture stream belongs to whichever GPU was the first to capture. All models of a
-    GPU share this one, because cuBLAS keeps a workspace for every stream that it was ever used on.
+    Torch's own capture stream belongs to the GPU that captured first. All models of a GPU share
+    this stream, because cuBLAS keeps a workspace for every stream on which it was ever used.
     """
     return torch.cuda.Stream(device)
 
 
 @dataclass(frozen=True, slots=True)
 class _CudaArray:
-    """Memory of a GPU. Torch makes a tensor over it that does not own it."""
+    """GPU memory over which torch makes a tensor that does not own it."""
 
     __cuda_array_interface__: dict[str, Any]
 
 
 def weak_ref_tensor(tensor: Tensor) -> Tensor:
-    """A view of a contiguous tensor that does not own its memory.
+    """Return a view of a contiguous tensor that does not own its memory.
 
-    So the pool of all graphs may use the memory again. Otherwise each graph would keep logits of
-    its own, which may be a gigabyte. What reads them is queued before the next graph runs.
+    So other graphs of the pool can reuse the memory. Otherwise each graph would keep its own
+    logits, which may take a gigabyte. Kernels that read them are queued before the next graph runs.
     """
     raw = _CudaArray(
         {

@@ -1,9 +1,9 @@
-"""Turn segments and rows into the levels of one forward pass.
+"""Builds the attention levels of one forward pass from segments and rows.
 
 A pass computes a list of items, depth first: rows that decode one token, or spans of tokens that
-are prefilled. Items under one segment are consecutive, so comparing neighbours finds each level.
+are prefilled. Items below one segment are consecutive, so comparing neighbours finds each level.
 
-Letters: N items, D levels of kept segments, G groups, P pages.
+Letters: N items, D levels of cascaded segments, G groups, P pages, R items, T query rows.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def build_shared_levels(
     keys_of: Callable[[int], tuple[Pages, int, int]],
     copy_of: Callable[[int, int], Pages | None] | None = None,
 ) -> list[HostLevel]:
-    """Levels of the kept segments above N items.
+    """Return the levels of the cascaded segments above N items.
 
     Args:
-        chains_ND: [N, D] indices of the kept segments above each item, root first, then -1.
+        chains_ND: [N, D] indices of the cascaded segments above each item, root first, then -1.
         offsets: [N + 1]; the query rows of item n are offsets[n] to offsets[n + 1].
-        keys_of: Gives the page table, the number of keys and the first position of a segment.
-        copy_of: Gives the pages of a copy (`treegen.engine.segments.expanded_kv`) for a segment and
-            the number of rows below it; None where its own are to be read. There may be two levels
-            for a depth then.
+        keys_of: Returns the page table, the number of keys and the first position of a segment.
+        copy_of: Returns the page blocks of a copy (`treegen.engine.segments.expanded_kv`) for a
+            segment and the number of rows below it; None if the segment's own pages are to be read.
+            One depth may then have two levels. Default: no copies.
     """
     levels = []
     for ids in chains_ND.T:
@@ -73,9 +73,14 @@ def build_shared_levels(
 
 
 def expand_offsets(num_R: Ints) -> tuple[Ints, Ints, Ints]:
-    """The query rows of items that have several each, one item after another.
+    """Return the layout of items with several consecutive query rows each.
 
-    Returns their offsets [R + 1], and of each query row its item and its place in the item.
+    Args:
+        num_R: Number of query rows of each item, [R].
+
+    Returns:
+        The offset of each item's query rows [R + 1], the item of each query row [T], and the place
+        of each query row in its item [T].
     """
     offsets = np.concatenate([[0], num_R.cumsum()])
     row_T = np.repeat(np.arange(len(num_R)), num_R)
@@ -85,7 +90,16 @@ def expand_offsets(num_R: Ints) -> tuple[Ints, Ints, Ints]:
 def make_level(
     q_start: Ints, q_stop: Ints, pages: Pages, kv_len: Ints, kv_start: Ints, *, causal: bool
 ) -> HostLevel:
-    """A level made of arrays, which it converts to int64."""
+    """Make a level of arrays, which are converted to int64.
+
+    Args:
+        q_start: First query row of each group, [G].
+        q_stop: Query row after the last one of each group, [G].
+        pages: Page table of each group, [G, P].
+        kv_len: Number of keys of each group, [G].
+        kv_start: Position of the first key of each group, [G].
+        causal: Whether a query row sees only keys up to its own position.
+    """
     return HostLevel(
         start_G=np.asarray(q_start, dtype=np.int64),
         stop_G=np.asarray(q_stop, dtype=np.int64),
@@ -97,11 +111,12 @@ def make_level(
 
 
 def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = None) -> HostLevel:
-    """A level of items that have several query rows each, where each item had one.
+    """Return a level in which each item has several query rows instead of one.
 
     Args:
-        offsets: Item i now has the rows offsets[i] to offsets[i + 1].
-        memo: What is remembered about the items; by default it is the level's.
+        level: The level of items with one query row each.
+        offsets: Item i now has the query rows offsets[i] to offsets[i + 1].
+        memo: Cache of values computed from the items. Default: the level's own.
     """
     start, stop = level.start_G, level.stop_G
     items = Items(offsets, start, stop, level.memo if memo is None else memo)
@@ -119,7 +134,7 @@ def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = 
 
 
 def pad_tables(tables: list[Pages]) -> Pages:
-    """Page tables as one array [G, P]; short ones are filled up with page 0."""
+    """Return page tables as one array [G, P], padded with page 0."""
     width = max(map(len, tables), default=0)
     padded = np.zeros((len(tables), width), dtype=np.int32)
     for row, table in enumerate(tables):

@@ -1,7 +1,7 @@
-"""What computes passes: from their description on the host to logits and draws on the device.
+"""Computes passes: from their description on the host to logits and draws on the device.
 
-A pass is described by numbers alone. So the ranks of a tensor-parallel model compute the same pass
-from the same description, which rank 0 sends to the others before it computes it itself.
+The description of a pass has only numbers. So the ranks of a tensor-parallel model compute the same
+pass from the same description, which rank 0 sends to the other ranks before it computes the pass.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 class PrefillInputs:
     """A prefill pass of T tokens.
 
-    tokens: [T] ids.
-    positions, slots: [T] as in `Batch`.
-    wanted: the tokens after which logits are wanted.
-    levels: what the tokens attend to.
-    pieces: the tokens by sequence, for recurrent layers; None for a model without any.
-    rotary: [3, T] as in `Batch`; None where images shift nothing.
-    windowed: what the tokens attend to in layers with a window, where that is not `levels`.
-    images: what stands in the places of images, on the host; None without any.
+    tokens: token ids, [T].
+    positions, slots: as in `Batch`, [T].
+    wanted: indices of the tokens after which logits are needed, [S].
+    levels: attention levels of the tokens.
+    pieces: the tokens by sequence, for recurrent layers; None for a model without recurrent layers.
+    rotary: as in `Batch`, [3, T]; None if images shift no positions.
+    windowed: attention levels in layers with a window, if they differ from `levels`.
+    images: embeddings at the places of images, on the host; None without images.
     """
 
     tokens: Ints
@@ -68,14 +68,15 @@ class PrefillInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
-    """What stays the same as long as the same rows are decoded.
+    """Inputs of decode steps that stay the same while the same rows are decoded.
 
-    levels: the levels above their own tokens.
-    params, biases: their sampling parameters, each once.
-    index: [T] which of these each row has.
-    drawn: [T, runs, 2] the runs of tokens that were drawn, as in `TokenHistory`; None if no draw
+    levels: the levels above the rows' own tokens.
+    params, biases: their distinct sampling parameters.
+    index: index of each row's sampling parameters, [T].
+    drawn: runs of tokens that were drawn, as in `TokenHistory`, [T, runs, 2]; None if no draw
     depends on the text before it.
-    masked: whether grammars say what some rows may draw, which is known later than the rest.
+    masked: whether grammars restrict the draws of some rows; their masks are known later than the
+    other inputs.
     """
 
     levels: Sequence[HostLevel]
@@ -88,12 +89,12 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class StateInputs:
-    """Where the recurrent states of a decode step of T rows are.
+    """State slots of a decode step of T rows.
 
     inputs: [2, T] the slots that the rows read and write, or [4 + P, T] as in `RowSlots`.
-    folds: [3 + P, F] each, the lists that are folded into states before the step, one after
-    another. By row: the slots of the states that F lists go on from, those of the new states, how
-    many updates there are, and their pages.
+    folds: [3 + P, F] each, the update lists to fold into states before the step, in this order. The
+    first index lists, for F lists: the slot of the state to which the list applies, the slot of the
+    new state, the number of updates, and the P pages.
     """
 
     inputs: Ints
@@ -104,13 +105,13 @@ class StateInputs:
 class StepInputs:
     """A decode step of T rows.
 
-    inputs: [8, T] as in `DecodeStep`.
+    inputs: as in `DecodeStep`, [8, T].
     own: the level of the rows' own tokens.
-    rows: None if they are those of the step before.
-    goes_on: whether some tokens are those that the step before draws.
-    states: where the rows' recurrent states are; None for a model without any.
-    graphs: whether it may be a CUDA graph.
-    number: how many steps the run has had, from 0 on.
+    rows: inputs that depend on the rows only; None if the rows are those of the previous step.
+    goes_on: whether some input tokens are those that the previous step draws.
+    states: state slots of the rows; None for a model without recurrent layers.
+    graphs: whether the step may run as a CUDA graph.
+    number: number of earlier steps of the run.
     """
 
     inputs: Ints
@@ -123,12 +124,12 @@ class StepInputs:
 
 
 class ModelRunner:
-    """Computes passes with one model and its cache, and leads or follows other ranks that do.
+    """Computes passes with one model and its cache, alone or together with other ranks.
 
-    graphs: replays decode steps; None to compute them eagerly.
+    graphs: CUDA graphs of decode steps; None computes them eagerly.
     impl: the attention implementation.
-    sampling: makes what rows are drawn with.
-    encodings: of the images in prompts; None for a model that takes none.
+    sampling: caches the sampling inputs of rows.
+    encodings: image embeddings of prompts; None for a model that takes no images.
     """
 
     def __init__(
@@ -143,13 +144,19 @@ class ModelRunner:
         prefills: PrefillGraphs | None = None,
         encodings: EncoderCache | None = None,
     ) -> None:
-        """ranks: those that compute together, of which this is one.
+        """Set up a runner.
 
         Args:
-            vocab_size: Logits of a row, where several ranks each have a part of them.
-            beside: Of another model under the same pages, which computes the keys of prompts too.
-            prefills: Replays small prefill passes, of a model that one process computes.
-            encodings: Of the images in prompts.
+            model: The model.
+            cache: Its paged KV cache.
+            graphs: CUDA graphs of decode steps; None computes them eagerly.
+            impl: The attention implementation.
+            ranks: The ranks of a tensor-parallel model, seen from this one. Default: one process.
+            vocab_size: Number of logits of a row, of which each of several ranks has a part.
+            beside: Runner of a draft model under the same pages, which also computes the keys of
+                prompts. Default: none.
+            prefills: CUDA graphs of small prefill passes, only without other ranks. Default: none.
+            encodings: Image embeddings of prompts. Default: none.
         """
         self._beside, self.encodings = beside, encodings
         self._model, self._cache, self.graphs, self.impl = model, cache, graphs, impl
@@ -161,27 +168,27 @@ class ModelRunner:
         self._agreement: TokenChecksum | None = None
 
     def check(self) -> None:
-        """Raise WorkerError if what was computed may be wrong because a rank has failed."""
+        """Raise WorkerError if results may be wrong because a rank has failed."""
         if self._ranks is not None:
             self._ranks.check()
 
     @property
     def num_captured(self) -> int:
-        """How many decode steps were captured as CUDA graphs, each of which takes long."""
+        """Number of decode steps captured as CUDA graphs so far; each capture takes long."""
         mine = self.graphs.num_captured if self.graphs is not None else 0
         return mine + (self._beside.num_captured if self._beside is not None else 0)
 
     @functools.cached_property
     def _implementation(self) -> Implementation:
-        """The attention; to look for it at each pass would cost the host time."""
+        """The attention implementation, cached because choosing it in each pass costs time."""
         return choose(self.impl, self._model.device)
 
     def prefill(self, given: PrefillInputs) -> tuple[Tensor, PreparedLevels]:
-        """The logits [wanted, V] of a prefill pass, and how it attended."""
+        """Compute a prefill pass; return its logits [S, V] and its prepared levels."""
         if self._beside is not None:
             self._beside.prefill(replace(given, wanted=given.wanted[:0]))
         if self.encodings is not None:
-            # Before others are told of the pass, which have no tower.
+            # This comes before the pass is sent to the other ranks, which have no vision tower.
             images, tokens = self.encodings.gather_rows(given.tokens), given.tokens
             given = replace(
                 given, images=images, tokens=self.encodings.table.restore_placeholders(tokens)
@@ -196,13 +203,13 @@ class ModelRunner:
                 has_images or not prefills.can_capture(self._implementation)
             ):
                 prefills = None
-            # A graph is filled from the host.
+            # The inputs of a graph are copied from the host.
             place = device if prefills is None else torch.device("cpu")
             tokens_T, positions_T, slots_T, wanted_S = to_device_together(arrays, place)
             states = None
             if given.pieces is not None and cache.states is not None:
                 states = states_of_pieces(given.pieces, cache.states.layers)
-            # What is captured reads latents as they are, in one form for all passes of its size.
+            # A captured pass reads latents unexpanded, so that all passes of its size are alike.
             expands = prefills is None or len(given.tokens) > MOST_TOKENS
             levels, windowed = (
                 None
@@ -233,13 +240,19 @@ class ModelRunner:
     def build_histories(
         self, levels: Sequence[HostLevel], lengths: Ints, drawn: Ints
     ) -> TokenHistory:
-        """The texts of rows that levels have, as `TokenHistory.of` reads them."""
+        """Return the texts of rows, as `TokenHistory.of` reads them.
+
+        Args:
+            levels: The levels that the rows read.
+            lengths: Number of tokens of each row.
+            drawn: Runs of tokens that were drawn, [rows, runs, 2].
+        """
         return TokenHistory.of(self._cache.tokens_S, self._cache.page_size, levels, lengths, drawn)
 
     def decode(self, given: StepInputs) -> tuple[Draws | DeferredDraws, PreparedLevels]:
-        """The draws of a decode step, which are valid until the next one, and how it attended.
+        """Compute a decode step; return its draws, valid until the next step, and its levels.
 
-        Of rows with grammars the logits, which `finish` draws from.
+        If rows have grammars, it returns the logits instead, from which `finish` draws.
         """
         told = given
         if given.rows is not None and given.rows is self._rows:
@@ -255,7 +268,7 @@ class ModelRunner:
                     self._sampling = replace(self._sampling, masked=True)
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
-            # A graph is filled from the host.
+            # The inputs of a graph are copied from the host.
             is_filled = (
                 graphs is not None and given.graphs and graphs.can_capture(self._implementation)
             )
@@ -282,7 +295,7 @@ class ModelRunner:
                 self._vocab_size,
             )
             if graphs is not None and given.graphs and graphs.off and self._ranks is not None:
-                # Others replay graphs, whose rows are padded, and this rank cannot.
+                # The other ranks replay graphs, whose rows are padded, and this rank cannot.
                 raise ModelError(f"a rank cannot use CUDA graphs: {graphs.off}; try eager=True")
             if graphs is None or not given.graphs:
                 draws = step.compute(self._model.forward)
@@ -293,7 +306,13 @@ class ModelRunner:
             return draws, prepared
 
     def finish(self, undrawn: DeferredDraws, masks: Masks | None, number: int) -> Draws:
-        """Draw from the logits of a step. number: as in `StepInputs`."""
+        """Draw from the logits of a step.
+
+        Args:
+            undrawn: The logits of the step.
+            masks: The tokens that rows may draw; None for all tokens.
+            number: Number of earlier steps of the run.
+        """
         with torch.inference_mode():
             draws = undrawn.draw(masks)
         self._note_drawn(draws, number)
@@ -305,7 +324,7 @@ class ModelRunner:
             self._update_checksum(self._ranks, number, draws.tokens_PN)
 
     def _update_checksum(self, ranks: Ranks, number: int, tokens: Tensor) -> None:
-        """Note the tokens of a step, and compare them now and then with what the others drew."""
+        """Add the tokens of a step to the checksum, and compare it every `STEPS` steps."""
         if self._agreement is None or number == 0:
             self._agreement = TokenChecksum(ranks)
         self._agreement.update(tokens)
@@ -313,14 +332,19 @@ class ModelRunner:
             self._agreement.compare_ranks()
 
     def write_copies(self, slots: Ints, targets: Ints) -> None:
-        """Make keys and values of latents in some slots, and write them into copies."""
+        """Expand the latents in some cache slots, and write the keys and values into copies.
+
+        Args:
+            slots: Cache slots of the latents.
+            targets: Slots of the copies.
+        """
         with self._begin_collective("write_copies", slots, targets):
             device, layers = self._model.device, self._cache.layers
             assert isinstance(self._model, Model)
             self._model.write_expanded(layers, *to_device_together([slots, targets], device))
 
     def copy_tokens(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """`PagedCache.copy_tokens`, of a follower."""
+        """Copy tokens in the cache of this rank; see `PagedCache.copy_tokens`."""
         self._cache.copy_tokens(source, target)
 
     def _begin_collective(self, name: str, *arguments: Any) -> _CollectiveGuard:
@@ -331,7 +355,10 @@ class ModelRunner:
 
 
 class _CollectiveGuard:
-    """What ranks compute together. If this one fails in it, the others wait for it in vain."""
+    """A computation that all ranks share.
+
+    If this rank fails, the guard ends the other ranks, which would wait forever.
+    """
 
     def __init__(self, lead: RankLeader | None) -> None:
         self._lead = lead

@@ -1,11 +1,11 @@
-"""Small prefill passes as CUDA graphs: the GPU is handed a whole pass at once.
+"""Small prefill passes as CUDA graphs: the host launches a whole pass at once.
 
-With few tokens the GPU is done with a layer before the host has launched the next. On an H200 a
-pass of 64 tokens of an 8B model took 38 ms, in which the GPU worked for 5. Every step of a search
-that is given text has such a pass.
+With few tokens the GPU finishes a layer before the host has launched the next one. On an H200 a
+pass of 64 tokens of an 8B model took 38 ms, of which the GPU worked 5 ms. Every search step that
+adds given text has such a pass.
 
-A graph is for one number of tokens and one of logits; passes are padded up to them. Capturing takes
-as long as two passes, so only sizes that come again are captured.
+A graph is for one number of tokens and one number of logits; passes are padded up to them.
+Capturing takes as long as two passes, so only sizes that occur repeatedly are captured.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from treegen.model.batch import Batch
 from treegen.ops.attention.gpu.state import StaticState, TritonState
 
 _TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, MOST_TOKENS)
-_LOGITS: Final = (16, 64, 128, 256, 512)  # padding must not take much more than a pass may
+_LOGITS: Final = (16, 64, 128, 256, 512)  # padded logits must not exceed a pass's limit by much
 _MAX_GRAPHS: Final = 24
-_WASTE: Final = 2  # a graph serves passes with tokens down to this part of its own
+_WASTE: Final = 2  # a graph serves passes with at least 1/_WASTE of its tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +37,9 @@ class _Graph:
     """A captured pass.
 
     batch: its inputs, which are views of `memory`.
-    memory: the tokens, positions and slots of the batch, and the wanted logits, one after another.
-    state: the work list of its attention.
+    memory: tokens, positions, slots and indices of wanted logits, concatenated.
+    state: work list of its attention.
+    graph: the CUDA graph.
     out: the logits.
     """
 
@@ -55,15 +56,15 @@ class PrefillGraphs(GraphPool[_Graph]):
     _kind = "pass"
 
     def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
-        """`forward` computes a batch eagerly."""
+        """Set up an empty pool; `forward` computes a batch eagerly."""
         super().__init__(forward)
-        # By size: passes that fitted no graph since the last capture, and captures.
+        # By size: number of passes without a fitting graph since the last capture, and of captures.
         self._missed: Counter[tuple[int, int]] = Counter()
         self._captured: Counter[tuple[int, int]] = Counter()
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
-        """The logits of a pass whose inputs are on the host, [S, V]; valid until the next pass."""
+        """Run a pass with inputs on the host; return logits [S, V], valid until the next pass."""
         state, size = batch.levels.state, _size_of(batch)
         if self.off or size is None or batch.states or not isinstance(state, TritonState):
             return self._forward(_on_device(batch))
@@ -74,15 +75,16 @@ class PrefillGraphs(GraphPool[_Graph]):
             entry.graph.replay()
             return entry.out[: len(batch.logits_at_S)]
         self._missed[size] += 1
-        # Passes may differ in what they attend to, too: who captured in vain waits for longer.
+        # Passes of one size may still have different levels. So each capture of a size doubles the
+        # misses that the next capture needs.
         if self._missed[size] < 2 << self._captured[size]:
             return self._forward(_on_device(batch))
         return self._capture(batch, state, size)
 
     def _find(self, batch: Batch, state: TritonState, size: tuple[int, int]) -> _Graph | None:
-        """A graph with the pass's levels in place, the smallest that fits."""
+        """Return the smallest graph that fits a pass, with its levels copied in."""
         tokens, logits = size
-        most = max(_WASTE * tokens, _TOKENS[3])  # up to so many tokens reading weights takes longer
+        most = max(_WASTE * tokens, _TOKENS[3])  # with few tokens, reading weights dominates
         usable = [
             each
             for each in self._graphs
@@ -99,7 +101,7 @@ class PrefillGraphs(GraphPool[_Graph]):
         return None
 
     def _capture(self, batch: Batch, state: TritonState, size: tuple[int, int]) -> Tensor:
-        """Compute a pass on the inputs of a new graph, and capture it for passes to come."""
+        """Compute a pass on the inputs of a new graph, and capture it for later passes."""
         self._missed[size] = 0
         self._captured[size] += 1
         if self.num_graphs >= _MAX_GRAPHS:
@@ -117,12 +119,12 @@ class PrefillGraphs(GraphPool[_Graph]):
         return logits_SV
 
     def _compute(self, static: Batch) -> Tensor:
-        """What the graph of a pass computes."""
+        """Compute a pass as its graph does."""
         return self._forward(static).contiguous()
 
 
 def _size_of(batch: Batch) -> tuple[int, int] | None:
-    """The numbers of tokens and logits of the graph of a pass; None for a pass that has none."""
+    """Return the numbers of tokens and logits of a pass's graph; None if the pass is too large."""
     tokens, logits = (
         next((size for size in sizes if len(given) <= size), None)
         for sizes, given in ((_TOKENS, batch.tokens_T), (_LOGITS, batch.logits_at_S))
@@ -153,7 +155,7 @@ def _on_device(batch: Batch) -> Batch:
 
 
 def _static(batch: Batch, size: tuple[int, int], state: StaticState) -> tuple[Batch, Tensor]:
-    """A pass of a size with a graph's inputs in place of another pass's, and their memory."""
+    """Return a pass of a size on new input tensors for a graph, and their memory."""
     tokens, logits = size
     memory = torch.zeros(3 * tokens + logits, dtype=torch.int64, device=state.device)
     static = _with_inputs(batch, memory.split([tokens, tokens, tokens, logits]))
@@ -162,9 +164,15 @@ def _static(batch: Batch, size: tuple[int, int], state: StaticState) -> tuple[Ba
 
 
 def _fill(memory: Tensor, tokens: int, batch: Batch, staging: StagingBuffer) -> None:
-    """Put a pass's inputs in the place of the last one's. tokens: those that there is room for.
+    """Copy a pass's inputs into a graph's memory.
 
-    Tokens past the live ones write to the padding page, and nobody takes their logits.
+    Padding tokens write to the padding page, and their logits are not used.
+
+    Args:
+        memory: Memory of the graph's inputs.
+        tokens: Number of tokens of the graph.
+        batch: The pass, with inputs on the host.
+        staging: Pinned memory for the copy.
     """
     inputs = [tensor.numpy() for tensor in _inputs(batch)]
 

@@ -1,4 +1,4 @@
-"""A check that all ranks of a model draw the same tokens, cheap enough to be always on."""
+"""A check that all ranks of a model draw the same tokens; cheap enough to be always on."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _FACTOR: Final = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no bit of an earlier
 
 
 class TokenChecksum:
-    """A sum over all drawn tokens, which lies on the device and is compared there.
+    """A checksum of all drawn tokens, which is kept and compared on the device.
 
-    Nobody waits for a comparison: what it found is read when the next one is due.
+    The comparison is asynchronous. Its result is read at the next comparison.
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        """Nothing is drawn."""
+        """Set up the checksum before any token is drawn."""
         self._ranks = ranks
         self._sum = torch.zeros(1, dtype=torch.int64, device=ranks.device)
         self._found: AsyncHostCopy | None = None
 
     def update(self, tokens: Tensor) -> None:
-        """Take the tokens of a step into the sum."""
+        """Add the tokens of a step to the sum."""
         self._sum.mul_(_FACTOR).add_(tokens.sum())
 
     def compare_ranks(self) -> None:
-        """Compare with the other ranks, each of which must call this; and start again from zero.
+        """Compare with the other ranks, which must all call this, and restart from zero.
 
         Raises:
-            WorkerError: at the comparison before, ranks had drawn other tokens.
+            WorkerError: at the previous comparison, ranks had drawn different tokens.
         """
         before, self._found = self._found, AsyncHostCopy([self._ranks.all_gather(self._sum)])
         self._sum = torch.zeros_like(self._sum)

@@ -1,1 +1,1 @@
-"""Guesses of the tokens that rows draw next, which one pass then verifies at once."""
+"""Drafters: they propose tokens that rows may draw next, which one pass verifies together."""

@@ -1,11 +1,11 @@
-"""How long passes take, and how many guesses of rows it pays to verify in one.
+"""Chooses how many draft tokens to verify in a pass, from estimates of the time of passes.
 
-A pass reads the weights once, whatever the number of its tokens. So further tokens cost nothing
-until it is computing, not reading, that takes the time. This gives the shape of the curve. Passes
-that were measured give its height, for steps of one token a row and for steps that verify guesses
-each, near numbers of tokens that there were.
+A pass reads the weights once, whatever its number of tokens. So further tokens cost nothing until
+computing takes longer than reading. This gives the shape of the latency curve. Measured passes give
+its height near the measured numbers of tokens, separately for steps of one token per row and for
+steps that verify drafts.
 
-Legend: R rows, K guesses of a row, M guesses of all rows.
+Legend: R rows, K draft tokens of a row, M draft tokens of all rows.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from treegen.common.drafter import Ints
 
 Floats = NDArray[np.float64]
 
-_GAIN: Final = 1.04  # guesses are verified where that is expected to be so much faster
-_LIKELY: Final = 0.85  # of guesses that are accepted at best, where none are at hand
-_UNKNOWN: Final = 1.05  # what verifying costs beside the further tokens, before it was measured
+_GAIN: Final = 1.04  # drafts are verified if the expected speedup is at least this factor
+_LIKELY: Final = 0.85  # assumed acceptance rate at best, while there are no drafts
+_UNKNOWN: Final = 1.05  # cost factor of verifying in addition to more tokens, until measured
 _SIZES: Final = 64  # half octaves of tokens
-_LAST: Final = 5  # passes of a size whose median counts
-_FEWEST: Final = 2  # passes of a size that make it known
-_PAUSE: Final = 8  # steps after which to look again for guesses that pay, at first
+_LAST: Final = 5  # number of last passes of a size whose median is used
+_FEWEST: Final = 2  # number of passes after which the time of a size is known
+_PAUSE: Final = 8  # steps without drafts in the first pause
 _MOST_PAUSE: Final = 512
-_RELAX: Final = 0.85  # of what was measured of guesses is believed after a pause, as a power
-_TRUST: Final = 20.0  # right guesses that the chances count for as they are told
-_MEMORY: Final = 0.98  # of how guesses fared, at the next step
-_STREAK: Final = 32  # steps with guesses after which they are known to pay
-_LARGEST: Final = 1.3  # tokens of a pass at most, as a share of those that are free
-_NEVER: Final = 1e-9  # chance of a guess that there is not
-_PATIENCE: Final = 3  # steps without guesses that pay before a pause
+_RELAX: Final = 0.85  # weight of measured times of drafts after a pause, as an exponent
+_TRUST: Final = 20.0  # prior weight of the predicted acceptance rates, in accepted draft tokens
+_MEMORY: Final = 0.98  # weight of earlier acceptances, relative to the next step
+_STREAK: Final = 32  # steps with drafts after which drafts are known to pay
+_LARGEST: Final = 1.3  # maximum number of tokens of a pass, relative to the free tokens
+_NEVER: Final = 1e-9  # probability of a draft token that does not exist
+_PATIENCE: Final = 3  # steps without drafts that pay before a pause
 
 
 @dataclass(slots=True)
 class _LatencyCurve:
-    """How much longer passes took than the shape says, by size in half octaves."""
+    """Ratios of measured to predicted times of passes, by size in half octaves."""
 
     measured: dict[int, deque[float]] = field(default_factory=dict)
     first: set[int] = field(default_factory=set)
-    # The ratio at each size, or at the nearest that is known; None until it is asked for.
+    # The ratio at each size, or at the nearest known size; None until `ratios` computes it.
     ratio_of: Floats | None = None
 
     def add(self, tokens: int, ratio: float) -> None:
@@ -54,10 +54,10 @@ class _LatencyCurve:
         if size in self.first:
             self.measured.setdefault(size, deque(maxlen=_LAST)).append(ratio)
             self.ratio_of = None
-        self.first.add(size)  # whose passes are captured or compiled
+        self.first.add(size)  # the first pass of a size is not used: it captures or compiles
 
     def relax(self, other: _LatencyCurve) -> None:
-        """Come closer to another curve: what was measured may have been disturbed."""
+        """Move closer to another curve, because measured times may have been disturbed."""
         self.ratio_of = None
         for size, last in self.measured.items():
             mine, theirs = statistics.median(last), other.ratios(np.array([2 ** (size / 2)]))
@@ -67,11 +67,11 @@ class _LatencyCurve:
 
     @property
     def largest(self) -> float:
-        """The most tokens of a pass that was measured."""
+        """The largest number of tokens of a measured pass."""
         return float(2 ** (max(self.first, default=0) / 2))
 
     def ratios(self, tokens_M: Ints | Floats) -> Floats | None:
-        """The ratios at the nearest sizes that are known; None if none is."""
+        """Return the ratios at the nearest known sizes; None if no size is known."""
         if self.ratio_of is None:
             known = {
                 size: statistics.median(last)
@@ -93,12 +93,13 @@ def _size(tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _CostEstimate:
-    """What passes of some rows are expected to take.
+    """Expected times of passes over some rows, in units of the time of reading the weights.
 
-    num_rows, most: the rows, and how many guesses each has at most.
-    now: tokens for each time that the weights are read, without guesses.
-    cost_M: how long a pass takes that verifies 1, 2, ... guesses, in the same unit.
-    pays: whether it pays to verify guesses that are as likely as they can be.
+    num_rows: number of rows.
+    most: maximum number of draft tokens of each row.
+    now: tokens per unit of time without drafts.
+    cost_M: time of a pass that verifies 1, 2, ... draft tokens.
+    pays: whether it pays to verify drafts with the best acceptance rate.
     """
 
     num_rows: int
@@ -109,44 +110,57 @@ class _CostEstimate:
 
 
 class DraftLengthController:
-    """Decides how many guesses of a run are verified, and when to look for any."""
+    """Decides how many draft tokens of a run are verified, and when to propose any."""
 
     def __init__(self, free_tokens: float, weight_keys: float, multiple: int = 1) -> None:
-        """A curve that nothing was measured of.
+        """Set up a controller without measurements.
 
         Args:
-            free_tokens: Tokens of a pass from which on computing them takes longer than reading the
-                weights.
-            weight_keys: Keys that take as long to read as the weights.
-            multiple: Passes that verify guesses are filled up to a multiple of so many tokens.
+            free_tokens: Number of tokens of a pass from which on computing takes longer than
+                reading the weights.
+            weight_keys: Number of keys that take as long to read as the weights.
+            multiple: Passes that verify drafts are padded to a multiple of this number of tokens.
         """
         self._free, self._keys, self._multiple = free_tokens, weight_keys, multiple
         self._plain, self._verified = _LatencyCurve(), _LatencyCurve()
         self._pause = self._next_pause = _PAUSE
-        self._idle = self._streak = 0  # steps without guesses that pay, and with
-        # Guesses that were expected to be right, and those that were, of late.
+        self._idle = self._streak = 0  # consecutive steps without and with drafts that pay
+        # Recent draft tokens that were expected to be accepted, and that were accepted.
         self._expected = self._right = _TRUST
         self._outlook: _CostEstimate | None = None
 
     def begin(self) -> None:
-        """Look for guesses soon, for another run begins."""
+        """Propose drafts soon, because another run begins."""
         self._pause, self._next_pause = _PAUSE, min(self._next_pause, 4 * _PAUSE)
         self._idle = self._streak = 0
 
     def record_accepted(self, expected: float, right: int) -> None:
-        """Note how many guesses of a step were right, and how many had been expected to be."""
+        """Record the expected and the real number of accepted draft tokens of a step."""
         self._expected = _MEMORY * self._expected + expected
         self._right = _MEMORY * self._right + right
 
     def measure(self, tokens: int, keys: int, seconds: float, *, verified: bool) -> None:
-        """Note what a pass took. keys: that it read for each layer."""
+        """Record the time of a pass.
+
+        Args:
+            tokens: Number of tokens of the pass.
+            keys: Number of keys that it read in each layer.
+            seconds: Its time.
+            verified: Whether it verified draft tokens.
+        """
         curve = self._verified if verified else self._plain
         if verified:
             tokens = -(-tokens // self._multiple) * self._multiple
         curve.add(tokens, seconds / float(self._shape(np.array([tokens]), keys)[0]))
 
     def is_due(self, num_rows: int, keys: int, most: int) -> bool:
-        """Whether to look for guesses before the next step of some rows."""
+        """Return whether to propose draft tokens before the next step.
+
+        Args:
+            num_rows: Number of rows of the step.
+            keys: Number of keys that the last step read in each layer.
+            most: Maximum number of draft tokens of each row.
+        """
         if num_rows >= self._free:
             return False
         if self._pause > 0:
@@ -158,7 +172,7 @@ class DraftLengthController:
         return False
 
     def _wait(self) -> None:
-        """Look for guesses again after some steps, ever more of them."""
+        """Pause drafting; each pause is twice as long as the last one, up to a maximum."""
         self._outlook = None
         self._verified.relax(self._plain)
         self._pause, self._idle, self._streak = self._next_pause, 0, 0
@@ -167,20 +181,26 @@ class DraftLengthController:
     def choose_lengths(
         self, num_R: Ints, chance_R: Floats, keys: int, most: int, later_R: Floats | None = None
     ) -> tuple[Ints, float]:
-        """How many of its guesses to verify of each row, and how many should be right in all.
+        """Choose how many draft tokens of each row to verify.
 
         Args:
-            num_R: How many each has.
-            chance_R: How likely the first is right.
-            later_R: How likely each further one is, if those before it were; None for as likely.
+            num_R: Number of draft tokens of each row, [R].
+            chance_R: Probability that the first one is accepted, [R].
+            keys: Number of keys that the last step read in each layer.
+            most: Maximum number of draft tokens of each row.
+            later_R: Probability that each further one is accepted if the ones before it were, [R];
+                None if it is that of the first.
+
+        Returns:
+            The number for each row, [R], and how many are expected to be accepted in all.
         """
         chance_RK = np.empty((len(num_R), most))
         chance_RK[:] = (chance_R if later_R is None else later_R)[:, None]
-        chance_RK[:, 0] = chance_R * (1 - 1e-6 * np.arange(len(num_R)))  # so that no two are equal
+        chance_RK[:, 0] = chance_R * (1 - 1e-6 * np.arange(len(num_R)))  # breaks ties
         gain_RK = chance_RK.cumprod(axis=1)
         gain_RK[np.arange(most) >= num_R[:, None]] = 0.0
         outlook = self._get_costs(len(num_R), keys, most)
-        self._outlook = None  # what is measured meanwhile changes it
+        self._outlook = None  # later measurements change it
         gains_M = np.sort(gain_RK, axis=None)[: -len(outlook.cost_M) - 1 : -1]
         sums_M = gains_M.cumsum()
         best = self._best(outlook, sums_M * (self._right / self._expected))
@@ -198,10 +218,11 @@ class DraftLengthController:
 
     @staticmethod
     def _best(outlook: _CostEstimate, sums_M: Floats) -> int | None:
-        """Which number of guesses is the best, those with the largest gains first.
+        """Return the index of the best number of draft tokens; None if none pays.
 
         Args:
-            sums_M: The tokens that 1, 2, ... guesses add on average.
+            outlook: Expected times of passes.
+            sums_M: Expected accepted tokens of the 1, 2, ... most likely draft tokens.
         """
         if not len(sums_M):
             return None
@@ -210,7 +231,7 @@ class DraftLengthController:
         return best if rate_M[best] > _GAIN * outlook.now else None
 
     def _get_costs(self, num_rows: int, keys: int, most: int) -> _CostEstimate:
-        """What passes will take, as it was looked up for as many rows since the last step."""
+        """Return the expected times of passes; they are computed once per step."""
         outlook = self._outlook
         if outlook is None or (outlook.num_rows, outlook.most) != (num_rows, most):
             self._outlook = outlook = self._estimate_costs(num_rows, keys, most)
@@ -218,7 +239,7 @@ class DraftLengthController:
 
     def _estimate_costs(self, num_rows: int, keys: int, most: int) -> _CostEstimate:
         rows = np.array([num_rows])
-        # Passes are tried that are somewhat larger than those that were measured.
+        # Passes up to twice as large as the measured ones are tried.
         largest = 2 * max(num_rows, self._verified.largest)
         largest = min(max(largest, self._multiple), _LARGEST * self._free)
         tokens_M = num_rows + np.arange(1, min(int(largest) - num_rows, num_rows * most) + 1)
@@ -239,6 +260,6 @@ class DraftLengthController:
         return replace(found, pays=self._best(found, likely_M) is not None)
 
     def _shape(self, tokens: Ints, keys: int) -> Floats:
-        """What passes take, in times that the weights are read."""
+        """Return the predicted times of passes, in units of the time of reading the weights."""
         found: Floats = np.maximum(1.0, tokens / self._free) + keys / self._keys
         return found

@@ -1,4 +1,4 @@
-"""Guesses by a function that the user gives."""
+"""A drafter that calls a user's function."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from treegen.errors import InputError
 
 
 class FunctionDrafter:
-    """Asks a function about all rows of a step at once."""
+    """Calls a function once per step, for all rows."""
 
     def __init__(self, function: DraftFunction) -> None:
-        """No row is known."""
+        """Set up a drafter that knows no row yet."""
         self._function = function
         self._rows: dict[int, DraftContext] = {}
         self._chance = AcceptanceEstimator()
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
-        """Add to the tokens of rows."""
+        """Add new tokens to the texts of rows."""
         columns = (new.slots, new.request, new.sample, new.count, new.num_R)
         each = zip(*(column.tolist() for column in columns), new.tokens_RA, strict=True)
         for slot, request, sample, count, num, tokens in each:
@@ -42,13 +42,17 @@ class FunctionDrafter:
             generated += tokens[:num].tolist()
 
     def run_deferred(self) -> None:
-        """Nothing waits."""
+        """Do nothing: this drafter defers no work."""
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
-        """What the function guesses.
+        """Return the draft tokens of the function.
+
+        Args:
+            slots: Slots of the rows, [R].
+            room_R: Maximum number of draft tokens of each row, [R].
 
         Raises:
-            InputError: it returns something else than a list of token ids for each row.
+            InputError: the function does not return a list of token ids for each row.
         """
         most = int(room_R.max(initial=0))
         tokens_RK = np.full((len(slots), most), NOTHING)
@@ -70,5 +74,11 @@ class FunctionDrafter:
         return Drafts(tokens_RK, chance_R, np.zeros(len(slots), dtype=np.int64))
 
     def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
-        """Adjust the chance that a guess is right."""
+        """Update the estimated acceptance rate.
+
+        Args:
+            kind_R: Not used; this drafter has one kind of draft tokens.
+            tried_R: Number of tried draft tokens of each row, [R].
+            accepted_R: Number of accepted draft tokens of each row, [R].
+        """
         self._chance.learn(tried_R, accepted_R)

@@ -1,11 +1,10 @@
-"""Guesses by what other samples went on with after the same last tokens.
+"""An n-gram drafter: it proposes what other samples continued with after the same last tokens.
 
-Each token that a row draws is entered in a table, under the last n tokens before it, for some n: in
-one scope for the samples of its prompt, in another for all of the run. A row looks its own last
-tokens up. What it finds is a place in the log of all tokens, and it drafts what came after that.
-
-The log is linked: each entry knows the one after it in its row. So rows are noted together, a few
-array operations for all of them.
+Each token that a row draws is entered in a hash table under the last n tokens before it, for
+several n, once in the scope of its prompt's samples and once in that of the run. A row looks up its
+own last tokens, finds an entry in the log of all tokens, and drafts the tokens that followed there.
+The log is linked: each entry knows the next one of its row. So a few array operations record the
+tokens of all rows.
 
 Legend: R rows, A new tokens of a row, W tokens of a window, S keys (an n and a scope), N entries.
 """
@@ -22,11 +21,11 @@ from treegen.common.drafter import NOTHING, Drafts, Ints, NewTokens, PromptInfo
 
 
 class _Key(NamedTuple):
-    """Under what tokens are entered: their last n, those of the same prompt only or of the run."""
+    """A kind of table key: n last tokens, in the scope of one prompt or of the run."""
 
     size: int
     is_own: bool
-    chance: float  # of a guess to be right, before any was tried
+    chance: float  # acceptance rate before any draft token was tried
 
 
 _KEYS: Final = (
@@ -42,16 +41,16 @@ _KEYS: Final = (
 )
 _WINDOW: Final = max(key.size for key in _KEYS)
 _MOST_VOTES: Final = 100
-# Guesses are told apart by how many tokens agree on them: 1, 2, 3, 4 or 5, 6 to 11, or more.
+# Grades of draft tokens by how many recorded tokens agree on them: 1, 2, 3, 4 or 5, 6 to 11, more.
 _VOTES: Final = np.searchsorted([2, 3, 4, 6, 12], np.arange(_MOST_VOTES + 2), side="right")
 _GRADES: Final = int(_VOTES.max()) + 1
-_LATER: Final = 0.55  # chance of a further guess to be right, before any was tried
-_SLOT_BITS: Final = 21  # places of the table
-_MOST_ENTRIES: Final = 2**23  # tokens of the log; then all is forgotten
-_PROMPT: Final = 1024  # last tokens of a prompt that are entered
+_LATER: Final = 0.55  # acceptance rate of further draft tokens, before any was tried
+_SLOT_BITS: Final = 21  # log2 of the number of places in the table
+_MOST_ENTRIES: Final = 2**23  # maximum number of tokens in the log, which is then cleared
+_PROMPT: Final = 1024  # number of last tokens of a prompt that are entered
 _MOST_PROMPTS: Final = 1024
-_TRUST: Final = 8.0  # tokens tried that a first estimate counts for
-_MEMORY: Final = 0.99  # of what was learned at the step before
+_TRUST: Final = 8.0  # prior weight of first estimates, in tried tokens
+_MEMORY: Final = 0.99  # weight of earlier steps, relative to the next step
 
 _U64 = np.uint64
 _BASE: Final = 0x9E3779B97F4A7C15
@@ -60,23 +59,24 @@ _SCOPE: Final = 0xA24BAED4963EE407
 
 
 class NgramDrafter:
-    """Drafts by the last tokens of rows."""
+    """Proposes draft tokens by the last tokens of rows."""
 
     def __init__(self) -> None:
-        """Nothing is known."""
-        # A hash of the last n tokens: that of the last one times the first power, and so on.
+        """Set up an empty table."""
+        # The hash of the last n tokens is a sum of tokens times powers: the last token times the
+        # first power, and so on.
         powers = [pow(_BASE, _WINDOW - i, 2**64) for i in range(_WINDOW)]
         self._powers_WS = np.array(
             [[p * (i >= _WINDOW - key.size) for key in _KEYS] for i, p in enumerate(powers)], _U64
         )
         self._salt_S = np.array([pow(_MIX, key.size, 2**64) for key in _KEYS], dtype=_U64)
         self._own_S = np.array([key.is_own for key in _KEYS], dtype=_U64)
-        # Where the continuation of a key is in the log, the rest of the key's hash, and by how many
-        # tokens that continuation leads. A place without an entry has entry 0, which is no token's.
+        # By place: the log entry of the key's continuation, the rest of the key's hash, and the
+        # votes by which that continuation leads. Empty places have entry 0, which has no token.
         self._entry = np.zeros(1 << _SLOT_BITS, dtype=np.int32)
         self._rest = np.zeros(1 << _SLOT_BITS, dtype=np.uint32)
         self._votes = np.zeros(1 << _SLOT_BITS, dtype=np.int8)
-        # The log: tokens, and the entry after each in its row, 0 while there is none.
+        # The log: tokens, and the next entry of the same row, 0 while there is none.
         self._token = np.full(4096, NOTHING, dtype=np.int32)
         self._next = np.zeros(4096, dtype=np.int32)
         self._size = 1
@@ -84,20 +84,20 @@ class NgramDrafter:
         self._recent = np.zeros((0, _WINDOW), dtype=np.int64)
         self._last = np.zeros(0, dtype=np.int64)
         self._scope = np.zeros(0, dtype=_U64)
-        # What `work` logs: slots, scopes, texts, and how many tokens of each are new.
+        # Tokens that `run_deferred` logs: slots, scopes, texts, and number of new tokens of each.
         self._waiting: list[tuple[Ints, NDArray[_U64], Ints, Ints]] = []
         # By request: the last tokens of the prompt, and the entry of the last one.
         self._prompts: dict[int, tuple[Ints, int]] = {}
         chances = np.array([key.chance for key in _KEYS])[:, None]
         more = np.linspace(0.0, 0.5, _GRADES)
-        # By kind: how many first and further guesses were right, and how many tried.
+        # By kind: how many first and further draft tokens were accepted, and how many were tried.
         first = ((1 - (1 - chances) * (1 - more)) * _TRUST).reshape(-1)
         self._right_2K = np.stack([first, np.full(first.shape, _LATER * _TRUST)])
         self._tried_2K = np.full(self._right_2K.shape, _TRUST)
         self._chance_2K = self._right_2K / self._tried_2K
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
-        """Log what rows have drawn. `work` enters it, too late for the guesses of the next step."""
+        """Queue drawn tokens of rows; `run_deferred` enters them, too late for the next step."""
         self._make_room(int(new.slots.max(initial=-1)) + 1, 0)
         first = np.flatnonzero(new.count == 0)
         if len(first):
@@ -109,13 +109,20 @@ class NgramDrafter:
         self._recent[new.slots] = text_RX[rows, new.num_R[:, None] + places_W]
 
     def run_deferred(self) -> None:
-        """Enter what was logged."""
+        """Log and enter the queued tokens."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             self._log(*each)
 
     def _log(self, slots: Ints, scope_R: NDArray[_U64], text_RX: Ints, num_R: Ints) -> None:
-        """Log the tokens of rows and enter them. text_RX: the last ones before them, and these."""
+        """Log the tokens of rows and enter them in the table.
+
+        Args:
+            slots: Slots of the rows, [R].
+            scope_R: Scope of each row's prompt.
+            text_RX: The last tokens of each row before the new ones, then the new ones, [R, W + A].
+            num_R: Number of new tokens of each row.
+        """
         self._make_room(0, int(num_R.sum()))
         windows_RAW = np.lib.stride_tricks.sliding_window_view(text_RX, _WINDOW, axis=1)
         is_new_RA = np.arange(text_RX.shape[1] - _WINDOW) < num_R[:, None]
@@ -125,7 +132,12 @@ class NgramDrafter:
         self._last[slots] = entry_N[num_R.cumsum() - 1]
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
-        """What came after the last tokens of rows."""
+        """Return the tokens that followed the last tokens of rows elsewhere.
+
+        Args:
+            slots: Slots of the rows, [R].
+            room_R: Maximum number of draft tokens of each row, [R].
+        """
         place_RS, rest_RS = self._places(self._recent[slots], self._scope[slots])
         is_hit_RS = self._rest[place_RS] == rest_RS
         kind_RS = _VOTES[self._votes[place_RS]] + _GRADES * np.arange(len(_KEYS))
@@ -141,7 +153,13 @@ class NgramDrafter:
         return Drafts(tokens_RK, chance_RS[rows, best_R], kind_R, self._chance_2K[1][kind_R])
 
     def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
-        """Adjust the chances of the kinds of guesses."""
+        """Update the estimated acceptance rates of each kind of draft tokens.
+
+        Args:
+            kind_R: Kind of each row's draft tokens, [R].
+            tried_R: Number of tried draft tokens of each row, [R].
+            accepted_R: Number of accepted draft tokens of each row, [R].
+        """
         size = len(self._chance_2K[0])
         is_first_R = tried_R > 0
         for place, (tried, right) in enumerate(
@@ -154,11 +172,11 @@ class NgramDrafter:
         self._chance_2K = self._right_2K / self._tried_2K
 
     def _begin(self, slots: Ints, request: Ints, request_of: Callable[[int], PromptInfo]) -> None:
-        """Let rows begin after their prompts, which are entered if they are new."""
-        self.run_deferred()  # of rows that were in these slots
+        """Start rows after their prompts, which are entered if they are new."""
+        self.run_deferred()  # enters the tokens of earlier rows in these slots
         for number in np.unique(request).tolist():
             if number not in self._prompts:
-                if len(self._prompts) >= _MOST_PROMPTS:  # rows of a request begin together
+                if len(self._prompts) >= _MOST_PROMPTS:  # rows of a request start together
                     self._prompts.clear()
                 self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
             mine = slots[request == number]
@@ -178,7 +196,13 @@ class NgramDrafter:
         return text[-_WINDOW:].copy(), int(entry_N[-1])
 
     def _append(self, tokens_N: Ints, num_R: Ints, before_R: Ints) -> Ints:
-        """Add rows' tokens to the log; returns their entries. before_R: the entry before each."""
+        """Add tokens of rows to the log; return their entries.
+
+        Args:
+            tokens_N: The tokens, row by row.
+            num_R: Number of tokens of each row.
+            before_R: Entry of each row's last token before these.
+        """
         entry_N = np.arange(self._size, self._size + len(tokens_N))
         self._size += len(tokens_N)
         self._token[entry_N] = tokens_N
@@ -190,10 +214,15 @@ class NgramDrafter:
         return entry_N
 
     def _enter(self, windows_NW: Ints, scope_N: NDArray[_U64], entry_N: Ints) -> None:
-        """Enter tokens under the tokens before them.
+        """Enter tokens in the table under the tokens before them.
 
-        Where they disagree, the token that leads stays. It is an older one, so that more is known
-        of what came after it.
+        If tokens disagree, the leading one stays. It is an older one, so more is known of what
+        followed it.
+
+        Args:
+            windows_NW: The tokens before each entered token.
+            scope_N: Scope of the prompt of each.
+            entry_N: Log entry of each.
         """
         place_NS, rest_NS = self._places(windows_NW, scope_N)
         old_NS, votes_NS = self._entry[place_NS], self._votes[place_NS]
@@ -206,7 +235,7 @@ class NgramDrafter:
         self._rest[place_NS] = rest_NS
 
     def _places(self, windows_NW: Ints, scope_N: NDArray[_U64]) -> tuple[Ints, NDArray[np.uint32]]:
-        """Where in the table tokens after some windows are, by key, and the rest of the hash."""
+        """Return the table places of windows by key, [N, S], and the rest of their hashes."""
         hash_NS = (windows_NW + 1).view(_U64) @ self._powers_WS
         hash_NS += self._own_S * scope_N[:, None] + self._salt_S
         hash_NS ^= hash_NS >> _U64(31)
@@ -237,5 +266,5 @@ class NgramDrafter:
 
 
 def _scope_of(request: int) -> np.uint64:
-    """What tells the tokens of a request from those of others."""
+    """Return a hash that separates the tokens of a request from those of other requests."""
     return _U64((request + 1) * _SCOPE % 2**64)

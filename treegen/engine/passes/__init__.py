@@ -1,1 +1,1 @@
-"""What the next pass computes: spans of prompts, decode steps, guesses to verify."""
+"""What the next pass computes: spans of prompts, decode steps, verification of draft tokens."""

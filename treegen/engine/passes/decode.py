@@ -1,4 +1,4 @@
-"""Decode steps: the rows of the next one, and its launch while the one before still runs."""
+"""Decode steps: chooses the rows of the next step, and launches it while the last still runs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """One draw for each of some rows, or several for each, which may be under way.
+    """The draws of a step that may still be running: one or several per row.
 
-    slots: the slots of the rows, of each draw.
-    serials: their serial numbers, which tell whether a slot still has the same row.
-    fetch: the draws on their way to the host.
-    guesses: what a row draws more than once for; None if each draws once.
-    keys: that were read in each layer.
+    slots: the slot of each draw's row.
+    serials: serial numbers of these rows, which show whether a slot still has the same row.
+    fetch: the draws, being copied to the host.
+    guesses: the draft tokens that the step verifies; None if each row draws once.
+    keys: number of keys read in each layer.
     """
 
     slots: Ints
@@ -61,15 +61,25 @@ class InFlightStep:
         guesses: VerifyInput | None = None,
         keys: int = 0,
     ) -> InFlightStep:
-        """A flight that has begun to copy its draws to the host."""
+        """Start to copy the draws of a step to the host.
+
+        Args:
+            slots: The slot of each draw's row.
+            serials: Serial numbers of these rows.
+            draws: The draws on the device.
+            guesses: The draft tokens that the step verifies; None if each row draws once.
+            keys: Number of keys read in each layer.
+        """
         return cls(slots, serials, AsyncDraws(draws), guesses, keys)
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredStep:
-    """A decode step whose draws wait until the tokens before are known, by which grammars go on.
+    """A decode step that draws only once the previous tokens are known, which grammars need.
 
-    number: how many steps the run has had before. The rest is as in `InFlightStep`.
+    undrawn: the logits to draw from.
+    number: number of earlier steps of the run.
+    slots, serials, guesses, keys: as in `InFlightStep`.
     """
 
     slots: Ints
@@ -84,20 +94,21 @@ class DecodeSteps:
     """Launches the decode steps of one run."""
 
     def __init__(self, run: EngineRun, queue: RowQueue) -> None:
-        """Steps of the live rows."""
+        """Set up the decode steps of a run's live rows."""
         self._run, self._queue, self._graphs = run, queue, run.executor.graphs
         self._state: tuple[Ints, int, StepRows, int] | None = None
-        self._own_memo: dict[Any, Any] = {}  # of the levels of the same rows' own tokens
+        self._own_memo: dict[Any, Any] = {}  # expanded levels of the same rows' own tokens
 
     def next_rows(self, flight: InFlightStep | None) -> tuple[Ints, Ints, Ints]:
-        """Rows of the next step, the number of their tokens, and their places in the last step.
+        """Return the rows of the next step, their token counts, and their places in the last step.
+
+        Rows that have reached their limit, or reach it in the last step, are left out: the number
+        of tokens is known even if the tokens are not. Rows whose thinking budget the last step uses
+        up are left out too, because only their tokens show whether the thinking has ended. A row
+        that was not in the last step has the place -1.
 
         Args:
-            flight: The last step, if its tokens are not known yet. The number of tokens is known
-                even then, so rows that reach their limit in it are left out. Rows that have reached
-                it are left out too, which may not have left yet. So are rows whose budget for
-                thinking it uses up: only their tokens tell whether the thinking has ended by then.
-                A row that was not in that step has the place -1.
+            flight: The last step, if its tokens are not known yet; None otherwise.
         """
         order, rows, budgets = self._queue.order, self._run.rows, self._queue.budgets
         counts, source = rows.count[order], np.full(len(order), -1)
@@ -117,7 +128,14 @@ class DecodeSteps:
     def launch(
         self, order: Ints, counts: Ints, source: Ints, before: InFlightStep | None
     ) -> InFlightStep | DeferredStep:
-        """Queue a decode step of the rows that `next_rows` gave. before: as `flight` there."""
+        """Launch a decode step of the rows that `next_rows` returned.
+
+        Args:
+            order: Slots of the rows, depth first, [rows].
+            counts: Number of generated tokens of each row, [rows].
+            source: Place of each row in the last step, or -1, [rows].
+            before: The last step, if its tokens are not known yet; None otherwise.
+        """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
         same, shared_keys = self._same_rows(order)
@@ -149,7 +167,7 @@ class DecodeSteps:
         return InFlightStep.of(order, rows.serial[order], draws, keys=keys)
 
     def draw(self, pending: DeferredStep) -> InFlightStep:
-        """Draw what a step computes, once the tokens before it are known."""
+        """Draw from the logits of a deferred step, once the previous tokens are known."""
         slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
         masks = self._queue.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
         draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
@@ -158,14 +176,15 @@ class DecodeSteps:
     def verify(
         self, order: Ints, counts: Ints, guesses: VerifyInput
     ) -> InFlightStep | DeferredStep:
-        """Queue a step in which rows draw after guessed tokens too, as if each was drawn before.
+        """Launch a step in which rows also draw after their draft tokens.
 
         It is a decode step with several consecutive query rows for each row. They attend to the
-        same levels; of the row's own keys each sees those up to its own.
+        same levels; of the row's own keys, each query row sees those up to its own.
 
         Args:
-            order: As `next_rows` gave them for tokens that are all known.
-            counts: As `next_rows` gave them for tokens that are all known.
+            order: Slots of the rows, from `next_rows`; all their tokens must be known, [rows].
+            counts: Number of generated tokens of each row, from `next_rows`, [rows].
+            guesses: The draft tokens of the rows.
         """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
@@ -215,12 +234,12 @@ class DecodeSteps:
         return InFlightStep.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
 
     def look_ahead(self) -> None:
-        """Make what the next step needs of the rows that are live now, if they are others."""
+        """Prepare the inputs of the rows that are live now, unless the last step had the same."""
         if len(self._queue.order):
             self._same_rows(self._queue.order)
 
     def _count(self, levels: PreparedLevels, num_rows: int, read: int, unshared: int) -> None:
-        """Count a step: its rows, the keys it reads, and those it would read without levels."""
+        """Count a step: its rows, the keys it reads, and the keys it would read without sharing."""
         usage = self._run.usage
         usage.impl = levels.impl
         usage.count_kernels(levels.kernels)
@@ -230,11 +249,11 @@ class DecodeSteps:
         usage.decode_steps += 1
 
     def _same_rows(self, order: Ints) -> tuple[StepRows, int]:
-        """What stays the same for these rows, and the keys of their levels; made for new rows."""
+        """Return the inputs that stay the same for these rows, and the keys of their levels."""
         run = self._run
         if self._state is not None and self._state[0] is order:  # see `RowQueue.order`
             _, version, same, read = self._state
-            if version == run.pool.num_taken_back:  # else a copy may be gone
+            if version == run.pool.num_taken_back:  # otherwise an expanded copy may be gone
                 return same, read
         chains = run.rows.chain[order]
         copy_of = run.copies.get_or_expand if run.copies is not None else None

@@ -1,4 +1,4 @@
-"""Prefill passes: what one computes, its launch, and the draws of first tokens after it."""
+"""Prefill passes: launches them, and draws the first tokens of samples from their logits."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.ops.sampling.draw import draw
 from treegen.ops.sampling.reductions import log_sum_exp
 
-_LOGITS = 2**26  # most numbers in the logits of a pass
-_MIN_ROWS = 16  # rows of logits that a pass may have whatever the vocabulary
+_LOGITS = 2**26  # maximum number of elements in the logits of a pass
+_MIN_ROWS = 16  # rows of logits that a pass may have for any vocabulary size
 
 
 @dataclass(frozen=True, slots=True)
 class FirstDraws:
-    """The first tokens of the rows of some requests, which have equally many rows.
+    """The first tokens of the rows of requests that have equally many rows.
 
-    at: for each request, the row of the pass's logits that they are drawn from.
+    requests: the requests.
+    at: for each request, the row of the pass's logits from which its tokens are drawn.
+    flight: the draws.
     """
 
     requests: Sequence[LiveRequest]
@@ -40,10 +42,10 @@ class FirstDraws:
 
 @dataclass(frozen=True, slots=True)
 class InFlightPrefill:
-    """A prefill pass that may be under way.
+    """A prefill pass that may still be running.
 
-    spans: what it computes.
-    lse: log-sum-exp of the logits at each wanted position; None if `first` draws from them all.
+    spans: the spans of tokens that it computes.
+    lse: log-sum-exp of the logits at each wanted position; None if `first` draws from all of them.
     scored: scores of tokens of segments.
     first: draws of first tokens.
     """
@@ -54,7 +56,7 @@ class InFlightPrefill:
     first: Sequence[FirstDraws]
 
     def wait(self) -> NDArray[np.float32]:
-        """Wait for the pass; returns log-sum-exp of the logits at each wanted position."""
+        """Wait for the pass; return log-sum-exp of the logits at each wanted position."""
         if self.lse is not None:
             (found,) = self.lse.wait()
             return found
@@ -64,13 +66,13 @@ class InFlightPrefill:
         return found
 
     def iter_finished_segments(self) -> Iterator[LiveSegment]:
-        """Segments whose last token the pass computes."""
+        """Yield the segments whose last token the pass computes."""
         for span in self.spans:
             if span.segment is not None and span.stop == span.segment.stop:
                 yield span.segment
 
     def describe_row(self, at: int) -> str:
-        """The prompt and token of row `at` of the logits, for an error message."""
+        """Return the prompt and token of row `at` of the logits, for an error message."""
         for span in self.spans:
             if at < len(span.wanted):
                 below = span.segment.requests if span.segment else []
@@ -84,7 +86,7 @@ class PrefillPasses:
     """Launches the prefill passes of one run."""
 
     def __init__(self, run: EngineRun, queue: RowQueue, *, chunk: int) -> None:
-        """Passes of `chunk` tokens at most."""
+        """Set up passes of at most `chunk` tokens."""
         self._run, self._queue = run, queue
         self._chunk = chunk
         self._max_logits = max(
@@ -92,7 +94,7 @@ class PrefillPasses:
         )
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> InFlightPrefill:
-        """Queue a pass over segments, by index, and over tokens of rows that resume."""
+        """Launch a pass over segments, given by index, and over tokens of resuming rows."""
         run, usage = self._run, self._run.usage
         spans = schedule_spans(run, self._queue, to_compute, self._chunk, self._max_logits)
         encodings = run.executor.encodings
@@ -128,7 +130,7 @@ class PrefillPasses:
         return InFlightPrefill(spans, lse, scored, self._draw_first(prompts, logits))
 
     def _on_row(self, span: Span) -> list[int]:
-        """Account for a row's tokens, computed again; returns its slot after the last one."""
+        """Count a row's recomputed tokens; return its slot once the last one is computed."""
         run, rows, slot = self._run, self._run.rows, span.slot
         run.usage.recomputed_tokens += len(span.tokens)
         run.requests[int(rows.request[slot])].num_prefilled += len(span.tokens)
@@ -137,7 +139,7 @@ class PrefillPasses:
         return [slot] if is_whole else []
 
     def _on_segment(self, span: Span, segment: LiveSegment) -> list[LiveRequest]:
-        """Account for a piece of a segment; returns the requests to draw first tokens for."""
+        """Count a computed piece of a segment; return the requests to draw first tokens for."""
         usage = self._run.usage
         again = max(min(span.stop, segment.was_computed) - span.start, 0)
         usage.recomputed_tokens += again
@@ -156,7 +158,8 @@ class PrefillPasses:
         """Draw the first tokens of all samples of requests from their prompts' last logits.
 
         Args:
-            prompts: Each request, and the row of the logits that its first tokens are drawn from.
+            prompts: Each request, and the row of the logits from which its first tokens are drawn.
+            logits_SV: Logits of the pass, [wanted positions, vocabulary].
         """
         by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
         for request, row in prompts:

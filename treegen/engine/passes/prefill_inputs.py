@@ -1,4 +1,4 @@
-"""Make the inputs of a prefill pass from the spans of tokens that it computes."""
+"""Builds the inputs of a prefill pass from the spans of tokens that it computes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ from treegen.ops.cache.state_cache import NO_STATE
 from treegen.prompts.images.table import BidirectionalBlocks
 from treegen.prompts.radix import Tokens
 
-_LONG = 512  # fewest keys that are worth a level of their own in a pass
+_LONG = 512  # minimum number of keys for which a level of their own pays in a pass
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Consecutive tokens of one segment or row, computed in one prefill pass.
 
-    key: sorts spans depth first.
-    tokens: the token ids. start: the position of the first.
-    table: the pages for their keys and values. base: the position of the first key in these pages.
-    chain: indices of the kept segments above the tokens, root first.
-    wanted: positions whose logits are wanted.
-    segment: the segment of the tokens; None if they are a row's.
-    slot: the slot of the row; -1 if they are a segment's.
-    shift: that of rotary embeddings at the first token; see `MRopePositions`.
-    states: where the recurrent states around the tokens are; None for a model without any.
+    key: sort key for depth-first order.
+    tokens: the token ids.
+    start: position of the first token.
+    table: the pages for their keys and values.
+    base: position of the first key in these pages.
+    chain: indices of the cascaded segments above the tokens, root first.
+    wanted: positions whose logits are needed.
+    segment: the segment of the tokens; None if they belong to a row.
+    slot: the slot of the row; -1 if the tokens belong to a segment.
+    shift: shift of rotary positions at the first token; see `MRopePositions`.
+    states: slots of the recurrent states before and after the tokens; None for a model without
+        recurrent layers.
     """
 
     key: int
@@ -58,7 +61,7 @@ class Span:
 
 
 def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
-    """The pass that computes spans, in their order."""
+    """Build the inputs of a pass that computes spans, in their order."""
     cache = run.cache
     lengths = np.array([len(span.tokens) for span in spans])
     offsets = np.concatenate([[0], lengths.cumsum()])
@@ -96,7 +99,7 @@ def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
 
 
 def _build_mrope_positions(run: EngineRun, spans: Sequence[Span]) -> Ints | None:
-    """Where the tokens of spans stand for rotary embeddings, [3, T]; None if that is their own."""
+    """Return the rotary positions of tokens, [3, tokens]; None if they equal the positions."""
     rotary = run.store.rotary
     if rotary is None or all(rotary.is_plain(span.tokens, span.shift) for span in spans):
         return None
@@ -106,7 +109,7 @@ def _build_mrope_positions(run: EngineRun, spans: Sequence[Span]) -> Ints | None
 
 
 def _pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
-    """What the spans read of recurrent states, and write."""
+    """Return the pieces of spans between recurrent states that are read or written."""
     pieces: list[Piece] = []
     for span, start in zip(spans, offsets.tolist(), strict=False):
         assert span.states is not None
@@ -119,9 +122,14 @@ def _pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
 
 
 class _VisibleRuns(NamedTuple):
-    """Rows of spans that see keys of their span up to their own, or all up to the last row's.
+    """Runs of rows that see the keys of their span, either causally or as a block.
 
-    span: the span of each run. start, stop: its rows. end: the position after its last row.
+    A row of a causal run sees keys up to its own. A row of a block sees all keys up to the last
+    row's.
+
+    span: index of the span of each run.
+    start, stop: its rows in the pass.
+    end: the position after its last row.
     is_block: whether all of its rows see each other.
     """
 
@@ -133,7 +141,7 @@ class _VisibleRuns(NamedTuple):
 
 
 def _runs(spans: Sequence[Span], offsets: Ints, blocks: BidirectionalBlocks | None) -> _VisibleRuns:
-    """The rows of spans: each a run, but for the blocks in it."""
+    """Split the rows of each span into runs: blocks, and the causal rows between them."""
     found: list[tuple[int, int, int, int, bool]] = []
     for index, (span, offset) in enumerate(zip(spans, offsets.tolist(), strict=False)):
         place, num = 0, len(span.tokens)
@@ -151,11 +159,11 @@ def _runs(spans: Sequence[Span], offsets: Ints, blocks: BidirectionalBlocks | No
 def _own_levels(
     spans: Sequence[Span], runs: _VisibleRuns, pages: Pages, base: Ints, page_size: int
 ) -> list[HostLevel]:
-    """Levels of the spans' own page tables. A span that is alone has a level for its earlier keys.
+    """Return the levels of the spans' own page tables; a single span gets one for earlier keys.
 
-    A long document is computed in several passes. All rows of a pass see all keys of the passes
-    before, so that level needs no causal mask. The fastest kernels take none. Blocks need no causal
-    mask either: their rows see what is above them, and each other.
+    A long document is computed in several passes. All rows of a pass see all keys of the earlier
+    passes, so that level needs no causal mask, which the fastest kernels do not support. Blocks
+    need no causal mask either: their rows see all keys above them, and each other.
     """
     levels = []
     width = (spans[0].start - spans[0].base) // page_size if len(spans) == 1 else 0
@@ -174,6 +182,12 @@ def _own_levels(
 
 
 def compute_slot_mapping(pages: Pages, offsets: Ints, page_size: int) -> Ints:
-    """Cache slots of offsets in page tables, one of each. pages: [N, P]. offsets: [N]."""
+    """Return the cache slot of one offset in each page table, [N].
+
+    Args:
+        pages: Page tables, [N, pages].
+        offsets: Offset of a token in each table, in tokens, [N].
+        page_size: Tokens per page.
+    """
     page = pages[np.arange(len(offsets)), offsets // page_size].astype(np.int64)
     return page * page_size + offsets % page_size

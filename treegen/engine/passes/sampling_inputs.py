@@ -1,4 +1,4 @@
-"""What draws depend on beside the model: parameters, and of some the text before them."""
+"""Inputs of sampling in addition to logits: parameters, and the text that penalties read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from treegen.ops.sampling.token_history import TokenHistory
 
 
 def build_step_rows(run: EngineRun, slots: Ints, levels: Sequence[HostLevel]) -> StepRows:
-    """What stays the same as long as the rows in some slots are decoded. levels: above them."""
+    """Build the inputs that stay the same while the same rows are decoded.
+
+    Args:
+        run: Shared state of the run.
+        slots: Slots of the rows.
+        levels: Shared levels above the rows.
+    """
     sets, index = run.param_sets_of(run.rows.params[slots])
     drawn = None
     if any(each.params.looks_back for each in sets):
@@ -26,9 +32,9 @@ def build_step_rows(run: EngineRun, slots: Ints, levels: Sequence[HostLevel]) ->
 
 
 def find_generated_spans(requests: Sequence[LiveRequest]) -> Ints:
-    """Where texts of requests were drawn: first positions and ends, [requests, runs, 2].
+    """Return where texts of requests were drawn: first positions and ends, [requests, runs, 2].
 
-    All that comes after a prompt is drawn, and in a search some of the prompt.
+    All tokens after a prompt are drawn, and in a search some tokens of the prompt too.
     """
     runs: list[list[tuple[int, int]]] = []
     for request in requests:
@@ -49,7 +55,7 @@ def find_generated_spans(requests: Sequence[LiveRequest]) -> Ints:
 
 
 def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> TokenHistory:
-    """The prompts of requests, whose keys are in place once the passes before are over."""
+    """Return the prompts of requests; their keys are computed once the earlier passes finish."""
     segments = [request.segment for request in requests]
     place = np.arange(len(segments) + 1)
     chains = np.full((len(segments), max(len(each.above) for each in segments)), -1)

@@ -1,4 +1,4 @@
-"""Choose what a prefill pass computes: pieces of segments, and tokens of rows that resume."""
+"""Chooses what a prefill pass computes: pieces of segments, and tokens of resuming rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.segment import LiveSegment
 from treegen.engine.segments.store import SegmentStore
 
-_KEY_BITS = 32  # a sort key is the segment's index above, the sample index below
+_KEY_BITS = 32  # low bits of a sort key: the sample index; high bits: the segment's index
 
 
 def schedule_spans(
@@ -22,13 +22,15 @@ def schedule_spans(
     room: int,
     max_logits: int,
 ) -> list[Span]:
-    """Spans of the next pass, depth first.
+    """Return the spans of the next pass, depth first.
 
     Args:
+        run: Shared state of the run.
+        queue: Has the resuming rows, whose tokens are computed again.
         to_compute: Segments by index; some may be computed already.
-        queue: The rows that resume, which are computed again, and those that wait.
-        room: Most tokens of the pass, but that a block of tokens that see each other is never cut.
-        max_logits: Most rows of logits of the pass.
+        room: Maximum number of tokens of the pass. A block of tokens that see each other is never
+            cut, even if the pass then exceeds this number.
+        max_logits: Maximum number of rows of logits of the pass.
     """
     spans: list[Span] = []
     reached: dict[int, int] = {}
@@ -51,7 +53,7 @@ def schedule_spans(
             reached[index] = span.stop
             room = max(room - len(span.tokens), 0)
             logits += len(span.wanted)
-    # Sort by what spans share first. Then the spans below any segment are consecutive.
+    # Sort by the shared segments first. Then the spans below any segment are consecutive.
     return sorted(spans, key=lambda span: (span.chain, span.key))
 
 
@@ -82,7 +84,7 @@ def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logi
     stop = min(segment.stop, start + room, first_logit + max_logits)
     if store.blocks is not None:
         rest = segment.tokens[start - segment.start :]
-        # Up to the block that would be cut, or all of the block if the span begins with it.
+        # Stop before a block that would be cut, or after it if the span begins with it.
         low, high = store.blocks.around(rest, stop - start)
         stop = start + (low or high)
     assert segment.table is not None

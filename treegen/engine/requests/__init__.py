@@ -1,1 +1,1 @@
-"""Requests from when they are asked for until their last sample ends."""
+"""Requests: admission, preemption, results of passes, and finished samples."""

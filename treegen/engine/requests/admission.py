@@ -1,7 +1,7 @@
-"""Which requests are open, waiting or over, and who gives way when pages run out.
+"""Admission: opens, closes and preempts requests.
 
-A request is opened: the segments that it needs get pages. Then its segments are computed, its
-samples run, and it leaves. When pages run out, an open request without active rows goes back to
+Opening a request gives pages to the segments that it needs. Then its segments are computed, its
+samples run, and it leaves. When pages run out, an open request without active rows returns to
 waiting.
 """
 
@@ -26,7 +26,7 @@ class AdmissionController:
     """Opens and closes the requests of one run.
 
     to_compute: by index, the segments of open requests that are not known to be computed. The last
-    tokens of a segment may be in the pass under way.
+    tokens of a segment may be in the running pass.
     """
 
     def __init__(
@@ -35,11 +35,13 @@ class AdmissionController:
         queue: RowQueue,
         on_prefilled: Callable[[LiveRequest], None] | None,
     ) -> None:
-        """No requests yet.
+        """Set up a run without requests.
 
         Args:
-            on_prefilled: Called with each request that wants no samples, once its keys are in place
-                and before its pages are freed.
+            run: Shared state of the run.
+            queue: Moves rows between phases.
+            on_prefilled: Called with each request that wants no samples, once its keys are computed
+                and before its pages are freed; None for no call.
         """
         self._run, self._queue = run, queue
         self.to_compute: dict[int, LiveSegment] = {}
@@ -55,7 +57,7 @@ class AdmissionController:
         return bool(self._waiting or self._open)
 
     def add(self, requests: Sequence[LiveRequest]) -> None:
-        """Queue requests, given depth first; one whose samples are all skipped is over at once."""
+        """Queue requests in depth-first order; a request without samples to draw ends at once."""
         for request in requests:
             self._run.requests[request.index] = request
             self._run.store.attach(request)
@@ -66,22 +68,22 @@ class AdmissionController:
                 self.finish(request)
 
     def admit(self) -> None:
-        """Activate ready rows and open requests until enough rows are on their way.
+        """Activate ready rows and open requests until enough rows are started.
 
-        Raises CapacityError if nothing runs and nothing can be started.
+        Raises CapacityError if no row runs and none can be started.
         """
         self._queue.activate(self._run.max_rows)
         started = self._queue.num_active + len(self._queue.ready)
         if started + self._num_undrawn < self._run.max_rows and self._waiting:
             growth = self._queue.expected_growth()
-            # Open somewhat more than is needed now, so that refills prefill many at once.
+            # Open somewhat more than needed now, so that later prefill passes have many requests.
             most = self._run.max_rows * 5 // 4 + 1
             while self._waiting and started + self._num_undrawn < most:
                 if not self._try_open(self._waiting[0], growth):
                     break
             self._queue.activate(self._run.max_rows)
         if len(self._queue.ready) and not self._queue.num_active and not self.to_compute:
-            # Nothing runs, yet the first ready row does not fit: others must give way.
+            # No row runs, yet the first ready row does not fit: something must be evicted.
             request = self._run.requests[int(self._run.rows.request[self._queue.ready[0]])]
             self._make_room(
                 request,
@@ -91,9 +93,10 @@ class AdmissionController:
             self._queue.activate(1)
 
     def _try_open(self, request: LiveRequest, growth: int) -> bool:
-        """Open a request if its pages fit beside what active rows are expected to need."""
+        """Open a request if its pages fit in addition to the expected growth of active rows."""
         if self._open:
-            # A run that takes requests keeps idle segments. They leave before this one waits.
+            # A run that accepts requests keeps idle segments, which are evicted before a request
+            # has to wait.
             while not self._fits(request, growth):
                 if not request.added or not self._run.store.evict_idle(request):
                     return False
@@ -115,7 +118,7 @@ class AdmissionController:
         return True
 
     def _fits(self, request: LiveRequest, growth: int) -> bool:
-        """Whether a request can be opened beside what active rows are expected to need."""
+        """Return whether a request fits in addition to the expected growth of active rows."""
         store = self._run.store
         pages = store.pages_to_open(request) + self._queue.first_pages(request)
         if pages > self._pool.num_free - growth:
@@ -123,7 +126,7 @@ class AdmissionController:
         return not self._queue.count_missing_slots(request, store.slots_to_open(request))
 
     def on_computed(self, segments: Iterable[LiveSegment]) -> None:
-        """Note that segments are computed, unless they were evicted or dropped since."""
+        """Record that segments are computed, unless they were evicted or dropped since."""
         openers: dict[LiveRequest, None] = {}
         for segment in segments:
             if segment.index in self.to_compute and segment.computed == segment.stop:
@@ -132,7 +135,7 @@ class AdmissionController:
         self._activate_requests(openers)
 
     def _activate_requests(self, requests: Iterable[LiveRequest]) -> None:
-        """Go on with requests for which every needed segment is in place: parked rows get ready."""
+        """Continue requests whose segments are all computed: parked rows become ready."""
         going = [request for request in requests if not self._waits(request)]
         for request in going:
             if not request.spec.rows and request.phase.is_open:
@@ -144,7 +147,7 @@ class AdmissionController:
             self._queue.enqueue(parked)
 
     def _finish_prefilled(self, request: LiveRequest) -> None:
-        """End a request that wants no samples; all its keys are in place."""
+        """End a request that wants no samples, once all its keys are computed."""
         if request.spec.score_from is not None:
             self._run.scores[request.index] = collect_score(request)
         if self._on_prefilled is not None:
@@ -152,7 +155,7 @@ class AdmissionController:
         self._close(request, OVER)
 
     def _waits(self, request: LiveRequest) -> bool:
-        """Whether a segment that an open request needs is not computed."""
+        """Return whether an open request needs a segment that is not computed."""
         return any(segment.index in self.to_compute for segment in request.opened or ())
 
     def finish(self, request: LiveRequest) -> None:
@@ -165,24 +168,24 @@ class AdmissionController:
             self._end(request)
 
     def _close(self, request: LiveRequest, phase: RequestPhase) -> None:
-        """Take an open request's segments; it is OVER or WAITING then."""
+        """Release an open request's segments, and move the request to OVER or WAITING."""
         del self._open[request]
         self._move(request, phase)
         done = self._end(request) if phase is OVER else self._run.store.close(request)
         for segment in done:
             self.to_compute.pop(segment.index, None)
-        # Segments that were computed anew for this request alone are whole for others.
+        # Segments that only this request had to compute again are complete for other requests.
         others = {other: None for segment in done for other in segment.openers}
         if others:
             self._activate_requests(others)
 
     def _move(self, request: LiveRequest, phase: RequestPhase) -> None:
-        """Set a request's phase. The table of `RequestPhase` says which changes are allowed."""
+        """Set a request's phase; the table of `RequestPhase` lists the allowed changes."""
         request.phase = check_transition(request.phase, phase)
         self._count_undrawn(request)
 
     def _count_undrawn(self, request: LiveRequest) -> None:
-        """Count the rows of a request whose first tokens are to be drawn."""
+        """Update the count of rows whose first token is not drawn yet for one request."""
         num_rows = request.num_rows if request.phase is UNDRAWN else 0
         self._num_undrawn += num_rows - request.num_undrawn
         request.num_undrawn = num_rows
@@ -197,11 +200,12 @@ class AdmissionController:
     def _make_room(
         self, request: LiveRequest, needed: Callable[[], int], slots_short: Callable[[], int]
     ) -> None:
-        """Free pages for a request until it has what it needs; freeing may raise that number.
+        """Free pages until a request fits; freeing may raise the number that it needs.
 
         Args:
-            needed: How many pages it needs.
-            slots_short: How many slots for recurrent states it lacks.
+            request: The request; its own segments are not freed.
+            needed: Returns the number of pages that it needs now.
+            slots_short: Returns the number of recurrent state slots that are missing now.
         """
         while self._pool.num_free < needed() or slots_short():
             if not self.reclaim_pages(request):
@@ -216,10 +220,10 @@ class AdmissionController:
                 )
 
     def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:
-        """Free some pages, but none of request `keep`. False if nothing can give way.
+        """Free some pages, but none of request `keep`. Return False if nothing can be freed.
 
-        In this order: an idle segment, a kept prefix, an open request without active rows, the last
-        active row.
+        The candidates, in this order: an idle segment, a kept prefix, an open request without
+        active rows, the last active row.
         """
         if self._run.store.evict_idle(keep) or self._run.kept.evict_one() or self._close_idle(keep):
             return True
@@ -228,7 +232,7 @@ class AdmissionController:
         return preempted
 
     def _close_idle(self, keep: LiveRequest | None) -> bool:
-        """Send the last open request without active rows back to waiting, but never `keep`."""
+        """Return the last open request without active rows to waiting, but never `keep`."""
         active = set(self._run.rows.request[self._queue.active()].tolist())
         idle = [r for r in self._open if r is not keep and r.index not in active]
         if not idle:
@@ -241,7 +245,7 @@ class AdmissionController:
         return True
 
     def add_rows(self, requests: Iterable[LiveRequest]) -> None:
-        """Note that the first tokens of requests are drawn; their rows wait for pages."""
+        """Record that the first tokens of requests are drawn; their rows wait for pages."""
         drawn = [request for request in requests if request.slots]
         for request in drawn:
             if request.phase is UNDRAWN:
@@ -260,7 +264,13 @@ class AdmissionController:
                 self.finish(request)
 
     def cancel(self, request: LiveRequest, sample: int | None, *, greedy: bool) -> None:
-        """Drop one sample of a request, or all that have not ended, and free their pages."""
+        """Drop one sample of a request, or all unfinished ones, and free their pages.
+
+        Args:
+            request: The request.
+            sample: Index of the sample; None for all unfinished samples.
+            greedy: Whether sampling is greedy, so that all samples share one row.
+        """
         if not request.spec.rows:
             self.finish(request)
             return
@@ -279,7 +289,7 @@ class AdmissionController:
             self.finish(request)
 
     def check(self) -> None:
-        """Assert that each request is where its phase says, as the phases of its rows do."""
+        """Assert that each request is in the queue of its phase and agrees with its rows."""
         queued = [*self._waiting, *self._open]
         assert len(set(queued)) == len(queued), "a request is in two queues"
         assert set(queued) == set(self._run.requests.values()), "a request is in no queue"
@@ -300,7 +310,7 @@ class AdmissionController:
             assert goes_on or self._waits(request), "an open request waits for nothing"
 
     def clear(self) -> None:
-        """Forget all requests, as when a run is abandoned."""
+        """Drop all requests, for example when a run is abandoned."""
         self._waiting.clear()
         self._open.clear()
         self._num_undrawn = 0

@@ -22,8 +22,10 @@ def check_invariants(
     """Assert that pages and rows are accounted for and that rows are depth first.
 
     Args:
+        run: Shared state of the run.
+        queue: Its rows.
         waiting: Slots whose samples are over and not reported.
-        flight: The pass whose results are not noted yet.
+        flight: The pass whose results are not recorded yet; None if there is none.
         failed: Whether a pass has failed, and so may have lost rows.
     """
     run.store.check()
@@ -44,7 +46,7 @@ def check_invariants(
 def _check_slots(
     run: EngineRun, queue: RowQueue, waiting: Ints, flight: InFlightPrefill | InFlightStep | None
 ) -> None:
-    """Assert that each row is where its state says, and in its request until it ends."""
+    """Assert that each row is in the place of its phase, and in its request until it ends."""
     rows = run.rows
     draws = [each.flight for each in flight.first] if isinstance(flight, InFlightPrefill) else []
     first = [drawn.slots[rows.serial[drawn.slots] == drawn.serials] for drawn in draws]

@@ -1,7 +1,7 @@
-"""How samples end: their rows leave at once, and their completions are made when there is time.
+"""Ends samples: frees their pages at once, and makes their completions over the next steps.
 
-Thousands of samples may reach their limit in one step. Making their completions takes as long as
-many steps. So their pages go to other rows at once, and their slots once they are reported.
+Thousands of samples may reach their limit in one step, and making their completions takes as long
+as many steps. So other rows get their pages at once, but their slots only once they are reported.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from treegen.prompts.plan.seeds import sample_seed
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Ending
 
-_PER_ROW = 4  # tokens to report in a step for each live row, which draws one token in that time
-_STEPS = 16  # most steps in which samples that ended together are reported
+_PER_ROW = 4  # tokens to report in a step for each live row, which draws one token in a step
+_STEPS = 16  # maximum number of steps over which samples that ended together are reported
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSegment:
-    """What the segment of a finished sample holds.
+    """The content of the segment made of a finished sample.
 
     tokens: its token ids.
-    num_generated: how many of them, from the first on, are the sample's own generated tokens.
+    num_generated: how many of them, counted from the first, the sample has generated itself.
     """
 
     tokens: Tokens
@@ -55,17 +55,25 @@ class OutputProcessor:
         admission: AdmissionController,
         on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None,
     ) -> None:
-        """No sample has ended. on_grown: says what the segment of a sample in a search holds."""
+        """Set up the processor of one run.
+
+        Args:
+            run: Shared state of the run.
+            queue: Moves rows between phases.
+            admission: Removes the rows of ended samples from their requests.
+            on_grown: Returns the content of the segment of a search's sample; None outside of
+                searches.
+        """
         self._run, self._queue = run, queue
         self._admission, self._on_grown = admission, on_grown
         self._finished: list[Completion] = []  # not taken yet
         self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
-        self._owners: list[LiveRequest] = []  # their requests
+        self._owners: list[LiveRequest] = []  # the requests of these slots
         self._least = 0  # tokens to report in each step, so that waiting samples do not pile up
 
     @property
     def has_more(self) -> bool:
-        """Whether some sample has ended and is not taken."""
+        """Whether some sample has ended and was not taken yet."""
         return bool(self._finished or self._owners)
 
     @property
@@ -74,13 +82,13 @@ class OutputProcessor:
         return self._waiting
 
     def end(self, slots: Ints) -> None:
-        """End those samples of slots that are over; the last token of each may end it."""
+        """End those samples in slots that are over; the last token of each may end it."""
         rows = self._run.rows
         requests = [self._run.requests[index] for index in rows.request[slots].tolist()]
-        # A sample at its limit is over whatever its text says, so its report can wait. No pass
-        # under way has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
-        # reported at once: samples of a search, which goes on with their text, and samples of one
-        # token, whose text is made quickly.
+        # A sample at its limit is over whatever its text is, so its report can wait. No running
+        # pass has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
+        # reported at once: samples of a search, which continues with their text, and samples of
+        # one token, whose text is made quickly.
         grows = np.array([request.grows for request in requests])
         later = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
         for chosen, end in ((later, self._defer), (~later, self._end_now)):
@@ -88,7 +96,7 @@ class OutputProcessor:
                 end(slots[chosen], [requests[at] for at in np.flatnonzero(chosen).tolist()])
 
     def report_batch(self) -> None:
-        """Report as many samples as a step has time for, or more if many wait."""
+        """Report as many samples as fit into the time of a step, or more if many wait."""
         tokens = self._run.rows.count[self._waiting].cumsum()
         most = max(_PER_ROW * len(self._queue.order), self._least)
         self._report(max(int(tokens.searchsorted(most, side="right")), 1))
@@ -98,7 +106,7 @@ class OutputProcessor:
         self._report(len(self._owners))
 
     def take_finished(self) -> list[Completion]:
-        """Samples that were reported and not taken yet; each is given once."""
+        """Return samples that were reported and not taken yet; each is returned once."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -129,22 +137,22 @@ class OutputProcessor:
         self._queue.release(slots[over])
 
     def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        """Let rows that are over leave. They keep their slots until they are reported."""
+        """Remove rows that are over from their requests; they keep their slots until reported."""
         ended: dict[LiveRequest, list[int]] = {}
         for slot, request in zip(slots.tolist(), requests, strict=True):
             ended.setdefault(request, []).append(slot)
         for request, mine in ended.items():
             gone = set(self._run.rows.sample[mine].tolist())
             if self._run.param_sets[request.params].is_greedy:
-                # One row has all samples. The report takes their indices from the request, so these
-                # stay. In a search they go, for the samples are reported already.
+                # One row has all samples. The report reads their indices from the request, so they
+                # stay. In a search they are removed, because the samples are reported already.
                 gone = set(request.samples) if request.grows else set()
             request.samples[:] = [index for index in request.samples if index not in gone]
         if ended:
             self._admission.remove_rows(ended, ended=True)
 
     def _adopt_as_segment(self, request: LiveRequest, slot: int, completion: Completion) -> None:
-        """Make a segment of what a row has generated. It takes over the row's pages."""
+        """Make a segment of a row's generated tokens; the segment takes over the row's pages."""
         assert self._on_grown is not None
         grown = self._on_grown(request, completion)
         key = request.index, completion.sample_index
@@ -172,7 +180,7 @@ class OutputProcessor:
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Switch the garbage collector off meanwhile: so many new tuples would start it often."""
+    """Switch the garbage collector off in the block, where many new tuples would start it often."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -186,10 +194,17 @@ def pause_gc() -> Iterator[None]:
 def build_completions(
     rows: RowTable, slots: Ints, requests: Sequence[LiveRequest], param_sets: Sequence[ParamSet]
 ) -> list[tuple[int, list[Completion]]]:
-    """Completions of those slots whose samples are over: (place in `slots`, completions) pairs.
+    """Make the completions of those slots whose samples are over.
 
     Args:
-        requests: The request of each slot. A slot has one sample; that of a greedy request has all.
+        rows: The table of rows.
+        slots: Slots to look at, [N].
+        requests: The request of each slot. A slot has one sample; that of a greedy request has all
+            samples.
+        param_sets: Sampling parameters and stop conditions of the run.
+
+    Returns:
+        (index into `slots`, completions) pairs.
     """
     found: list[tuple[int, list[Completion]]] = []
     tokens = list(rows.tokens(slots))
@@ -209,7 +224,7 @@ def build_completions(
     )
     for at, sample, seed, logprobs, top, (confidences, certainties) in per_row:
         request, (reason, stop, text) = requests[at], endings[at]
-        num = len(tokens[at])  # of a sample that failed, fewer than its row has
+        num = len(tokens[at])  # a sample that failed has fewer tokens than its row
         param_set, name = param_sets[request.params], request.spec.id
         num_top = param_set.params.logprobs
         tags, budget = param_set.stopping.thinking, param_set.params.max_thinking_tokens
@@ -255,7 +270,7 @@ def _find_finish_reasons(
     requests: Sequence[LiveRequest],
     param_sets: Sequence[ParamSet],
 ) -> dict[int, Ending]:
-    """How samples of slots end, by place in `slots`; those that go on have none."""
+    """Return how the samples end, by index into `slots`; running samples have no entry."""
     found: dict[int, Ending] = {}
     params = rows.params[slots]
     for index in np.unique(params).tolist():
@@ -277,7 +292,7 @@ def _add_low_confidence(
     requests: Sequence[LiveRequest],
     param_sets: Sequence[ParamSet],
 ) -> None:
-    """Add the endings of samples that end for a lack of confidence, and for nothing else."""
+    """Add the endings of samples that end only because of low confidence."""
     for at in np.flatnonzero(rows.is_unsure[slots]).tolist():
         if at not in endings:
             stopping = param_sets[int(rows.params[slots[at]])].stopping
@@ -294,7 +309,7 @@ def _add_failed(
 ) -> None:
     """Change the endings of samples whose grammar has failed, and cut their tokens there.
 
-    Such a row was made to draw an end of sequence, so that it leaves. The model did not choose it.
+    Such a row was forced to draw an end of sequence, which the model did not choose.
     """
     failed = rows.failed[slots]
     for at in np.flatnonzero((failed >= 0) & (failed < rows.count[slots])).tolist():
@@ -315,7 +330,7 @@ def _add_failed(
 def _signals(
     rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """The confidences and self-certainties at all tokens of each slot that asked for them."""
+    """Return confidences and self-certainties of all tokens, for each slot that reports them."""
     found: list[tuple[tuple[float, ...], tuple[float, ...]]] = [((), ())] * len(slots)
     if not rows.records_signals:
         return found
@@ -332,7 +347,7 @@ def _signals(
 def _alternatives(
     rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
 ) -> list[Sequence[tuple[tuple[int, float], ...]]]:
-    """The likeliest (token, logprob) pairs at each token of each slot that asked for them."""
+    """Return the likeliest (token, logprob) pairs at each token of slots that report them."""
     found: list[Sequence[tuple[tuple[int, float], ...]]] = [()] * len(slots)
     if not rows.num_logprobs:
         return found

@@ -1,4 +1,4 @@
-"""What a pass has computed, once it is known: drawn tokens go to their rows, and samples end."""
+"""Records the results of a pass once they are known: adds tokens to rows, and ends samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from treegen.ops.sampling.async_draws import HostDraws
 
 
 class PassResultProcessor:
-    """Notes the results of the passes of one run."""
+    """Records the results of the passes of one run."""
 
     def __init__(
         self,
@@ -28,27 +28,34 @@ class PassResultProcessor:
         endings: OutputProcessor,
         speculation: SpeculativeDecoder | None,
     ) -> None:
-        """speculation: told what was drawn where it guessed; None for a run without guesses."""
+        """Set up the processor of one run.
+
+        Args:
+            run: Shared state of the run.
+            admission: Opens and closes requests.
+            endings: Ends samples.
+            speculation: Learns from the tokens drawn after its drafts; None without drafting.
+        """
         self._run, self._admission, self._endings = run, admission, endings
         self._speculation = speculation
         self._over: list[Ints] = []  # slots of rows that are over, or may be, and have not ended
 
     def note(self, flight: InFlightPrefill | InFlightStep) -> None:
-        """Wait for a pass, and note its results. Rows that are over stay until `end`."""
+        """Wait for a pass, and record its results. Rows that are over stay until `end`."""
         if isinstance(flight, InFlightPrefill):
             self._note_prefill(flight)
         else:
             self._note_draws(flight)
 
     def end(self) -> bool:
-        """End the samples that are over by what was noted; whether there were any."""
+        """End the samples that the recorded tokens complete. Return whether there were any."""
         over, self._over = self._over, []
         if over:
             self._endings.end(np.concatenate(over))
         return bool(over)
 
     def _note_prefill(self, flight: InFlightPrefill) -> None:
-        """Note the results of a prefill pass, and the first tokens that were drawn after it."""
+        """Record the results of a prefill pass, and the first tokens drawn after it."""
         lse = flight.wait()
         self._run.executor.check()
         check_numbers(lse, flight.describe_row)
@@ -61,7 +68,7 @@ class PassResultProcessor:
             self._admission.add_rows(first.requests)
 
     def _note_draws(self, flight: InFlightStep) -> None:
-        """Note the drawn tokens of rows that are still there."""
+        """Record the drawn tokens of rows that have not left since."""
         drawn = flight.fetch.wait().flat()
         self._run.executor.check()
         alive = self._run.rows.serial[flight.slots] == flight.serials
@@ -79,12 +86,12 @@ class PassResultProcessor:
         drawn: HostDraws,
         alive: NDArray[np.bool_],
     ) -> None:
-        """Note all tokens that rows have drawn where the guess before each was accepted."""
+        """Record the tokens of rows up to the one drawn after the last accepted draft token."""
         rows, tokens, slots = self._run.rows, drawn.tokens, flight.slots
         draws, is_last = guesses.find_accepted_rows(tokens)
         is_last, draws = is_last[alive[draws]], draws[alive[draws]]
         may_end = self._run.param_sets.may_end(rows.params[slots[draws]], tokens[draws])
-        # A row that may end at a token before its last one is asked about after each token.
+        # A row that may end before its last token is checked after each token.
         slow = np.zeros(len(rows.phase), dtype=np.bool_)
         slow[slots[draws[may_end & ~is_last]]] = True
         if rows.watches:
@@ -96,7 +103,7 @@ class PassResultProcessor:
         place = guesses.place_T[rest]
         for turn in range(int(place.max(initial=-1)) + 1):
             now = rest[place == turn]
-            # Rows may be over after one of the tokens before.
+            # A row may have ended at one of its earlier tokens.
             stays = rows.serial[slots[now]] == flight.serials[now]
             stays &= rows.phase[slots[now]] == RowPhase.LIVE
             self._note_tokens(flight, drawn, now[stays])
@@ -110,11 +117,13 @@ class PassResultProcessor:
         draws: NDArray[np.int64],
         is_last: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Note tokens of some rows, and which rows may be over. drawn: all draws of a flight.
+        """Record tokens of some rows, and which rows may be over.
 
         Args:
-            draws: Which of them these are, row by row.
-            is_last: Which of these is the last of its row; None if each row has one.
+            flight: The pass.
+            drawn: All draws of the pass.
+            draws: Indices of the draws to record, row by row.
+            is_last: Whether each of these is the last of its row; None if each row has only one.
         """
         rows, slots = self._run.rows, flight.slots[draws]
         mine = drawn.at(draws)

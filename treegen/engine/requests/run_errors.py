@@ -1,4 +1,4 @@
-"""What is raised when a run cannot go on, with what its user may do."""
+"""Errors that end a run, with messages that tell the user what to do."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST_NAMED: Final = 5  # prompts in a message
 
 
 def translate_error(run: EngineRun, error: Exception) -> Exception:
-    """The error to raise for one that has ended a step of a run."""
+    """Return the error that the caller sees when `error` has ended a step."""
     if not isinstance(error, TreegenError | torch.OutOfMemoryError):
         try:
             run.executor.check()
         except WorkerError as lost:
-            return lost  # which is why this process failed too
+            return lost  # the lost rank made this process fail too
     if not isinstance(error, torch.OutOfMemoryError):
         return error
     failure = CapacityError(
@@ -33,7 +33,7 @@ def translate_error(run: EngineRun, error: Exception) -> Exception:
 
 
 def make_stall_error(run: EngineRun) -> InternalError:
-    """The error for a run in which no step does anything, though work is left."""
+    """Return the error for a run in which steps make no progress although work is left."""
     names = [repr(request.spec.id) for request in run.requests.values()]
     more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
     return InternalError(
@@ -43,7 +43,12 @@ def make_stall_error(run: EngineRun) -> InternalError:
 
 
 def check_numbers(lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
-    """Raise NumericsError if a log-sum-exp is no number. name: says what its logits are for."""
+    """Raise NumericsError if a log-sum-exp is not finite.
+
+    Args:
+        lse_S: Log-sum-exp of each row of logits, [rows].
+        name: Returns the prompt and token of a row of logits, for the message.
+    """
     bad = ~np.isfinite(lse_S)
     if bad.any():
         raise NumericsError(

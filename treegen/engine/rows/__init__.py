@@ -1,1 +1,1 @@
-"""Rows: samples being decoded, their tokens and states, and which go into the next step."""
+"""Rows: samples being decoded, with their tokens, states, grammars and scheduling."""

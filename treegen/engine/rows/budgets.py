@@ -1,10 +1,9 @@
-"""Budgets for thinking: which rows have used theirs up, and the tokens that they are given then.
+"""Thinking budgets: finds rows that have used theirs up, and forces the tokens that close thinking.
 
-A row is looked at when its thinking may have taken its budget, once all its tokens until then are
-known. Where it opens its thinking itself, after space or by several tokens, that is looked at again
-when the budget is used up. If it still thinks then, its next tokens are those that close a
-thinking. They are decided on the host, and take the place of draws in the pass that would have
-drawn them.
+A row is checked when its thinking may have used up its budget and all its tokens are known. If the
+row opened its thinking itself, after space or by several tokens, it is checked again when the
+budget counted from there is used up. If it is still thinking then, its next tokens are the closing
+ones. The host chooses them, and they replace the draws of the pass.
 """
 
 from __future__ import annotations
@@ -27,21 +26,26 @@ _FAR: Final = 2**62
 class ThinkingBudgets:
     """The budgets of the rows of one run.
 
-    used: whether some row has had a budget. Without any, nothing is done for rows.
+    used: whether any row has had a budget; until then, rows cost nothing here.
     """
 
     def __init__(self, run: EngineRun) -> None:
-        """No row has a budget."""
+        """Set up a run in which no row has a budget yet."""
         self._run = run
         self.used = False
-        # By slot: the number of tokens at which the row is to be looked at; the number of tokens
-        # after which some are forced; and these.
+        # By slot: the number of tokens at which to check the row; the number of tokens after which
+        # tokens are forced; and the forced tokens.
         self._due: Ints = np.empty(0, dtype=np.int64)
         self._start: Ints = np.empty(0, dtype=np.int64)
         self._tokens: Ints = np.empty((0, 1), dtype=np.int64)
 
     def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> None:
-        """Note the budgets of new rows, [requests, rows of each]; the slots may have had others."""
+        """Set the budgets of new rows, in place of those of earlier rows in the same slots.
+
+        Args:
+            requests: The requests of the rows.
+            slots_PN: Slots of the rows, [requests, rows of each].
+        """
         budgets = [self._run.param_sets[r.params].params.max_thinking_tokens for r in requests]
         self.used |= any(budget is not None for budget in budgets)
         if not self.used:
@@ -58,15 +62,15 @@ class ThinkingBudgets:
                 self._force(slots, tags.end, 0)
 
     def decide(self, order: Ints, counts: Ints, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Look at rows whose thinking has taken its budget; returns which rows can go on.
+        """Check rows whose thinking has used up its budget; return which rows can continue.
 
-        Call it where a budget is `used`.
+        It must be called only if a budget is `used`.
 
         Args:
-            order: slots.
-            counts: How many tokens each has.
-            known: Whether all of these are known. A row goes on unless it must be looked at and
-                they are not.
+            order: Slots of the rows.
+            counts: Number of tokens of each row.
+            known: Whether all tokens of a row are known. A row continues unless it must be checked
+                and its tokens are not known.
         """
         due = self._due[order] == counts
         ready = due & known
@@ -76,7 +80,7 @@ class ThinkingBudgets:
         return going_on
 
     def get_check_counts(self, order: Ints, counts: Ints) -> Ints | int:
-        """The number of tokens at which each row must be looked at; a large one if never."""
+        """Return the number of tokens at which to check each row; a large number if never."""
         if not self.used:
             return _FAR
         due = self._due[order]
@@ -105,7 +109,7 @@ class ThinkingBudgets:
         self._due[slots], self._start[slots] = _NEVER, start
 
     def get_forced_tokens(self, order: Ints, counts: Ints) -> Ints:
-        """The token that each row is given next, or -1. order, counts: as for `decide`."""
+        """Return the forced next token of each row, or -1; `order` and `counts` as for `decide`."""
         if not self.used:
             return np.full(len(order), -1)
         start = self._start[order]
@@ -114,7 +118,7 @@ class ThinkingBudgets:
         return np.where(inside, self._tokens[order, np.where(inside, place, 0)], -1)
 
     def get_first_forced_tokens(self, slots_PN: Ints) -> Ints | None:
-        """The first token that the rows of each request are given, or -1; None if all are drawn."""
+        """Return the forced first token of each request's rows, or -1; None if no row has one."""
         if not self.used:
             return None
         slots = slots_PN[:, 0]

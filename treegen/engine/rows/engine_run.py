@@ -1,4 +1,4 @@
-"""What all parts of the engine share while they work on one run."""
+"""The state of one run, which all parts of the engine share."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from treegen.prompts.stops import StopConditions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResources:
-    """What the runs of an engine compute with, and how.
+    """The model, the cache and the settings that all runs of an engine use.
 
     model: the model, as far as the engine sees it.
-    cache: the pages of keys and values.
+    cache: the paged KV cache.
     kept: prefixes whose pages stay between runs.
     executor: computes the passes.
-    max_rows: most rows to decode at once.
-    prefill_chunk: most tokens of a prefill pass.
+    max_rows: maximum number of rows decoded at once.
+    prefill_chunk: maximum number of tokens of a prefill pass.
     run_ahead: launch each pass before the results of the last one are known, so that a GPU does not
-    wait for the host. A row that turns out to have ended is computed once more, in vain.
-    copied: which segments have copies beside their latents; None for none.
+    wait for the host. A row that turns out to have ended has then been computed once too often.
+    copied: which segments get expanded keys and values in addition to latents; None for none.
     """
 
     model: ForwardModel
@@ -52,17 +52,17 @@ class EngineResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun(EngineResources):
-    """One run. Each part of the engine is handed this one object and changes what is in it.
+    """One run; the parts of the engine share and change this one object.
 
     store: the segments.
-    rows: the samples that are being drawn, by slot.
-    usage: the account of what was computed.
-    param_sets: sampling parameters; requests name them by index. More may be added.
+    rows: the samples being decoded, by slot.
+    usage: tokens, pages and seconds used so far.
+    param_sets: sampling parameters; requests refer to them by index. More may be added.
     requests: the requests that are not over, by index.
-    scores: the scores of requests that are over and asked for them, by index.
-    grown: the segments of samples that have ended in a search, by request and sample index. Each
-    has one reference, which passes to whoever takes the segment from here.
-    copies: keys and values of all heads beside latents; None for a model without latents.
+    scores: the scores of finished requests that wanted scores, by index.
+    grown: the segments of finished samples of a search, by request and sample index. Each has one
+    reference, which passes to the caller that removes the segment from here.
+    copies: expanded keys and values; None for a model without latents.
     """
 
     store: SegmentStore
@@ -76,13 +76,13 @@ class EngineRun(EngineResources):
 
     @property
     def pool(self) -> PagePool:
-        """The pages of the cache."""
+        """The page pool of the cache."""
         return self.cache.pool
 
     def add_params(self, params: SamplingParams, stopping: StopConditions) -> int:
-        """The index of sampling parameters, for a request that is added at once.
+        """Return the index of sampling parameters; a request must use it at once.
 
-        Parameters that no request uses any more may lose their index when others are added.
+        Parameters that no request uses any more may lose their index when other ones are added.
         """
         self.rows.record(min(params.logprobs, len(stopping.may_end)))
         if params.reports_signals:
@@ -94,15 +94,15 @@ class EngineRun(EngineResources):
         return {request.params for request in self.requests.values()}.union(of_rows)
 
     def sampling_of(self, params: Ints) -> SamplingBatch:
-        """How rows are drawn. params: [rows] the index of each row's parameters."""
+        """Return the sampling inputs of rows; `params` is the index of each row's set, [rows]."""
         sets, index = self.param_sets_of(params)
         return self.executor.sampling.of(
             [each.params for each in sets], [each.bias for each in sets], index
         )
 
     def param_sets_of(self, params: Ints) -> tuple[list[ParamSet], Ints]:
-        """The parameters of rows, each set once, and the place of each row's among them."""
-        if (params == params[0]).all():  # the usual case, and to sort takes longer
+        """Return the distinct parameter sets of rows, and each row's index into them."""
+        if (params == params[0]).all():  # the usual case, which is faster without sorting
             return [self.param_sets[int(params[0])]], np.zeros(len(params), dtype=np.int64)
         used, index = np.unique(params, return_inverse=True)
         return [self.param_sets[i] for i in used], index
@@ -116,12 +116,14 @@ def new_run(
     *,
     rewinds: bool,
 ) -> EngineRun:
-    """A run that begins.
+    """Create a run.
 
     Args:
-        param_sets: The sampling parameters that are known now, at least one.
-        samples: For each request of the plan, the sample indices that are wanted.
-        rewinds: Whether requests may come that have the last token of a segment computed again.
+        plan: The requests and their segments.
+        given: The model, the cache and the settings of the engine.
+        param_sets: The sampling parameters known now; at least one set.
+        samples: Indices of the samples to draw, for each request of the plan.
+        rewinds: Whether later requests may need the last token of a segment computed again.
     """
     cache, executor = given.cache, given.executor
     first, *further = param_sets

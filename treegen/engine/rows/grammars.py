@@ -1,8 +1,8 @@
-"""Rows whose text has a grammar: where each is in it, and which tokens it may draw next.
+"""Grammars of rows: each row's state in its grammar, and the tokens that it may draw next.
 
-Where a row is follows from its tokens: those that it was not asked about yet are read when its next
-mask is made. So preemption needs nothing, and in a search the way to a node is read as the row's
-own. Masks are made on the host while the device computes the logits that they are for.
+A row's grammar state follows from its tokens: new tokens are read when its next mask is made. So
+preemption needs no extra work, and in a search the path to a node is read like the row's own
+tokens. The host makes masks while the device computes the logits to which they apply.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 _NO_MASK: Final = -1
 _NO_ROW: Final = -2  # a serial number that no slot has
-_ROWS_OF_LANE: Final = 32  # rows that come one after another and take the same lane
+_ROWS_OF_LANE: Final = 32  # consecutive rows that use the same lane
 
 
 @dataclass(slots=True, eq=False)
 class _GrammarState:
-    """Where a text is in its grammar.
+    """The state of a text in its grammar.
 
-    prompt: the end of what comes before the text.
-    before: drawn tokens on the way to a node of a search; the text begins with them.
-    matcher: has read the text so far.
-    lane: of the matcher, as in `Grammar.start`.
-    begins: tokens of the text before its grammar begins; None as long as it may think.
-    num_read: tokens of the text that were looked at.
+    prompt: the end of the prompt before the text.
+    before: drawn tokens on the path to a node of a search; the text begins with them.
+    matcher: the matcher, which has read the text so far.
+    lane: lane of the matcher, as in `Grammar.start`.
+    begins: number of tokens before the grammar begins; None while the text may still be reasoning.
+    num_read: number of tokens of the text that were read.
     """
 
     prompt: Tokens
@@ -61,15 +61,15 @@ class _GrammarState:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the next token must go on in the grammar, or begin it."""
+        """Whether the grammar restricts the next token."""
         return self.num_read == 0 if self.begins is None else self.num_read >= self.begins
 
     def copy(self) -> _GrammarState:
-        """The same for another row."""
+        """Return an independent copy for another row."""
         return replace(self, matcher=self.matcher.deep_copy())
 
     def read(self, tokens: Sequence[int], each: ParamSet) -> None:
-        """Read a text, all of it, as far as it was not read before."""
+        """Read the tokens of a text that were not read yet; `tokens` is the whole text."""
         start = max(self.num_read, self.begins or 0)
         if self.begins is None:
             self.begins = _find_grammar_start(self.prompt, tokens, each)
@@ -82,26 +82,31 @@ class _GrammarState:
 class RowGrammars:
     """The grammars of the rows of one run.
 
-    used: whether some row has had one. Without any, nothing is done for rows.
+    used: whether any row has had a grammar; until then, rows cost nothing here.
     """
 
     def __init__(self, run: EngineRun) -> None:
-        """No row has a grammar."""
+        """Set up a run in which no row has a grammar yet."""
         self._run = run
         self.used = False
         self._places: dict[
             int, tuple[int, _GrammarState]
         ] = {}  # by slot, with its row's serial number
-        # By slot, of rows that are bound for good: serial number, tokens read, lane, and the
-        # matcher. Of these the numbers here hold, and not that of the place.
+        # By slot, for rows whose grammar has begun: serial number, tokens read, lane, and the
+        # matcher. For these rows the numbers here are valid, not those in `_places`.
         self._bound = np.full((3, 0), _NO_ROW, dtype=np.int64)
         self._matchers = np.empty(0, dtype=object)
         self._staging = StagingBuffer(turns=2)
-        self._words = 0  # of a mask
+        self._words = 0  # number of 32-bit words of a mask
         self._num_begun: WeakKeyDictionary[Grammar, int] = WeakKeyDictionary()
 
     def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> Masks | None:
-        """Note new rows, [requests, rows of each]; returns what their first draws may give."""
+        """Register new rows; return the masks of their first draws.
+
+        Args:
+            requests: The requests of the rows.
+            slots_PN: Slots of the rows, [requests, rows of each].
+        """
         found: list[LLMatcher | None] = []
         extra: list[Sequence[int]] = []
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
@@ -113,9 +118,10 @@ class RowGrammars:
                 continue
             self.used, self._words = True, grammar.num_words
             lanes = self._lanes_of(grammar, len(slots))
+            # The last lane comes first, so that all lanes are created together.
             starts = {
                 lane: start_state(request.segment, request.spec.tokens, each, grammar, lane)
-                for lane in sorted(set(lanes), reverse=True)  # the last makes them all
+                for lane in sorted(set(lanes), reverse=True)
             }
             for slot, lane in zip(slots, lanes, strict=True):
                 self._places[slot] = int(self._run.rows.serial[slot]), starts[lane].copy()
@@ -127,13 +133,13 @@ class RowGrammars:
     def masks(
         self, slots: Ints, serials: Ints, guesses: VerifyInput | None, num: int
     ) -> Masks | None:
-        """What a step's rows may draw, whose tokens are all known by now.
+        """Return the masks of a step; all tokens of its rows must be known.
 
         Args:
-            slots: Of each query row.
-            serials: Of each query row.
-            guesses: What they verify; None for one draw of each row.
-            num: Query rows of the step, those that fill it up among them.
+            slots: Slot of each query row.
+            serials: Serial number of each query row's row.
+            guesses: Draft tokens that the step verifies; None for one draw per row.
+            num: Number of query rows of the step, padding included.
         """
         run, rows = self._run, self._run.rows
         firsts = np.arange(len(slots)) if guesses is None else guesses.offsets[:-1]
@@ -162,16 +168,16 @@ class RowGrammars:
         given: Sequence[list[int]] | None,
         table: NDArray[np.int32],
     ) -> None:
-        """Note rows whose matchers have failed, which then allow nothing but the end of a text.
+        """Record rows whose matchers have failed, and so allow only the end of the text.
 
-        A matcher may fail on guesses that its row does not draw. So it is made anew, and the row
-        fails only if it draws the guesses up to the failure.
+        A matcher may fail on draft tokens that its row does not draw. So the matcher is made again,
+        and the row fails only if it draws the draft tokens up to the failure.
 
         Args:
-            slots: The row of each matcher.
-            matchers: They have filled the table.
-            given: The guesses of each; None where there are none.
-            table: The masks, those after guesses among them.
+            slots: Slot of each matcher's row.
+            matchers: Matchers that have filled the table.
+            given: Draft tokens of each row; None without drafts.
+            table: The masks, including those after draft tokens.
         """
         rows, start = self._run.rows, 0
         rows.failed[slots] = -1
@@ -191,7 +197,7 @@ class RowGrammars:
             start += len(guesses) + 1
 
     def _made_anew(self, slot: int) -> LLMatcher:
-        """Replace the matcher of a row by one that has read its tokens, and nothing else."""
+        """Replace the matcher of a row by a new one that has read only the row's tokens."""
         rows, place = self._run.rows, self._places[slot][1]
         grammar = self._run.param_sets[int(rows.params[slot])].stopping.grammar
         assert grammar is not None
@@ -201,19 +207,24 @@ class RowGrammars:
         return place.matcher
 
     def get_forced_tokens(self, slots: Ints) -> dict[int, list[int]]:
-        """The tokens that rows can only draw next, by place in `slots`, as their grammars spell it.
+        """Return the tokens that grammars force next, by index into `slots`.
 
-        All tokens of the rows are known.
+        All tokens of the rows must be known.
         """
         found = zip(*self._advance_matchers(slots), strict=True)
         spelled = {int(place): matcher.compute_ff_tokens() for place, matcher in found}
         return {place: tokens for place, tokens in spelled.items() if tokens}
 
     def count_allowed_drafts(self, slots: Ints, tokens_RK: Ints, num_R: Ints) -> Ints:
-        """How many guesses of each row, from the first on, its grammar allows, of `num_R`.
+        """Return how many draft tokens of each row, from the first on, its grammar allows.
 
-        A row that thinks is guessed no further than to the token that may end its thinking: what
-        it may draw after that is not known yet. All tokens of the rows are known.
+        The drafts of a row that is still reasoning end at the token that may end its reasoning,
+        because the mask after that is not known yet. All tokens of the rows must be known.
+
+        Args:
+            slots: Slots of the rows, [R].
+            tokens_RK: Draft tokens, [R, K].
+            num_R: Number of draft tokens of each row, [R].
         """
         num_R = num_R.copy()
         matchers = dict(zip(*self._advance_matchers(slots), strict=True))
@@ -226,7 +237,7 @@ class RowGrammars:
             guesses = tokens_RK[row, : num_R[row]]
             if (matcher := matchers.get(row)) is not None:
                 num_R[row] = matcher.validate_tokens(guesses.tolist())
-                if matcher.is_error():  # by a guess, perhaps
+                if matcher.is_error():  # perhaps because of a draft token
                     num_R[row] = 0
                     self._made_anew(slot)
             elif place.begins is not None:
@@ -239,7 +250,7 @@ class RowGrammars:
         return num_R
 
     def _lanes_of(self, grammar: Grammar, num: int) -> list[int]:
-        """The lanes of further rows. A grammar of few needs the first alone, which is there."""
+        """Return lanes for further rows; few rows use only the first lane, which exists already."""
         begun = self._num_begun.get(grammar, 0)
         self._num_begun[grammar] = begun + num
         return [at // _ROWS_OF_LANE % grammar.num_lanes for at in range(begun, begun + num)]
@@ -265,12 +276,13 @@ class RowGrammars:
         more: Sequence[tuple[int, int]] = (),
         slots: Sequence[int] = (),
     ) -> torch.Tensor:
-        """Masks after each matcher's text, and after each of its guesses: int32 [masks, words].
+        """Build the masks after each matcher's text and each of its drafts: int32 [masks, words].
 
         Args:
-            given: The guesses of each; None where there are none.
-            more: Further tokens of masks.
-            slots: The rows of the matchers, to note failures; none for rows that begin.
+            matchers: The matchers.
+            given: Draft tokens of each matcher's row; None without drafts.
+            more: (index of a mask, token) pairs of further allowed tokens.
+            slots: Slots of the matchers' rows, to record failures; empty for new rows.
         """
         num = len(matchers) + (sum(map(len, given)) if given is not None else 0)
         shape = num, self._words
@@ -286,10 +298,11 @@ class RowGrammars:
         return self._staging.send(shape, torch.int32, self._run.model.device, write)
 
     def _advance_matchers(self, slots: Ints) -> tuple[Ints, list[LLMatcher]]:
-        """The matchers of rows, once they have read all tokens, and the places of these rows.
+        """Let matchers read all new tokens; return the indices of rows with a mask, and matchers.
 
-        The other rows may draw any token. Of most rows one token is new, which all matchers read at
-        once, in several threads. Matchers come by lane, so that few threads want the same one.
+        The remaining rows may draw any token. Most rows have one new token, which all matchers read
+        in parallel, in several threads. Matchers are ordered by lane, so that few threads need the
+        same lane.
         """
         from llguidance.numpy import consume_token_par
 
@@ -311,23 +324,24 @@ class RowGrammars:
         for row in np.flatnonzero(~known).tolist():
             found[row] = self._catch_up(int(slots[row]), new)
         if new := [each for each in new if not each[0].is_error()]:
-            consume_token_par(_threads(), new)  # a matcher that fails says so in `is_error`
+            consume_token_par(_threads(), new)  # a failure shows in `is_error`
         matchers = found.tolist()
         places = [place for place, matcher in enumerate(matchers) if matcher is not None]
         return by_lane[places], [matchers[place] for place in places]
 
     def _catch_up(self, slot: int, new: list[tuple[LLMatcher, int]]) -> LLMatcher | None:
-        """The matcher of a row, once it has read all tokens; None if the row may draw any.
+        """Return the matcher of a row once it has read its tokens; None if any token is allowed.
 
         Args:
-            new: A last token that it has to read yet is added here.
+            slot: Slot of the row.
+            new: Gets (matcher, last token) if the matcher still has to read the last token.
         """
         rows = self._run.rows
         serial, num, last = int(rows.serial[slot]), int(rows.count[slot]), int(rows.last[slot])
         known, place = self._places.get(slot, (-1, None))
         each = self._run.param_sets[int(rows.params[slot])]
         if place is None or known != serial or (num and last in each.stopping.ids):
-            return None  # without a grammar, or over
+            return None  # the row has no grammar, or is over
         if self._bound[0, slot] == serial:
             place.num_read = len(place.before) + int(self._bound[1, slot])
         unread = len(place.before) + num - place.num_read
@@ -342,12 +356,12 @@ class RowGrammars:
         return place.matcher if place.is_bound else None
 
     def _read(self, slot: int, place: _GrammarState, num: int, each: ParamSet) -> None:
-        """Read the tokens of a row, of which there are `num`, that its place has not seen yet."""
+        """Read the tokens of a row, out of `num`, that its state has not read yet."""
         rows, start, num_before = self._run.rows, place.num_read, len(place.before)
         new = rows.generated.between(slot, max(start - num_before, 0), num)
         tags = each.stopping.thinking
         if place.begins is None and start and tags and not tags.may_close(new):
-            place.num_read = num_before + num  # it thinks on
+            place.num_read = num_before + num  # the row is still reasoning
         elif place.begins is None:
             place.read([*place.before, *rows.tokens(np.array([slot]))[0]], each)
         else:
@@ -358,14 +372,17 @@ class RowGrammars:
 def start_state(
     segment: LiveSegment, prompt: Tokens, each: ParamSet, grammar: Grammar, lane: int = 0
 ) -> _GrammarState:
-    """Where a text below a segment begins in its grammar.
+    """Return the grammar state in which a text below a segment starts.
 
     Args:
-        prompt: The end of the prompt is enough.
+        segment: The segment at the end of the prompt.
+        prompt: Tokens of the prompt; the end is enough.
+        each: Sampling parameters of the text.
+        grammar: Its grammar.
         lane: As in `Grammar.start`.
 
     Raises:
-        InputError: what was drawn on the way to the segment cannot be a part of such a text.
+        InputError: the tokens drawn on the path to the segment do not fit the grammar.
     """
     stopping = each.stopping
     before = _drawn_before(segment, each.params.structure)
@@ -375,10 +392,10 @@ def start_state(
     place = _GrammarState(prompt, before, grammar.start(lane), lane, None if thinks else 0)
     if before:
         place.read(before, each)
-        if place.begins is not None:  # what was to close a thinking, and was cut, is not gone on
+        if place.begins is not None:  # closing tags that were cut off are not continued
             place.begins = min(place.begins, len(before))
     elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
-        place.num_read = -1  # so that it is bound by nothing
+        place.num_read = -1  # so that the grammar does not restrict the first token
         if place.is_bound and not place.matcher.is_error():
             place.matcher.compute_bitmask()  # which fails if no token can follow
     if place.matcher.is_error():
@@ -390,9 +407,9 @@ def start_state(
 
 
 def _drawn_before(segment: LiveSegment, structure: object) -> list[int]:
-    """The tokens from the first that was drawn for the same grammar up to a segment's end."""
+    """Return the tokens up to a segment's end, from the first one drawn for the same grammar."""
     path: list[LiveSegment] = []
-    first = 0  # how many of them count
+    first = 0  # number of segments of the path that count
     for above in segment.path():
         path.append(above)
         if above.drawn and above.structure != structure:
@@ -403,7 +420,7 @@ def _drawn_before(segment: LiveSegment, structure: object) -> list[int]:
 
 
 def _may_open(place: _GrammarState, each: ParamSet) -> Sequence[int]:
-    """Tokens that a text may begin with beside those of its grammar: one that opens a thinking."""
+    """Return tokens allowed first in addition to the grammar's: the one that opens reasoning."""
     tags = each.stopping.thinking
     if tags is None or place.begins is not None or place.num_read or tags.opening_id is None:
         return ()
@@ -411,7 +428,7 @@ def _may_open(place: _GrammarState, each: ParamSet) -> Sequence[int]:
 
 
 def _find_grammar_start(prompt: Tokens, tokens: Sequence[int], each: ParamSet) -> int | None:
-    """How many tokens of a text come before its grammar; None as long as it thinks."""
+    """Return how many tokens of a text precede its grammar; None while it is reasoning."""
     tags, ids = each.stopping.thinking, np.array(tokens, dtype=np.int32)
     if tags is None or not tags.begins(prompt, ids):
         return 0
@@ -429,7 +446,7 @@ def _reason(matcher: LLMatcher) -> str:
 def _fill(
     matchers: Sequence[LLMatcher], given: Sequence[list[int]] | None, table: NDArray[np.int32]
 ) -> None:
-    """Write the masks of matchers into rows of a table, all at once in several threads."""
+    """Write the masks of matchers into rows of a table, in parallel in several threads."""
     from llguidance.numpy import (
         fill_next_token_bitmask_par,
         fill_next_token_bitmask_par_with_draft_tokens,
@@ -438,7 +455,7 @@ def _fill(
     if given is None:
         others = list(zip(matchers, range(len(matchers)), strict=True))
     else:
-        table.fill(-1)  # of a guess that does not fit, and those after it
+        table.fill(-1)  # masks of a draft token that does not fit, and of all drafts after it
         starts = itertools.accumulate((len(each) + 1 for each in given), initial=0)
         jobs = list(zip(matchers, starts, given, strict=False))
         if guessed := [job for job in jobs if job[2]]:

@@ -1,8 +1,8 @@
-"""How long rows are expected to become, and which of them may start beside those that run.
+"""Estimates the final lengths of rows, and which rows can start in addition to active ones.
 
 A row takes pages as it grows, and its limit may be far more than it ever needs. So rows start if
-the pool is expected to last, and give way if it does not. Rows that have ended are the measure. A
-row that is longer than most is expected to go on for half of its length.
+the pages are expected to last, and are preempted if they do not. The estimate uses the lengths of
+the rows that have ended. A row that is longer than most is expected to grow by half of its length.
 """
 
 from __future__ import annotations
@@ -16,47 +16,52 @@ from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.segments.segment import LiveRequest
 from treegen.prompts.plan.plan import row_pages
 
-_UNKNOWN: Final = 512  # tokens that a row is expected to have while none has ended
-_MOMENTS: Final = 8  # moments to come at which pages are counted
+_UNKNOWN: Final = 512  # expected tokens of a row while no row has ended
+_MOMENTS: Final = 8  # future moments at which pages are counted
 
 
 class PageDemandEstimator:
-    """Expectations about the rows of one run."""
+    """Estimates lengths and pages of the rows of one run."""
 
     def __init__(self, run: EngineRun) -> None:
-        """No row has ended."""
+        """Set up a run in which no row has ended yet."""
         self._run, self._page_size = run, run.cache.page_size
         self._ended_rows = self._ended_tokens = 0
-        self._passed_over = -1, 0  # a row's serial number, and how many rows have passed it
+        self._passed_over = -1, 0  # a row's serial number, and how many rows started before it
 
     def record_lengths(self, slots: Ints) -> None:
-        """Note the lengths of rows that have ended."""
+        """Record the lengths of rows that have ended."""
         self._ended_rows += len(slots)
         self._ended_tokens += int(self._run.rows.count[slots].sum())
 
     def estimate_pages(self, slots: Ints) -> int:
-        """Pages that rows are still expected to take."""
+        """Return the number of pages that rows are still expected to take."""
         return int(self._pages(slots, self._lengths(slots)).sum())
 
     def estimate_new_row_pages(self, request: LiveRequest) -> int:
-        """Pages that a new row of a request is expected to take."""
+        """Return the number of pages that a new row of a request is expected to take."""
         length = int(self._guess(np.zeros(1, np.int64), np.array([request.spec.max_tokens]))[0])
         segment = request.segment
         return row_pages(segment.base_below, segment.stop, length, self._page_size)
 
     def select_startable(self, ready: Ints, active: Ints, num_free: int) -> Ints:
-        """The rows, out of ready ones in their order, that may start beside active ones.
+        """Return the ready rows, in their order, that can start in addition to active ones.
 
-        They may if the free pages are expected to last until rows end and give theirs back. Rows
-        for which there is room may pass one for which there is none, as one that had to give way
-        when it was long. No more of them pass it than rows run at most.
+        They can if the free pages are expected to last until rows end and free theirs. Rows that
+        fit may start before one that does not, such as a long row that was preempted. At most
+        `max_rows` rows start before it.
+
+        Args:
+            ready: Slots of ready rows, depth first.
+            active: Slots of active rows.
+            num_free: Number of free pages.
         """
         rows, num = self._run.rows, len(active)
         slots = np.concatenate([active, ready])
         left = np.maximum(self._lengths(slots) - rows.count[slots], 1)
         moments_M1 = np.unique(np.append(_sample_sorted(left), 1))[:, None]
         more_MR = self._pages(slots, rows.count[slots] + np.minimum(left, moments_M1))
-        # Rows that end before a moment have given their pages back by then.
+        # Rows that end before a moment have freed their pages by then.
         there_MR = left >= moments_M1
         own = rows.num_pages[active] - (rows.stop[active] - rows.base[active]) // self._page_size
         taken_MR = np.where(there_MR[:, :num], more_MR[:, :num], -own)
@@ -73,13 +78,13 @@ class PageDemandEstimator:
         return ready[:chosen]
 
     def _may_pass(self, serial: int) -> int:
-        """How many rows may pass the row with a serial number."""
+        """Return how many rows may still start before the row with a serial number."""
         if self._passed_over[0] != serial:
             self._passed_over = serial, 0
         return max(self._run.max_rows - self._passed_over[1], 0)
 
     def _lengths(self, slots: Ints) -> Ints:
-        """How many tokens each row is expected to have at its end."""
+        """Return the number of tokens that each row is expected to have at its end."""
         return self._guess(self._run.rows.count[slots], self._run.rows.limit[slots])
 
     def _guess(self, count: Ints, limit: Ints) -> Ints:
@@ -92,10 +97,11 @@ class PageDemandEstimator:
         return least
 
     def _pages(self, slots: Ints, length: Ints) -> Ints:
-        """Pages that rows take, beside those they have, until they have some numbers of tokens.
+        """Return the further pages that rows take until they have some numbers of tokens.
 
         Args:
-            length: [..., rows].
+            slots: Slots of the rows, [rows].
+            length: Numbers of tokens, [..., rows].
         """
         rows, size = self._run.rows, self._page_size
         base = rows.base[slots]
@@ -106,13 +112,13 @@ class PageDemandEstimator:
 
 
 def _sample_sorted(values: Ints) -> Ints:
-    """Some of the values, from the least to the greatest."""
+    """Return a sample of the values, evenly spaced in sorted order."""
     at = np.linspace(0, len(values) - 1, _MOMENTS).astype(np.int64)
     found: Ints = np.sort(values)[at]
     return found
 
 
 def _count_fitting(needs_MR: Ints, room_M: Ints) -> int:
-    """How many rows, from the first on, need no more than there is at any moment."""
+    """Return how many rows, from the first on, together fit into the room at every moment."""
     fits = np.asarray((needs_MR.cumsum(axis=1) <= room_M[:, None]).all(axis=0))
     return len(fits) if fits.all() else int(fits.argmin())

@@ -1,4 +1,4 @@
-"""The sampling parameters of a run, by index, and the tokens that may end a row of each."""
+"""The sampling parameters of a run by index, and the tokens that may end a row of each set."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ _FEW: Final = 256
 
 
 class ParamTable(list[ParamSet]):
-    """Sampling parameters by index. Equal ones have one index.
+    """Sampling parameters by index; equal ones have one index.
 
-    A run that goes on for long is given ever more of them, such as a seed for each request. Those
-    that nothing uses give up their index to others once there are many.
+    A long run gets ever more of them, for example a new seed with each request. Once there are
+    many, unused parameters lose their index, which is then reused.
     """
 
     def __init__(self, first: ParamSet) -> None:
-        """A table of the first parameters, whose index is always 0."""
+        """Set up a table of the first parameters, whose index is always 0."""
         super().__init__([first])
         self._index = {first.params.drawing: 0}
         self._free: list[int] = []
         self._most = _FEW
-        # The tokens that may end a row, for each Stopping; and the Stopping of each parameter set.
+        # The tokens that may end a row, for each StopConditions, and the index of each set's.
         self._stoppings: dict[StopConditions, int] = {first.stopping: 0}
         self._may_end: NDArray[np.bool_] = first.stopping.may_end[None]
         self._stopping_of = np.zeros(1, dtype=np.int64)
 
     def may_end(self, params: Ints, tokens: Ints) -> NDArray[np.bool_]:
-        """Whether a row may be over after a token. params: the index of each row's parameters."""
+        """Return whether a row may be over after a token; `params` has each row's index."""
         found: NDArray[np.bool_] = self._may_end[self._stopping_of[params], tokens]
         return found
 
     def add(self, each: ParamSet, in_use: Callable[[], Collection[int]]) -> int:
-        """The index of some parameters, which are added if they are new.
+        """Return the index of parameters; add them if they are new.
 
         Args:
-            in_use: Gives the indices that are needed.
+            each: The parameters.
+            in_use: Returns the indices in use.
         """
         key = each.params.drawing
         if key in self._index:

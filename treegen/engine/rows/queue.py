@@ -1,4 +1,4 @@
-"""The phases of rows, the queues that they wait in and the pages that they hold."""
+"""Moves rows between phases, and manages their queues and their pages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from treegen.ops.cache.pool import Pages
 from treegen.prompts.plan.seeds import sample_seed
 
 _PAUSE: Final = 16
-_KEY_BITS: Final = 32  # a sort key is the request's rank above, the sample index below
-_LATE: Final = 3 << (_KEY_BITS - 1)  # behind the first samples of the next request
+_KEY_BITS: Final = 32  # low bits of a sort key: the sample index; high bits: the request's rank
+_LATE: Final = 3 << (_KEY_BITS - 1)  # sorts a row after the first samples of the next request
 
 FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowPhase
 
@@ -38,24 +38,25 @@ ALLOWED: Final = np.array([[after in _NEXT[before] for before in RowPhase] for a
 
 
 class RowQueue:
-    """Moves the rows of a run from phase to phase; nothing else does.
+    """Moves the rows of a run from phase to phase; no other class does.
 
-    order: LIVE slots, depth first. It is never written in place: other rows are another array, by
-    which `DecodeSteps` knows whether they are the same.
+    order: LIVE slots, depth first. It is never changed in place: new rows make a new array, so that
+    `DecodeSteps` can compare arrays by identity.
     ready: READY slots, depth first.
     resuming: for each RESUMING slot, the position up to which its keys are computed.
-    states: where the recurrent states of the rows are; None for a model without any.
-    budgets: of the rows' thinking.
-    grammars: of the rows' texts.
+    states: recurrent states of the rows; None for a model without recurrent layers.
+    budgets: thinking budgets of the rows.
+    grammars: grammars of the rows.
     """
 
     def __init__(self, run: EngineRun, *, scouts: int = 0) -> None:
-        """No rows yet.
+        """Set up a run without rows.
 
         Args:
-            scouts: So many samples of a request run before the others, beside those of the request
-                before; 0 for all one after another. What they draw can then be guessed of the
-                others.
+            run: Shared state of the run.
+            scouts: Number of samples of each request that start early, together with the previous
+                request's samples. Their tokens can then be drafts for the request's other samples.
+                0 keeps the requests in order.
         """
         self._scouts = scouts
         self.budgets = ThinkingBudgets(run)
@@ -72,35 +73,35 @@ class RowQueue:
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
         self._growth = PageDemandEstimator(run)
-        # What was so when no row could start, and for how many steps no row is tried again.
+        # The situation in which no row could start, and for how many steps not to try again.
         self._refused, self._pause = (-1, -1, -1), 0
 
     @property
     def num_active(self) -> int:
-        """Rows that hold pages."""
+        """Number of rows that hold pages."""
         return len(self.order) + len(self.resuming)
 
     def active(self) -> Ints:
-        """Slots that hold pages."""
+        """Return the slots that hold pages."""
         return np.concatenate([self.order, np.fromiter(self.resuming, dtype=np.int64)])
 
     def get_active_and_ready(self) -> Ints:
-        """Slots that hold pages, and ready ones."""
+        """Return the slots that hold pages, and the ready ones."""
         return np.concatenate([self.active(), self.ready])
 
     def tables(self) -> Iterator[Pages]:
-        """Page tables of all rows, for the pool's check."""
+        """Return the page tables of all rows, for the pool's check."""
         return (self._run.rows.table[s, : self._run.rows.num_pages[s]] for s in self.active())
 
     def select(self, requests: Iterable[LiveRequest], phase: RowPhase) -> Ints:
-        """Slots of those rows of requests that are in a phase."""
+        """Return the slots of those rows of requests that are in a phase."""
         mine = [slot for request in requests for slot in request.slots or ()]
         slots: Ints = np.array(mine, dtype=np.int64)
         found: Ints = slots[self._run.rows.phase[slots] == phase]
         return found
 
     def _move(self, slots: Ints, phase: RowPhase) -> None:
-        """Set the phase of rows. The table of `RowPhase` says which changes are allowed."""
+        """Set the phase of rows; the table of `RowPhase` lists the allowed changes."""
         phases = self._run.rows.phase
         assert ALLOWED[phase, phases[slots]].all(), f"a row may not become {phase.name}"
         phases[slots] = phase
@@ -108,7 +109,8 @@ class RowQueue:
     def add(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
         """Add `num_rows` rows to each request; their first tokens are about to be drawn.
 
-        Returns their slots, [requests, num_rows].
+        Returns:
+            Slots of the rows, [requests, num_rows].
         """
         rows = self._run.rows
         slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
@@ -147,12 +149,12 @@ class RowQueue:
         return sample_seed(run_seed, request.spec, sample)
 
     def park(self, slots: Ints) -> None:
-        """Let rows wait for the keys of their prompts."""
+        """Make rows wait for the keys of their prompts."""
         self._move(slots, PARKED)
         self._drop_moved()
 
     def enqueue(self, slots: Ints) -> None:
-        """Let rows wait for pages."""
+        """Make rows wait for pages."""
         self._move(slots, READY)
         self._enqueue(slots)
 
@@ -171,32 +173,32 @@ class RowQueue:
             self.order = self.order[staying]
 
     def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
-        """For each request of slots: its segment, and the slice of its slots."""
+        """Yield the segment of each request of slots, and the slice of its slots."""
         requests = self._run.rows.request[slots]
         starts = np.flatnonzero(np.diff(requests, prepend=-1)).tolist()
         for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
             yield self._run.requests[int(requests[start])].segment, slice(start, stop)
 
     def _siblings(self, slots: Ints) -> Ints:
-        """How many rows the request of each slot has."""
+        """Return the number of rows of each slot's request."""
         indices, place = np.unique(self._run.rows.request[slots], return_inverse=True)
         requests = (self._run.requests[index] for index in indices.tolist())
         return np.array([request.num_rows for request in requests], dtype=np.int64)[place]
 
     def activate(self, max_rows: int) -> None:
-        """Give ready rows their pages, depth first, while the pool is expected to last.
+        """Allocate pages for ready rows, depth first, while the pool is expected to last.
 
         For rows of requests that were added to the run, idle segments are evicted to make room.
         """
         while len(self.ready) and self.num_active < max_rows:
             slots = self.ready[: max_rows - self.num_active]
-            # Where there was no room there is none until pages are freed, or others come nearer to
-            # their end. To look at each step would take long.
+            # If no row could start, none can until pages are freed or active rows come nearer to
+            # their end. Trying again in each step would take too long.
             refused = self._pool.num_freed, len(slots), int(slots[0])
             self._pause -= 1
             if refused == self._refused and self._pause > 0 and self.num_active:
                 return
-            # The segment above may have become a kept one since the rows were made ready.
+            # The segment above may have become a cascaded one since the rows were made ready.
             for segment, run in self._by_segment(slots):
                 self._run.rows.base[slots[run]] = segment.base_below
             chosen = self._growth.select_startable(slots, self.active(), self._pool.num_free)
@@ -206,17 +208,18 @@ class RowQueue:
                 self._start(chosen)
             else:
                 request = self._run.requests[int(self._run.rows.request[slots[0]])]
-                # A run that takes requests keeps idle segments. They leave before a row waits.
+                # A run that accepts requests keeps idle segments, which are evicted before a row
+                # has to wait.
                 if not request.added or not self._run.store.evict_idle():
                     self._refused, self._pause = refused, _PAUSE
                     return
 
     def _start(self, slots: Ints) -> None:
-        """Take the pages that the first ready rows need now, and make these rows active."""
+        """Allocate the pages that ready rows need now, and make these rows active."""
         rows, pool, size = self._run.rows, self._pool, self._page_size
         self.ready = self.ready[~np.isin(self.ready, slots)]
-        # A row's table may begin with tokens of folded segments above it. It shares their full
-        # pages, and it copies a last page that is not full.
+        # A row's table may begin with tokens of folded segments above it. The row shares their full
+        # pages, and copies a last page that is not full.
         above = rows.stop[slots] - rows.base[slots]
         num_shared, num_copied = above // size, above % size
         source = np.zeros(len(slots), dtype=np.int64)
@@ -251,17 +254,18 @@ class RowQueue:
             self.start_decoding(slots[~again])
 
     def start_decoding(self, slots: Ints) -> None:
-        """Let rows go live; their keys are in place."""
+        """Make rows live; their keys are computed."""
         self._move(slots, LIVE)
         self._stop_resuming(slots)
         rows, joined = self._run.rows, np.concatenate([self.order, slots])
-        # Sort by what rows share first. Then the rows below any segment are consecutive.
+        # Sort by the shared segments first. Then the rows below any segment are consecutive.
         self.order = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
 
     def allocate_step_pages(self, order: Ints, counts: Ints) -> int:
-        """Take the pages that a decode step of rows needs; `counts` says how many tokens each has.
+        """Allocate the pages that a decode step needs, for rows with `counts` generated tokens.
 
-        Returns how many pages are lacking. If any are, none is taken.
+        Returns:
+            How many pages are missing. If any are, no page is allocated.
         """
         rows = self._run.rows
         offset = rows.stop[order] + counts - 1 - rows.base[order]
@@ -273,9 +277,15 @@ class RowQueue:
         return 0
 
     def reserve_lookahead(self, order: Ints, counts: Ints, more: Ints) -> Ints:
-        """How many further tokens each row has pages for, at most `more`.
+        """Allocate pages for further tokens, unless that takes more than half of the free pages.
 
-        Their pages are taken, unless that takes more than half of those that are free.
+        Args:
+            order: Slots of the rows, [rows].
+            counts: Number of generated tokens of each row, [rows].
+            more: Number of further tokens of each row, [rows].
+
+        Returns:
+            For how many further tokens each row has pages, at most `more`.
         """
         rows, size = self._run.rows, self._page_size
         used = rows.stop[order] + counts - rows.base[order]
@@ -290,7 +300,7 @@ class RowQueue:
         return more
 
     def preempt_last(self) -> bool:
-        """Make the last active row ready again and free its pages. False if only one is active."""
+        """Make the last active row ready and free its pages. Return False if only one is active."""
         if self.num_active <= 1:
             return False
         active = self.active()
@@ -300,7 +310,10 @@ class RowQueue:
         return True
 
     def end(self, slots: Ints) -> None:
-        """End rows whose samples are over; their slots are released once these are reported."""
+        """End rows whose samples are over; their slots are released once these are reported.
+
+        Their pages are freed at once.
+        """
         self._growth.record_lengths(slots)
         self._leave(slots, ENDED)
 
@@ -310,12 +323,12 @@ class RowQueue:
         self._run.rows.release(slots)
 
     def release(self, slots: Ints) -> None:
-        """Give back the slots of rows that have ended."""
+        """Release the slots of rows that have ended."""
         self._move(slots, FREE)
         self._run.rows.release(slots)
 
     def clear(self) -> None:
-        """Forget all rows but those that have ended; the caller has freed their pages."""
+        """Drop all rows except ended ones; the caller has freed their pages."""
         self.resuming.clear()
         if self.states is not None:
             self.states.clear()
@@ -337,7 +350,12 @@ class RowQueue:
                 self.resuming.pop(slot, None)
 
     def count_missing_slots(self, request: LiveRequest, more: int = 0) -> int:
-        """Slots for recurrent states that a row of a request lacks, if it has rows, and `more`."""
+        """Return how many recurrent state slots are missing to start a request.
+
+        Args:
+            request: The request, of which one row is counted if it has rows.
+            more: Number of slots that it needs in addition to its row's.
+        """
         if self.states is None:
             return 0
         assert self._run.cache.states is not None
@@ -345,15 +363,15 @@ class RowQueue:
         return max(wanted - self._run.cache.states.num_free, 0)
 
     def expected_growth(self) -> int:
-        """Pages that active rows are still expected to take."""
+        """Return the number of pages that active rows are still expected to take."""
         return self._growth.estimate_pages(self.active())
 
     def first_pages(self, request: LiveRequest) -> int:
-        """Pages that a new row of a request is expected to take."""
+        """Return the number of pages that a new row of a request is expected to take."""
         return self._growth.estimate_new_row_pages(request)
 
     def check(self, drawn: Ints, ended: Ints) -> None:
-        """Assert that every row is where its phase says, and nowhere else.
+        """Assert that every row is in the place of its phase, and in no other.
 
         Args:
             drawn: Slots whose first tokens are being drawn.

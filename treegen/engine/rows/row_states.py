@@ -1,9 +1,9 @@
-"""Where the recurrent states of rows are, from their first step to their last.
+"""State slots of rows whose recurrent states are updated in place.
 
-A row owns a slot, which each of its tokens reads and writes. It starts from the state of the
-segment above it, in that segment's slot, so that a fork copies nothing. In a search a row owns two
-slots and its tokens go from one to the other: a sample that ends becomes a segment, and to draw
-from that takes the state before its last token.
+A row owns a slot, which each of its tokens reads and writes. Its first token reads the state of the
+segment above, in that segment's slot, so that a fork copies nothing. In a search a row owns two
+slots and its tokens alternate between them: a finished sample becomes a segment, and drawing from
+this segment needs the state before its last token.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
 class RowStates:
     """The slots that active rows own: `state_now`, `state_before`, `state_from` and `inputs`.
 
-    per_row: slots of each.
+    per_row: number of slots of each row.
     """
 
     def __init__(self, rows: RowTable, cache: StateCache, *, per_row: int) -> None:
-        """No row owns any."""
+        """Set up a run in which no row owns a slot."""
         self._rows, self._cache = rows, cache
         self.per_row = per_row
 
     def count_startable(self, slots: Ints, siblings: Ints) -> int:
-        """How many rows there are slots for."""
+        """Return how many rows have room; `slots` and `siblings` do not matter here."""
         return self._cache.num_free // self.per_row
 
     def take(self, slots: Ints, source: int, siblings: int) -> None:
-        """Give rows their slots. source: where the state of their prompt is."""
+        """Allocate the slots of rows.
+
+        Args:
+            slots: Row slots.
+            source: State slot of their prompt.
+            siblings: Number of rows of the request; not used here.
+        """
         rows = self._rows
         taken = self._cache.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
         rows.state_from[slots], rows.state_now[slots] = source, taken[0]
@@ -41,22 +47,22 @@ class RowStates:
         rows.inputs[slots] = 0
 
     def release(self, slots: Ints) -> None:
-        """Take the slots of rows that leave."""
+        """Free the state slots of rows that leave."""
         self._cache.free(self.get_owned_slots(slots)[0].tolist())
         for array in (self._rows.state_from, self._rows.state_now, self._rows.state_before):
             array[slots] = NO_STATE
 
     def get_owned_slots(self, slots: Ints) -> tuple[Slots, None, None]:
-        """The slots that rows own; NO_STATE where they own none."""
+        """Return the state slots that rows own; NO_STATE where they own none."""
         rows = self._rows
         return np.concatenate([rows.state_now[slots], rows.state_before[slots]]), None, None
 
     def clear(self) -> None:
-        """Forget all rows; the caller has freed what they own."""
+        """Drop all rows; the caller has freed their slots."""
         self._rows.state_now[:] = self._rows.state_before[:] = NO_STATE
 
     def step(self, order: Ints) -> StateInputs:
-        """The slots that a decode step of rows reads, and those that it writes."""
+        """Return the state slots that a decode step of rows reads and writes."""
         rows = self._rows
         now, before = rows.state_now[order], rows.state_before[order]
         is_first = rows.inputs[order] == 0
@@ -68,7 +74,7 @@ class RowStates:
         return StateInputs(np.stack([reads, writes]))
 
     def span(self, slot: int, num: int) -> StateSpan:
-        """What computing the next `num` tokens of a row at once reads and writes."""
+        """Return the state slots for computing the next `num` tokens of a row in one pass."""
         rows = self._rows
         now, before = int(rows.state_now[slot]), int(rows.state_before[slot])
         reads = now if rows.inputs[slot] else int(rows.state_from[slot])
@@ -79,10 +85,13 @@ class RowStates:
         return StateSpan(reads, now if num > 1 else NO_STATE, before)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
-        """What a row that has ended leaves to a segment that begins with `num_generated` tokens.
+        """Pass the states of an ended row to a segment that begins with `num_generated` tokens.
 
-        Returns how many of these a state has seen, the slot of that state and the slot of the state
-        one token earlier; NO_STATE for what there is none of. The row owns neither any more.
+        The row does not own these states any more.
+
+        Returns:
+            How many of these tokens a state has seen, the slot of that state, and the slot of the
+            state one token earlier; NO_STATE for a missing state.
         """
         rows = self._rows
         inputs = int(rows.inputs[slot])

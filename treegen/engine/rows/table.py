@@ -1,7 +1,7 @@
 """The samples being decoded, as arrays: one slot per sample, no Python object per row.
 
-A slot holds what a sample has generated and, while it is live, the page table of its own tokens.
-Slots are reused; the order in which rows are decoded is kept apart, as an array of slots.
+A slot holds the generated tokens of a sample and, while it is live, the page table of these tokens.
+Slots are reused; a separate array of slots has the order in which rows are decoded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from treegen.ops.cache.pool import Pages
 
 
 class RowPhase(IntEnum):
-    """Where the row in a slot is. Each is in one of these phases, and `RowQueue` moves it.
+    """The phase of the row in a slot, which only `RowQueue` changes.
 
-    Phase     What it is                              What it may become
+    Phase     Meaning                                 Allowed next phases
     FREE      the slot has no row                     DRAWN
     DRAWN     its first token is being drawn          PARKED, ENDED, FREE
-    PARKED    its prompt's keys are not in place      READY, FREE
+    PARKED    its prompt's keys are not computed      READY, FREE
     READY     it waits for pages                      RESUMING, LIVE, PARKED, FREE
-    RESUMING  its own keys are computed once more     LIVE, READY, FREE
+    RESUMING  its own keys are computed again         LIVE, READY, FREE
     LIVE      a decode step draws its next token      READY, ENDED, FREE
     ENDED     its sample is over and not reported     FREE
 
@@ -46,33 +46,37 @@ class RowTable:
     """Arrays over slots; all grow by doubling.
 
     phase: a `RowPhase`.
-    request: index of the request. sample: index of the sample in it.
-    key: sorts slots depth first.
+    request: index of the request.
+    sample: index of the sample in the request.
+    key: sort key of slots, depth first.
     seed: seed of the sample's draws.
     stop: number of prompt tokens.
-    limit: most tokens to generate.
+    limit: maximum number of tokens to generate.
     params: index of the sampling parameters.
-    serial: a number that no other row of the run has; -1 once the slot is given back.
-    count: tokens generated so far. last: the last of them.
-    table: the row's own pages. num_pages: how many there are. base: position of their first token.
-    chain: kept segments that the row reads above that table, root first, then -1.
-    generated: the generated tokens, and what is recorded of each.
+    serial: a number that no other row of the run has; -1 once the slot is released.
+    count: number of tokens generated so far.
+    last: the last generated token.
+    table: the row's own pages.
+    num_pages: number of these pages.
+    base: position of the first token in these pages.
+    chain: cascaded segments that the row reads above these pages, root first, then -1.
+    generated: the generated tokens, with their log-probabilities and signals.
     state_now: slot of the recurrent state after the row's last input; see `RowStates`.
     state_before: slot of the state one input earlier.
     state_from: slot of the state after the row's prompt.
-    inputs: how many tokens the row has computed.
-    shift: of its rotary embeddings, by images in its prompt; see `MRopePositions`.
-    floor: the row ends once its mean confidence over its last tokens is lower; see `unsure`.
-    window: how many tokens that is; 0 for a row that does not end so.
+    inputs: number of tokens that the row has computed.
+    shift: shift of rotary positions by images in the prompt; see `MRopePositions`.
+    floor: the row ends once its mean confidence over its last `window` tokens is lower.
+    window: number of these tokens; 0 for a row without a floor.
     sum_confidence: the sum of their confidences.
-    is_unsure: whether the row ends so.
-    failed: how many tokens the row has when its grammar fails; -1 where that does not. reasons: why
-    it fails, by slot.
-    watches: whether some row may end so.
+    is_unsure: whether the row ends because of its floor.
+    failed: number of tokens of the row when its grammar failed; -1 if it has not failed.
+    reasons: why the grammar failed, by slot.
+    watches: whether any row has a floor.
     """
 
     def __init__(self, num_logprobs: int = 0) -> None:
-        """An empty table that records `num_logprobs` alternatives per token."""
+        """Set up an empty table that records `num_logprobs` alternatives per token."""
         self.num_logprobs = num_logprobs
         self.phase = np.zeros(0, dtype=np.int8)
         numbers: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -92,7 +96,7 @@ class RowTable:
         self._free: list[int] = []
 
     def record(self, num_logprobs: int) -> None:
-        """Record at least so many alternatives per token from now on."""
+        """Record at least `num_logprobs` alternatives per token from now on."""
         if num_logprobs > self.num_logprobs:
             self.num_logprobs = num_logprobs
             self.generated.widen(num_logprobs)
@@ -102,7 +106,7 @@ class RowTable:
         self.generated.record_signals()
 
     def add(self, num: int) -> NDArray[np.int64]:
-        """Take `num` slots and return them; the caller sets what is in them."""
+        """Allocate `num` slots and return them; the caller fills them."""
         if num > len(self._free):
             old = len(self.request)
             new = max(2 * old, old + num, 64)
@@ -121,23 +125,29 @@ class RowTable:
         return slots
 
     def set_confidence_floor(self, slots: NDArray[np.int64], floor: float, window: int) -> None:
-        """End new rows once their mean confidence over `window` tokens is below a floor."""
+        """Make new rows end once their mean confidence is below a floor.
+
+        Args:
+            slots: Slots of the rows.
+            floor: The lowest mean confidence with which a row continues.
+            window: Number of last tokens over which the mean is taken.
+        """
         self.floor[slots], self.window[slots] = floor, window
         self.watches = True
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """Give slots back."""
+        """Release slots."""
         self.serial[slots] = -1
         self.generated.release(slots, self.count[slots])
         self._free.extend(slots.tolist())
 
     @property
     def num_used(self) -> int:
-        """Slots in use."""
+        """Number of slots in use."""
         return len(self.request) - len(self._free)
 
     def used(self) -> NDArray[np.int64]:
-        """Slots in use, in order."""
+        """Return the slots in use, in ascending order."""
         return np.setdiff1d(np.arange(len(self.request)), self._free)
 
     def append(
@@ -153,19 +163,26 @@ class RowTable:
         """Record one generated token for each slot.
 
         Args:
-            place: If a slot has several, one after another, the number of each among them.
+            slots: Slots, [N].
+            tokens: Token ids, [N].
+            logprobs: Log-probabilities of the tokens, [N].
+            top_tokens: The likeliest tokens, [N, num_logprobs]; None without alternatives.
+            top_logprobs: Log-probabilities of these, [N, num_logprobs]; None without alternatives.
+            signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
+            place: If a slot occurs several times in a row, the index of each token among the slot's
+                new tokens, [N]; None if each slot occurs once.
         """
         counts = self.count[slots]
         if place is not None:
             counts += place
         self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals)
-        self.last[slots] = tokens  # of a slot that is there several times, the last one stays
+        self.last[slots] = tokens  # if a slot occurs several times, its last token stays
         self.count[slots] = counts + 1
 
     def update_confidence(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Note the confidence of the last token of each slot; whether the row ends by it.
+        """Record the confidence of each slot's last token; return which rows end by their floor.
 
-        Sums are float64, in which adding and taking away float32 numbers of like size is exact.
+        Sums are float64, in which adding and subtracting float32 numbers of similar size is exact.
         """
         confidences = self.generated.signals[..., 0]
         count, window = self.count[slots], self.window[slots]
@@ -182,11 +199,11 @@ class RowTable:
         return found
 
     def tokens(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:
-        """Generated tokens of each slot."""
+        """Return the generated tokens of each slot."""
         return self._numbers(slots, self.generated.tokens)
 
     def logprobs(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
-        """Log-probability of each generated token of each slot."""
+        """Return the log-probabilities of the generated tokens of each slot."""
         return self._numbers(slots, self.generated.logprobs)
 
     @property
@@ -195,13 +212,13 @@ class RowTable:
         return self.generated.signals.shape[-1] > 0
 
     def signals(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
-        """For each slot, the signals at all its tokens in one row."""
+        """Return the signals of all tokens of each slot, as one flat tuple per slot."""
         return self._numbers(slots, self.generated.signals)
 
     def alternatives(
         self, slots: NDArray[np.int64]
     ) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:
-        """For each slot, the likeliest tokens at all its tokens in one row, and their logprobs."""
+        """Return the likeliest tokens and their logprobs, as one flat tuple per slot each."""
         store = self.generated
         return self._numbers(slots, store.top_tokens), self._numbers(slots, store.top_logprobs)
 
@@ -211,7 +228,7 @@ class RowTable:
         return self.generated.numbers(slots, self.count[slots], array)
 
     def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
-        """Set the kept segments that slots read as attention parts of their own."""
+        """Set the cascaded segments that slots read as attention levels of their own."""
         short = len(chain) - self.chain.shape[1]
         if short > 0:
             self.chain = np.pad(self.chain, ((0, 0), (0, short)), constant_values=-1)
@@ -221,7 +238,13 @@ class RowTable:
     def add_pages(
         self, slots: NDArray[np.int64], pages: Pages, num: NDArray[np.int64] | int = 1
     ) -> None:
-        """Append `num` pages to the table of each slot; `pages` lists them slot by slot."""
+        """Append pages to the table of each slot.
+
+        Args:
+            slots: Slots, [N].
+            pages: The pages, slot by slot.
+            num: Number of pages of each slot, [N], or one number for all.
+        """
         at = self.num_pages[slots]
         num = np.broadcast_to(num, at.shape)
         width = int((at + num).max(initial=0))
@@ -234,7 +257,7 @@ class RowTable:
         self.num_pages[slots] = at + num
 
     def take_pages(self, slots: NDArray[np.int64]) -> Pages:
-        """Empty the tables of slots and return all pages that were in them."""
+        """Empty the page tables of slots and return their pages."""
         tables, sizes = self.table[slots], self.num_pages[slots]
         pages = tables[np.arange(tables.shape[1]) < sizes[:, None]]
         self.table[slots] = 0

@@ -1,6 +1,6 @@
-"""What samples have generated, in blocks of tokens that they take as they grow.
+"""Stores generated tokens in blocks that samples allocate as they grow.
 
-Memory grows with the tokens of all samples, not with their number times the longest length.
+Memory grows with the total number of tokens, not with the number of samples times the longest one.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from numpy.typing import NDArray
 _BITS: Final = 6
 _BLOCK: Final = 1 << _BITS  # tokens
 
-NUM_SIGNALS: Final = 2  # as `treegen.ops.sampling.confidence` has them
+NUM_SIGNALS: Final = 2  # number of signals in `treegen.ops.sampling.confidence`
 
 _Ints = NDArray[np.int64]
 
 
 class TokenStore:
-    """Tokens of slots and what is recorded of each, in the order they were generated.
+    """Tokens of slots, their log-probabilities and signals, in the order of generation.
 
     tokens, logprobs: [blocks, tokens of a block].
     top_tokens, top_logprobs: [blocks, tokens of a block, num_logprobs], the likeliest alternatives.
-    signals: [blocks, tokens of a block, 2], confidence and self-certainty; [.., .., 0] as long as
-    nobody asks for them.
+    signals: [blocks, tokens of a block, 2], confidence and self-certainty; [.., .., 0] until
+    `record_signals` is called.
     """
 
     _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs", "signals")
 
     def __init__(self, num_logprobs: int) -> None:
-        """An empty store that records `num_logprobs` alternatives per token."""
+        """Set up an empty store that records `num_logprobs` alternatives per token."""
         self.tokens = np.zeros((0, _BLOCK), dtype=np.int32)
         self.logprobs = np.zeros((0, _BLOCK), dtype=np.float32)
         self.top_tokens = np.zeros((0, _BLOCK, num_logprobs), dtype=np.int32)
         self.top_logprobs = np.zeros((0, _BLOCK, num_logprobs), dtype=np.float32)
         self.signals = np.zeros((0, _BLOCK, 0), dtype=np.float32)
-        self._blocks = np.zeros((0, 4), dtype=np.int64)  # the blocks of each slot
+        self._blocks = np.zeros((0, 4), dtype=np.int64)  # blocks of each slot, [slots, blocks]
         self._free = np.empty(0, dtype=np.int64)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the store takes, in bytes."""
+        """Memory of the store in bytes."""
         arrays = [self._blocks, *(getattr(self, name) for name in self._PER_TOKEN)]
         return sum(array.nbytes for array in arrays)
 
     def add_slots(self, num: int) -> None:
-        """Grow to `num` slots, at least as many as before."""
+        """Grow to `num` slots, which must not be fewer than before."""
         self._blocks = grow_array(self._blocks, num, self._blocks.shape[1])
 
     def widen(self, num_logprobs: int) -> None:
-        """Record `num_logprobs` alternatives per token from now on, at least as many as before."""
+        """Record `num_logprobs` alternatives per token from now on, not fewer than before."""
         for name in ("top_tokens", "top_logprobs"):
             array = getattr(self, name)
             setattr(self, name, grow_array(array, *array.shape[:2], num_logprobs))
@@ -71,7 +71,17 @@ class TokenStore:
         top_logprobs: NDArray[np.float32] | None,
         signals: NDArray[np.float32] | None = None,
     ) -> None:
-        """Record one more token for each slot. counts: the tokens that each has before."""
+        """Record one more token for each slot.
+
+        Args:
+            slots: Slots, [N].
+            counts: Number of tokens of each slot before this one, [N].
+            tokens: Token ids, [N].
+            logprobs: Log-probabilities of the tokens, [N].
+            top_tokens: The likeliest tokens, [N, num_logprobs]; None without alternatives.
+            top_logprobs: Log-probabilities of these, [N, num_logprobs]; None without alternatives.
+            signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
+        """
         column, within = counts >> _BITS, counts & (_BLOCK - 1)
         fresh = np.flatnonzero(within == 0)
         if len(fresh):
@@ -88,47 +98,77 @@ class TokenStore:
             self.signals[block, within] = signals
 
     def release(self, slots: _Ints, counts: _Ints) -> None:
-        """Forget what slots have generated. counts: the tokens of each."""
+        """Free the blocks of slots, which have `counts` tokens."""
         blocks, _ = self._blocks_of(slots, counts)
         self._free = np.concatenate([self._free, blocks])
 
     def between(self, slot: int, start: int, stop: int) -> NDArray[np.int32]:
-        """Tokens `start` to `stop` of a slot."""
+        """Return some tokens of a slot.
+
+        Args:
+            slot: The slot.
+            start: Index of the first token.
+            stop: Index after the last token.
+        """
         return self.part(self.tokens, slot, start, stop)
 
     def part(self, array: NDArray[Any], slot: int, start: int, stop: int) -> NDArray[Any]:
-        """What one of the arrays holds for tokens `start` to `stop` of a slot."""
+        """Return the elements of one array for some tokens of a slot.
+
+        Args:
+            array: One of the arrays of the store.
+            slot: The slot.
+            start: Index of the first token.
+            stop: Index after the last token.
+        """
         first = start >> _BITS
         blocks = self._blocks[slot, first : -(-stop >> _BITS)]
         flat = array[blocks].reshape(-1, *array.shape[2:])
         return flat[start - (first << _BITS) : stop - (first << _BITS)]
 
     def at(self, array: NDArray[Any], slots: _Ints, index: _Ints) -> NDArray[Any]:
-        """What one of the arrays holds for one token of each slot. index: which token."""
+        """Return the elements of one array for one token of each slot.
+
+        Args:
+            array: One of the arrays of the store.
+            slots: Slots, [N].
+            index: Index of the token in each slot, [N].
+        """
         found: NDArray[Any] = array[self._blocks[slots, index >> _BITS], index & (_BLOCK - 1)]
         return found
 
     def numbers(
         self, slots: _Ints, counts: _Ints, array: NDArray[np.generic]
     ) -> list[tuple[Any, ...]]:
-        """What one of the arrays holds for each slot, as a flat tuple. counts: tokens of each."""
+        """Return the elements of one array for all tokens of each slot, as one flat tuple per slot.
+
+        Args:
+            slots: Slots, [N].
+            counts: Number of tokens of each slot, [N].
+            array: One of the arrays of the store.
+        """
         blocks, first = self._blocks_of(slots, counts)
         numbers, stride = array[blocks].tobytes(), array[:1].nbytes
         sizes = (counts * math.prod(array.shape[2:])).tolist()
-        # Unlike tolist(), this makes tuples without making lists first.
+        # Unlike tolist(), this creates tuples without creating lists first.
         unpack = {n: struct.Struct(f"{n}{array.dtype.char}").unpack_from for n in set(sizes)}
         starts = (first * stride).tolist()
         return [unpack[n](numbers, start) for n, start in zip(sizes, starts, strict=True)]
 
     def _blocks_of(self, slots: _Ints, counts: _Ints) -> tuple[_Ints, _Ints]:
-        """Blocks of slots, slot by slot, and where each slot's begin. counts: tokens of each."""
+        """Return the blocks of slots, slot by slot, and the index of each slot's first block.
+
+        Args:
+            slots: Slots, [N].
+            counts: Number of tokens of each slot, [N].
+        """
         num = (counts + _BLOCK - 1) >> _BITS
         columns = np.arange(num.max(initial=0))
         blocks = self._blocks[slots, : len(columns)][columns < num[:, None]]
         return blocks, num.cumsum() - num
 
     def _take(self, slots: _Ints, column: _Ints) -> None:
-        """Give each slot one more block. column: its place in the slot's table of blocks."""
+        """Give each slot one more block, at index `column` of the slot's blocks."""
         lacking = len(slots) - len(self._free)
         if lacking > 0:
             old = len(self.tokens)
@@ -146,7 +186,13 @@ class TokenStore:
 
 
 def grow_arrays(owner: object, num: int, fill: int = 0) -> None:
-    """Make each array of an object `num` long; what is new is `fill`."""
+    """Grow every array attribute of an object.
+
+    Args:
+        owner: The object.
+        num: New length of the first dimension.
+        fill: Value of the new elements.
+    """
     for name, array in list(vars(owner).items()):
         if isinstance(array, np.ndarray):
             more = np.full((num - len(array), *array.shape[1:]), fill, dtype=array.dtype)
@@ -154,7 +200,7 @@ def grow_arrays(owner: object, num: int, fill: int = 0) -> None:
 
 
 def grow_array(array: NDArray[Any], *shape: int) -> NDArray[Any]:
-    """A copy of an array in a larger shape; what is new is 0."""
+    """Return a copy of an array in a larger shape, with zeros as new elements."""
     larger = np.zeros(shape, dtype=array.dtype)
     larger[tuple(map(slice, array.shape))] = array
     return larger

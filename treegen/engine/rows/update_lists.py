@@ -1,11 +1,12 @@
-"""Where rows that list updates of a state have what they need, from their first step to their last.
+"""State slots, pages and convolution windows of rows that keep update lists.
 
 A row starts from the state of the segment above it, which all its siblings read. It owns a window
-of the convolution, and pages for the list of its updates. That is all that a row takes whose limit
-is not far. Any other row also owns a slot. Until its list is folded the slot is cut into further
-pages of the list. Then it has the row's own state.
+of the convolution, and pages for the list of its updates. A row with a low limit needs no more. Any
+other row also owns a state slot, which is cut into further pages of the list until the list is
+folded; then it holds the row's own state.
 
-What a row can ever need it takes when it starts. So no row has to give way for another one's state.
+A row allocates all that it can ever need when it starts. So no row is preempted for another row's
+state.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ _NEVER = 1 << 40
 
 
 class RowUpdateLists:
-    """The windows, pages and slots that active rows own.
+    """The windows, pages and state slots that active rows own.
 
     Arrays over the slots of the row table:
-    base: slot of the state that the list goes on from. listed: how many updates it has.
-    fold_at: how many it has when it is folded.
-    own: the slot that the row owns; NO_STATE for none.
-    window: the window that it owns. window_at: where its window is now.
-    inputs: how many tokens it has computed.
-    pages: of its list, first those that it owns beside its slot. num_pages: how many these are.
+    base: slot of the state to which the list applies.
+    listed: number of updates in the list.
+    fold_at: number of updates at which the list is folded.
+    own: the state slot that the row owns; NO_STATE for none.
+    window: the convolution window that the row owns.
+    window_at: where its current window is.
+    inputs: number of tokens that the row has computed.
+    pages: pages of its list, first those that it owns in addition to its slot.
+    num_pages: number of pages that it owns in addition to its slot.
     """
 
-    per_row = 2  # slots that a row takes at most, its pages included
+    per_row = 2  # maximum number of slots that a row takes, its pages included
 
     def __init__(self, rows: RowTable, cache: StateCache) -> None:
-        """No row owns any."""
+        """Set up a run in which no row owns anything."""
         assert cache.delta is not None
         self._rows, self._cache, self._spec = rows, cache, cache.delta
         nothing = np.zeros(0, dtype=np.int64)
@@ -47,13 +51,13 @@ class RowUpdateLists:
         self.pages = np.zeros((0, self._spec.pages + self._spec.own_pages), dtype=np.int64)
 
     def _fit(self) -> None:
-        """Let the arrays be as long as the row table's."""
+        """Grow the arrays to the length of the row table's."""
         num = len(self._rows.request)
         if num > len(self.base):
             grow_arrays(self, num)
 
     def _needs(self, slots: Ints, siblings: Ints) -> tuple[Ints, Ints]:
-        """How many pages and slots new rows need, of which each has so many siblings."""
+        """Return how many pages and slots each new row needs; `siblings` has each row's count."""
         spec, rows = self._spec, self._rows
         to_come = rows.limit[slots] - rows.count[slots]
         different, place = np.unique(siblings, return_inverse=True)
@@ -64,7 +68,12 @@ class RowUpdateLists:
         return pages, owns.astype(np.int64)
 
     def count_startable(self, slots: Ints, siblings: Ints) -> int:
-        """How many rows, the first ones of these, can start. siblings: of each."""
+        """Return how many rows, from the first on, can start.
+
+        Args:
+            slots: Row slots, [rows].
+            siblings: Number of rows of each row's request, [rows].
+        """
         cache, per_slot = self._cache, self._spec.pages
         pages, owned = (each.cumsum() for each in self._needs(slots, siblings))
         cut = -(-(pages - cache.num_cut_pages).clip(min=0) // per_slot)
@@ -72,7 +81,13 @@ class RowUpdateLists:
         return min(fit, cache.num_free_windows)
 
     def take(self, slots: Ints, source: int, siblings: int) -> None:
-        """Give rows of one request what they need. source: where the state of their prompt is."""
+        """Allocate the windows, pages and state slots of rows of one request.
+
+        Args:
+            slots: Row slots, [rows].
+            source: State slot of their prompt.
+            siblings: Number of rows of the request.
+        """
         spec, cache = self._spec, self._cache
         self._fit()
         num_siblings = np.full(len(slots), siblings)
@@ -95,7 +110,7 @@ class RowUpdateLists:
         self.fold_at[owners] = spec.shared_tokens(siblings)
 
     def release(self, slots: Ints) -> None:
-        """Take from rows that leave what they own."""
+        """Free the windows, pages and state slots of rows that leave."""
         self._fit()
         slots = slots[self.window[slots] > 0]
         own, pages, windows = self.get_owned_slots(slots)
@@ -108,16 +123,16 @@ class RowUpdateLists:
         self.own[slots], self.window[slots], self.num_pages[slots] = NO_STATE, 0, 0
 
     def get_owned_slots(self, slots: Ints) -> tuple[Slots, Slots, Slots]:
-        """The slots that rows own, the pages beside these, and the windows."""
+        """Return the state slots that rows own, their pages outside of these, and their windows."""
         is_own = np.arange(self.pages.shape[1]) < self.num_pages[slots, None]
         return self.own[slots], self.pages[slots][is_own], self.window[slots]
 
     def clear(self) -> None:
-        """Forget all rows; the caller has freed what they own."""
+        """Drop all rows; the caller has freed their slots, pages and windows."""
         self._forget(np.arange(len(self.base)))
 
     def step(self, order: Ints) -> StateInputs:
-        """What a decode step of rows reads and writes, and the lists that are folded before it."""
+        """Return the state inputs of a decode step, and the lists to fold before it."""
         folds = self._fold(order[self.listed[order] >= self.fold_at[order]])
         inputs = np.stack(
             [self.base[order], self.listed[order], self.window_at[order], self.window[order]]
@@ -128,14 +143,14 @@ class RowUpdateLists:
         return StateInputs(np.concatenate([inputs, self.pages[order].T]), folds)
 
     def _fold(self, slots: Ints) -> list[Ints]:
-        """Give rows whose lists are full states of their own: [3 + P, F] for each part of them.
+        """Fold the full lists of rows into states of their own; return the inputs of each part.
 
-        By row these are the state that the list goes on from, the slot for the new one, how many
-        updates there are, and the pages.
+        A part is [3 + P, F] for F rows: the slot of the state to which the list applies, the slot
+        of the new state, the number of updates, and the P pages.
         """
         spec, cache = self._spec, self._cache
         folds: list[Ints] = []
-        # A list that has not reached the row's slot leaves the slot to the state.
+        # If the list does not extend into the row's own slot, the new state goes there.
         in_place = self.listed[slots] <= spec.own_pages * spec.page_tokens
         parts = [slots[in_place]]
         moving = slots[~in_place]
@@ -150,7 +165,7 @@ class RowUpdateLists:
                 target = np.append(target, cache.spare)
             told = np.stack([self.base[part], target, self.listed[part]])
             folds.append(np.concatenate([told, self.pages[part].T]))
-            if at:  # what the lists were in is free once the states are made of them
+            if at:  # the slots of the lists are free once the lists are folded
                 before = self.own[part]
                 cache.spare = int(before[-1])
                 cache.free(before[:-1].tolist())
@@ -160,9 +175,9 @@ class RowUpdateLists:
         return folds
 
     def span(self, slot: int, num: int) -> StateSpan:
-        """What computing the next `num` tokens of a row at once reads and writes.
+        """Return the state slots for computing the next `num` tokens of a row in one pass.
 
-        Such a row resumes. It goes on from a state of its own.
+        Only resuming rows do so. They continue from a state of their own.
         """
         own = int(self.own[slot])
         assert own != NO_STATE and not self.listed[slot], "a row that resumes has no state"
@@ -175,10 +190,13 @@ class RowUpdateLists:
         return StateSpan(reads, NO_STATE, own)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
-        """What a row that has ended leaves to a segment that begins with `num_generated` tokens.
+        """Pass the states of an ended row to a segment that begins with `num_generated` tokens.
 
-        Returns how many of these a state has seen, the slot of that state and the slot of the state
-        one token earlier; NO_STATE for what there is none of. The states are made of its list.
+        The states are computed from the row's list.
+
+        Returns:
+            How many of these tokens a state has seen, the slot of that state, and the slot of the
+            state one token earlier; NO_STATE for a missing state.
         """
         inputs, listed = int(self.inputs[slot]), int(self.listed[slot])
         if 0 < inputs <= num_generated:
@@ -196,7 +214,10 @@ class RowUpdateLists:
         return found, made[0], made[1] if len(made) > 1 else NO_STATE
 
     def _materialize_state(self, slot: int, listed: int) -> int:
-        """A slot with the state after the first updates of a row's list; NO_STATE for none."""
+        """Compute the state after the first `listed` updates of a row's list.
+
+        Return its slot; NO_STATE if there is no such state or no free slot.
+        """
         cache = self._cache
         if listed < 0 or not cache.num_free:
             return NO_STATE
@@ -205,7 +226,7 @@ class RowUpdateLists:
         fold_lists(cache, [np.concatenate([told, self.pages[slot, :, None]])])
         behind = int(self.listed[slot]) - listed
         for windows, _ in cache.layers:
-            # The first column of a window has no part in what comes next.
+            # The first column of a window does not affect later tokens.
             window = windows[int(self.window_at[slot])]
             windows[target].copy_(window.roll(behind, -1) if behind else window)
         return target

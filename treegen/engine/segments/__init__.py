@@ -1,1 +1,1 @@
-"""Segments in memory: their pages, tables and states, from when they open until they close."""
+"""Segments in memory: their pages, page tables, states and cached prefixes."""

@@ -1,10 +1,10 @@
-"""Keys and values of all heads beside the latents of wide segments, where reading them costs less.
+"""Expanded keys and values of wide segments, where reading them is faster than reading latents.
 
-A model with latent attention keeps latents. A segment with many rows below it is read faster by
-the keys and values that are made of them (`CostModel.expands`). These lie in pages that the pool
-lends: they stay free, and the pool takes them back when something else needs them. So copies are
-the first to go. They are made again by one product once there is room, and are not read while few
-rows are left.
+A model with latent attention stores latents. With many rows below a segment, reading keys and
+values expanded from the latents is faster (`CostModel.should_expand`). These copies use pages that
+the pool lends: the pages count as free, and the pool takes them back when something else needs
+them. So copies are lost first. They are made again by one product once there is room, and are not
+read while few rows are left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from treegen.prompts.plan.cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class ExpandedKVOptions:
-    """Which segments have copies: those of a model for which that pays on a device."""
+    """The model and the costs of its device, which decide which segments get copies."""
 
     spec: ModelSpec
     cost: CostModel
@@ -30,7 +30,11 @@ class ExpandedKVOptions:
 
 @dataclass(frozen=True, slots=True)
 class _ExpandedKV:
-    """blocks: as the pool has lent them. table, num_keys: of the segment, as it was copied."""
+    """The copy of one segment.
+
+    blocks: numbers of the blocks of consecutive pages that the pool has lent.
+    table, num_keys: page table and number of keys of the segment when it was copied.
+    """
 
     blocks: Pages
     table: Pages
@@ -38,7 +42,7 @@ class _ExpandedKV:
 
 
 class ExpandedKVCache:
-    """The copies of one run's segments, by index."""
+    """Expanded keys and values of one run's segments, by index of the segment."""
 
     def __init__(
         self,
@@ -47,7 +51,14 @@ class ExpandedKVCache:
         executor: ModelRunner,
         options: ExpandedKVOptions,
     ) -> None:
-        """There is none yet."""
+        """Set up a cache without copies.
+
+        Args:
+            cache: The paged KV cache.
+            store: The segments of the run.
+            executor: Expands latents.
+            options: The model and the costs of its device.
+        """
         latent = options.spec.latent
         assert latent is not None
         self._latent, self._pages = latent, options.spec.copy_pages
@@ -57,9 +68,9 @@ class ExpandedKVCache:
         self._times_lost: dict[int, int] = {}
 
     def get_or_expand(self, index: int, rows: int) -> Pages | None:
-        """The blocks of a segment's copy, to be read by so many rows; None to read its latents.
+        """Return the page blocks of a segment's copy for `rows` rows; None to read its latents.
 
-        The copy is made if there is none and there is room.
+        A missing copy is made if there is room.
         """
         if not self._cost.should_expand(self._latent, rows, self._itemsize):
             return None
@@ -75,7 +86,7 @@ class ExpandedKVCache:
         return self._make(index, table, num_keys)
 
     def _make(self, index: int, table: Pages, num_keys: int) -> Pages | None:
-        """Make a copy, which takes half of what is free at most, and less if it was lost before."""
+        """Make a copy if it takes at most half of the free pages, or less if it was lost before."""
         pool, page_size = self._cache.pool, self._cache.page_size
         count = -(-num_keys // page_size)
         if count * self._pages << self._times_lost.get(index, 0) + 1 > pool.num_unlent:

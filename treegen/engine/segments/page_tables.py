@@ -1,7 +1,7 @@
-"""Where the keys of segments lie: the pages that a segment's table lists, and what they begin with.
+"""Completes the page tables of segments, and fills their first pages.
 
-A table shares the full pages of a folded segment above, or the very pages of a kept prefix. What
-fills no page there is copied into the segment's own first page.
+A table shares the full pages of a folded segment above, or the pages of a kept prefix. Tokens that
+do not fill a page there are copied into the segment's own first page.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from treegen.ops.cache.pool import PagedCache, table_slots
 
 
 class SegmentPageTables:
-    """Makes page tables whole."""
+    """Completes the page tables of segments."""
 
     def __init__(
         self, cache: PagedCache, supply: PrefixMatcher, states: SegmentStates | None
     ) -> None:
-        """states: those of the segments; None for a model without recurrent layers."""
+        """Set up the page tables of a run.
+
+        Args:
+            cache: The paged KV cache.
+            supply: Finds kept prefixes that have tokens of segments.
+            states: Recurrent states of the segments; None for a model without recurrent layers.
+        """
         self._cache, self._supply, self._states = cache, supply, states
 
     def place(self, segment: LiveSegment) -> int:
-        """Complete a segment's page table; returns how many tokens kept prefixes supplied."""
+        """Complete a segment's page table; return how many tokens kept prefixes supplied."""
         page_size, pool = self._cache.page_size, self._cache.pool
         missing = segment.missing_pages(page_size)
         if segment.table is None:
@@ -43,7 +49,7 @@ class SegmentPageTables:
         whole = segment.base == 0 and covered == segment.stop
         whole = whole and kept is not None and np.array_equal(head, kept[:shared])
         if prefix is not None and kept is not None and whole:
-            # The segment can share the very pages of the prefix, as the segment above does.
+            # The segment can share the pages of the prefix, as the segment above does.
             segment.table = pool.share(kept[: -(-segment.stop // page_size)])
             return self._supply.note_use(prefix, segment, covered)
         fresh = pool.allocate(missing, contiguous=True)
@@ -58,7 +64,7 @@ class SegmentPageTables:
         return self._supply.note_use(prefix, segment, covered)
 
     def continue_parent(self, segment: LiveSegment) -> None:
-        """Copy what is folded of the parent and fills no page into a segment's own page."""
+        """Copy folded tokens of the parent that do not fill a page into a segment's own page."""
         if segment.continued or not segment.reads_on:
             return
         segment.continued = True

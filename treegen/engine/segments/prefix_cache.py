@@ -1,6 +1,6 @@
-"""Prefixes whose keys and values stay in memory between calls, and their recurrent states.
+"""Prefixes whose keys, values and recurrent states stay in memory between calls.
 
-A kept prefix has a name and a page table from position 0, and holds a reference on its pages. All
+A kept prefix has a name and a page table from position 0, and holds a reference to its pages. All
 kept prefixes together have a limit of pages. Beyond it the least recently used prefix is dropped.
 Pages of a dropped prefix that running work uses stay until that work ends.
 """
@@ -23,12 +23,12 @@ from treegen.prompts.radix import Tokens
 class CachedPrefix:
     """One kept prefix.
 
-    name: what the caller calls it; several prefixes may have one name.
+    name: the caller's name for it; several prefixes may have one name.
     tokens: its token ids.
     pages: its page table; None once it has been dropped.
     last_used: when it was last used, by the clock of `PrefixCache`.
     end_state: slot of its recurrent state after its last token, which it owns; NO_STATE for none.
-    last_state: slot of its recurrent state before its last token, likewise.
+    last_state: slot of its recurrent state before its last token, which it owns; NO_STATE for none.
     """
 
     name: str
@@ -43,14 +43,14 @@ class PrefixCache:
     """All kept prefixes of one cache, at most `max_pages` pages together."""
 
     def __init__(self, cache: PagedCache, max_pages: int) -> None:
-        """Nothing is kept yet."""
+        """Set up an empty prefix cache."""
         self._cache = cache
         self.max_pages = max_pages
         self._prefixes: list[CachedPrefix] = []
         self._clock = 0
 
     def __iter__(self) -> Iterator[CachedPrefix]:
-        """Least recently used first."""
+        """Return an iterator over the prefixes, least recently used first."""
         return iter(sorted(self._prefixes, key=lambda prefix: prefix.last_used))
 
     def add(
@@ -64,7 +64,14 @@ class PrefixCache:
     ) -> CachedPrefix:
         """Keep a prefix, and drop prefixes of other names while there are too many pages or states.
 
-        The prefix takes over the caller's references on `pages`, and the slots of its states.
+        Args:
+            name: The caller's name for it.
+            tokens: Its token ids.
+            pages: Its page table; the prefix takes over the caller's references to the pages.
+            end_state: Slot of the recurrent state after its last token, which it takes over.
+                Default: none.
+            last_state: Slot of the recurrent state before its last token, which it takes over.
+                Default: none.
         """
         prefix = CachedPrefix(name, tokens, pages, end_state=end_state, last_state=last_state)
         self._prefixes.append(prefix)
@@ -82,22 +89,23 @@ class PrefixCache:
         return states is not None and len(self.states()) > states.num_slots // 2
 
     def touch(self, prefix: CachedPrefix) -> None:
-        """Note that a prefix was used now."""
+        """Record that a prefix was used now."""
         self._clock += 1
         prefix.last_used = self._clock
 
     def drop(self, name: str) -> int:
-        """Forget all prefixes of a name; returns how many there were."""
+        """Drop all prefixes of a name; return how many there were."""
         chosen = [prefix for prefix in self._prefixes if prefix.name == name]
         for prefix in chosen:
             self.remove(prefix)
         return len(chosen)
 
     def evict_one(self) -> bool:
-        """Drop the least recently used prefix that has a page which only kept prefixes use.
+        """Drop the least recently used prefix that has a page used only by kept prefixes.
 
-        Such a page is free once no other kept prefix has it. If there is none, any prefix with
-        recurrent states frees the slots of these. Returns False if there is no such prefix.
+        Such a page is freed once no kept prefix has it any more. If there is no such prefix, drop
+        the least recently used one with recurrent states, which frees their slots. Return False if
+        there is none of either.
         """
         tables = list(self.tables())
         if not tables:
@@ -115,7 +123,7 @@ class PrefixCache:
         return False
 
     def remove(self, prefix: CachedPrefix) -> None:
-        """Forget one prefix, if it is still kept."""
+        """Drop one prefix, if it is still kept."""
         if prefix.pages is not None:
             self._prefixes.remove(prefix)
             self._cache.pool.free(prefix.pages)
@@ -124,22 +132,22 @@ class PrefixCache:
                 self._cache.states.free([prefix.end_state, prefix.last_state])
 
     def clear(self) -> None:
-        """Forget all prefixes."""
+        """Drop all prefixes."""
         for prefix in list(self._prefixes):
             self.remove(prefix)
 
     def tables(self) -> Iterator[Pages]:
-        """Page tables of all prefixes."""
+        """Return the page tables of all prefixes."""
         return (prefix.pages for prefix in self._prefixes if prefix.pages is not None)
 
     def states(self) -> Slots:
-        """Slots of the recurrent states of all prefixes."""
+        """Return the slots of the recurrent states of all prefixes."""
         owned = [slot for p in self._prefixes for slot in (p.end_state, p.last_state)]
         return np.array([slot for slot in owned if slot != NO_STATE], dtype=np.int64)
 
     @property
     def num_pages(self) -> int:
-        """Different pages that kept prefixes refer to."""
+        """Number of distinct pages of all kept prefixes."""
         tables = list(self.tables())
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
@@ -147,12 +155,18 @@ class PrefixCache:
 class Kept:
     """A kept prefix. Leaving its `with` block drops it.
 
-    name: to drop it by.
-    usage: what was computed for it.
+    name: its name, for `LLM.drop`.
+    usage: usage of computing it.
     """
 
     def __init__(self, store: PrefixCache, prefixes: list[CachedPrefix], usage: Usage) -> None:
-        """Made by `LLM.keep`."""
+        """Set up the result of `LLM.keep`.
+
+        Args:
+            store: The prefix cache.
+            prefixes: The prefixes kept under one name.
+            usage: Usage of computing them.
+        """
         self._store, self._prefixes, self.usage = store, prefixes, usage
         self.name = prefixes[0].name
 

@@ -1,4 +1,4 @@
-"""Keep a prompt that a run has computed for later runs."""
+"""Keeps a prompt that a run has computed for later runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from treegen.prompts.plan.requests import plan_requests
 
 
 def insert_prefix(request: LiveRequest, name: str, cache: PagedCache, kept: PrefixCache) -> None:
-    """Keep the pages of a prompt that is in place, and copies of its recurrent states.
+    """Keep the pages of a computed prompt, and copies of its recurrent states.
+
+    Args:
+        request: The request of the prompt.
+        name: The caller's name for the prefix.
+        cache: The paged KV cache.
+        kept: The prefix cache.
 
     Raises:
-        CapacityError: there are no slots left for its recurrent states.
+        CapacityError: no slots are left for its recurrent states.
     """
     segment = request.segment
     assert segment.table is not None, "a prompt to keep is not in place"
@@ -44,12 +50,15 @@ def plan_prefix(
     cache: PagedCache,
     kept: PrefixCache,
 ) -> Plan:
-    """The plan that computes prompts, to keep them under one name.
+    """Return the plan that computes prompts, to keep them under one name.
 
     Args:
+        name: The caller's name for the prefixes, for messages.
         requests: The prompts.
-        spec: Of the model.
-        device_type: Of the model.
+        spec: Description of the model.
+        device_type: Device type of the model, such as "cuda".
+        cache: The paged KV cache.
+        kept: The prefix cache.
 
     Raises:
         CapacityError: there are too many tokens, or too many recurrent states.
@@ -58,7 +67,7 @@ def plan_prefix(
         [Request(r.id, r.tokens, samples=0, rows=0, max_tokens=1) for r in requests],
         spec,
         device_type=device_type,
-        sharing="off",  # then the page table of a prompt begins at its first token
+        sharing="off",  # so that the page table of a prompt begins at its first token
         split_at=[prefix.tokens for prefix in kept],
     )
     _check_room(name, plan, cache, kept)
@@ -74,7 +83,7 @@ def _check_room(name: str, plan: Plan, cache: PagedCache, kept: PrefixCache) -> 
             f"{most * page_size:,} are kept; give more memory"
         )
     if cache.states is not None:
-        # While it is computed each part has two, and what is kept gets copies.
+        # Each segment has two states while it is computed, and kept prefixes get copies.
         states = 2 * (len(plan.segments) + len(plan.requests))
         if states > cache.states.num_slots:
             raise CapacityError(

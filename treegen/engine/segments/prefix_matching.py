@@ -1,4 +1,4 @@
-"""What kept prefixes supply to the segments of a run."""
+"""Matches kept prefixes with the segments of a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from treegen.prompts.radix import common_prefix
 
 
 class PrefixMatcher:
-    """Which kept prefix has the first tokens of a segment, and up to where it can be used."""
+    """Finds the kept prefix that has a segment's first tokens, and up to where it is usable."""
 
     def __init__(self, kept: PrefixCache, states: SegmentStates | None) -> None:
-        """states: those of the segments; None for a model without recurrent layers."""
+        """Set up a matcher; `states` is None for a model without recurrent layers."""
         self._kept, self._states = kept, states
 
     def match_roots(self, roots: list[LiveSegment]) -> None:
-        """Note for new segments, from these on down, what the longest fitting prefix covers."""
+        """Record the longest matching prefix of each new segment, from these roots down."""
         for prefix in self._kept:
             level = list(roots)
             while level:
@@ -28,15 +28,15 @@ class PrefixMatcher:
                         level += segment.children.values()
 
     def match_one(self, segment: LiveSegment) -> None:
-        """Note the same for one segment below others."""
+        """Record the longest matching prefix of one segment below other segments."""
         for prefix in self._kept:
             self._note(prefix, segment, common_prefix(prefix.tokens, segment.path_tokens()))
 
     def find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
-        """The kept prefix that supplies a segment's first tokens, and up to which position.
+        """Return the kept prefix that supplies a segment's first tokens, and up to which position.
 
-        It is used only if the segment above is computed. Otherwise that one would be computed
-        while this one seems to be computed already.
+        It is used only if the segment above is computed. Otherwise the segment above would be
+        computed although this one counts as computed already.
         """
         prefix, covered = segment.reuse or (None, segment.start)
         covered = min(covered, segment.first_logit)
@@ -49,7 +49,13 @@ class PrefixMatcher:
         return prefix, covered
 
     def note_use(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> int:
-        """Note that a prefix supplied tokens; returns how many were never computed before."""
+        """Record that a prefix supplied tokens; return how many were never computed before.
+
+        Args:
+            prefix: The kept prefix.
+            segment: The segment.
+            covered: Position up to which the prefix supplied tokens.
+        """
         if self._states is not None:
             self._states.copy_from(prefix, segment, covered)
         new = covered - segment.was_computed
@@ -64,5 +70,5 @@ class PrefixMatcher:
             segment.reuse = prefix, usable
 
     def _usable(self, prefix: CachedPrefix, shared: int) -> int:
-        """How much of a kept prefix can be used of which so many tokens are shared."""
+        """Return how many tokens of a kept prefix are usable if `shared` tokens match."""
         return shared if self._states is None else self._states.find_state_position(prefix, shared)

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, gathered while their segments are prefilled."""
+"""Log-probabilities of prompt tokens, collected while their segments are prefilled."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from treegen.ops.sampling.reductions import argmax_tokens, topk_logits
 
 @dataclass(frozen=True, slots=True)
 class PendingScores:
-    """Scores of some tokens of a segment, on their way to the host.
+    """Scores of some tokens of a segment, being copied to the host.
 
-    at: [N] indices of the tokens in the segment.
-    fetch: their log-probabilities [N], and whether each is the likeliest token [N]; if they are
-    wanted the K likeliest tokens in the place of each [N, K], and their log-probabilities [N, K].
+    segment: the segment.
+    at: indices of the tokens in the segment, [N].
+    fetch: their log-probabilities [N], and whether each is the likeliest token [N]; if requested,
+    also the K likeliest tokens at the place of each [N, K], and their log-probabilities [N, K].
     """
 
     segment: LiveSegment
@@ -31,7 +32,7 @@ class PendingScores:
     fetch: AsyncHostCopy
 
     def add(self) -> None:
-        """Wait for the scores and note them at the segment."""
+        """Wait for the scores and store them in the segment."""
         target = self.segment
         if target.logprobs is None or target.is_best is None:
             target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
@@ -48,14 +49,15 @@ class PendingScores:
 def score_after(
     segment: LiveSegment, positions: Ints, logits_SV: Tensor, lse_S: Tensor
 ) -> list[PendingScores]:
-    """Score the tokens that follow some positions of a segment, given the logits there.
+    """Score the tokens that follow some positions of a segment.
 
     The first tokens of all its children follow the segment's last position.
 
     Args:
-        positions: [S] in order.
-        logits_SV: The logits at each.
-        lse_S: Their log-sum-exp.
+        segment: The segment.
+        positions: Positions in ascending order, [S].
+        logits_SV: The logits at these positions, [S, vocabulary].
+        lse_S: Log-sum-exp of these logits, [S].
     """
     next_index = positions - segment.start + 1
     num_inside = int(np.count_nonzero(next_index < len(segment.tokens)))
@@ -78,7 +80,7 @@ def score_after(
 
 
 def collect_score(request: LiveRequest) -> Score:
-    """The score of a request's tokens from position `score_from` on; all are computed."""
+    """Return the score of a request's tokens from `score_from` on, all of which are computed."""
     assert request.spec.score_from is not None
     path = []
     for segment in request.segment.path():
@@ -89,7 +91,7 @@ def collect_score(request: LiveRequest) -> Score:
     skip = request.spec.score_from - path[0].start
 
     def concat_scored(arrays: Iterable[NDArray[Any] | None]) -> NDArray[Any]:
-        """One array of its own, so that no score holds on to numbers of a whole prompt."""
+        """Copy the scored parts, so that no score keeps the numbers of a whole prompt alive."""
         first, *rest = [each for each in arrays if each is not None]
         return np.concatenate([first[skip:], *rest])
 

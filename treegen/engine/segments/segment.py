@@ -1,7 +1,7 @@
-"""Segments and requests while they are worked on: one object each, for as long as it is needed.
+"""Live segments and requests: one object each, for as long as the run needs it.
 
-A Plan lists the segments and requests that a run starts with. A search adds more: prompts, pieces
-of given text, and what was generated.
+A Plan lists the segments and requests with which a run starts. A search adds more: prompts, pieces
+of given text, and generated text.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from treegen.prompts.plan.plan import Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens
 
 NEVER = 2**62
-"""A position that no token has."""
+"""A position that no token has; it means "no position"."""
 
 
 class SegmentPhase(Enum):
-    """Where a segment is. `SegmentStore` alone moves it.
+    """The phase of a segment, which only `SegmentStore` changes.
 
-    Phase   What it is                                  What it may become
+    Phase   Meaning                                     Allowed next phases
     AWAY    it has no pages                             IDLE, OPEN, GONE
     IDLE    it has pages, and no open request needs it  AWAY, OPEN
     OPEN    open requests need it                       IDLE, AWAY (the run ends)
     GONE    nothing refers to it any more
 
-    Only in memory can it be `continued`, and only while it is open `rewound`.
+    A segment can be `continued` only while it has pages, and `rewound` only while it is open.
     """
 
     AWAY = "away"
@@ -44,14 +44,14 @@ class SegmentPhase(Enum):
 
 
 class RequestPhase(Enum):
-    """Where a request is. `AdmissionController` alone moves it.
+    """The phase of a request, which only `AdmissionController` changes.
 
-    Phase    What it is                                        What it may become
-    NEW      it is asked for                                   WAITING
+    Phase    Meaning                                           Allowed next phases
+    NEW      it was submitted                                  WAITING
     WAITING  its segments may have no pages                    UNDRAWN, OPEN, OVER
     UNDRAWN  it is open, its first tokens are to be drawn      OPEN, WAITING, OVER
-    OPEN     it is open, its samples are drawn                 WAITING, OVER
-    OVER     nothing is left to do
+    OPEN     it is open, its samples are being drawn           WAITING, OVER
+    OVER     no work is left
     """
 
     NEW = "new"
@@ -81,7 +81,7 @@ _Phase = TypeVar("_Phase", SegmentPhase, RequestPhase)
 
 
 def check_transition(now: _Phase, to: _Phase) -> _Phase:
-    """The phase `to`, which is asserted to be one that may follow."""
+    """Return the phase `to`, after asserting that it may follow `now`."""
     assert to in _NEXT[now], f"what is {now.value} may not become {to.value}"
     return to
 
@@ -92,35 +92,35 @@ class LiveSegment:
 
     index: its number in the run.
     parent: the segment above it; None for a root.
-    kept: whether it is an attention part of its own for rows and segments that start below it from
-    now on.
+    kept: whether it is a cascaded segment, with an attention level of its own, for rows and
+    segments that start below it from now on.
     base: first position that its page table covers. That is before `start` if segments above are
     folded into it.
-    above: indices of the kept segments above that position, root first.
-    phase: where it is.
+    above: indices of the cascaded segments above that position, root first.
+    phase: its phase.
     table: its pages; None while it is not in memory.
-    computed: position up to which its keys and values are in place.
-    was_computed: the furthest that `computed` has been.
-    continued: whether the keys and values before `start` that its table covers are in place too.
-    rewound: whether its last token is computed once more though it is whole for others, who have it
-    open.
-    first_logit: first position whose logits are wanted.
-    scored: first position whose logits are wanted for scores.
-    top: how many likeliest tokens are wanted in the places of its tokens that are scored.
+    computed: position up to which its keys and values are computed.
+    was_computed: the highest value that `computed` has had.
+    continued: whether the keys and values before `start` that its table covers are computed too.
+    rewound: whether its last token is computed again although other open requests use it as
+    complete.
+    first_logit: first position whose logits are needed.
+    scored: first position whose logits are needed for scores.
+    top: how many likeliest tokens to report at the places of its scored tokens.
     refs: number of children, unfinished requests and handles that need it. Only
-    `SegmentStore.hold` and `release` change it.
+    `SegmentStore.retain` and `release` change it.
     openers: open requests that need it in memory.
     children: segments that start where it stops, by index.
     requests: unfinished requests whose prompts end with it.
     reuse: a kept prefix that has its first tokens, and the position up to which it has them.
-    logprobs: [tokens] log-probabilities as far as they are known; is_best: [tokens] whether each is
-    the likeliest token. likeliest: the likeliest tokens and their log-probabilities [tokens, top],
-    if they are wanted.
+    logprobs: log-probabilities as far as they are known, [tokens].
+    is_best: whether each token is the likeliest one, [tokens].
+    likeliest: the likeliest tokens and their log-probabilities, [tokens, top], if requested.
     end_state: slot of the recurrent state after its last token, which it owns; see `SegmentStates`.
-    last_state: slot of the recurrent state before its last token, likewise.
-    shift: that of rotary embeddings at its start, by images above; see `MRopePositions`.
-    drawn: whether it is what a sample of a search has drawn. structure: what it had to be, as
-    `SamplingParams.structure` has it.
+    last_state: slot of the recurrent state before its last token, which it owns too.
+    shift: shift of rotary positions at its start, by images above; see `MRopePositions`.
+    drawn: whether a sample of a search has drawn it.
+    structure: the grammar it was drawn with, as in `SamplingParams.structure`.
     """
 
     index: int
@@ -161,7 +161,7 @@ class LiveSegment:
 
     @property
     def chain(self) -> tuple[int, ...]:
-        """Kept segments that rows and segments below it read as attention parts of their own."""
+        """Cascaded segments that rows and segments below it read as levels of their own."""
         return (*self.above, self.index) if self.kept else self.above
 
     @property
@@ -171,37 +171,37 @@ class LiveSegment:
 
     @property
     def reads_on(self) -> bool:
-        """Whether its table begins with keys of the one above, which are folded into it."""
+        """Whether its table begins with keys of the segment above, which is folded into it."""
         return self.base < self.start
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing of it, nor of what is below it, was ever computed."""
+        """Whether no token of it, nor of segments below it, was ever computed."""
         return self.table is None and self.was_computed == self.start
 
     def path(self) -> Iterator[LiveSegment]:
-        """This segment and all above it, root last."""
+        """Yield this segment and all segments above it, root last."""
         segment: LiveSegment | None = self
         while segment is not None:
             yield segment
             segment = segment.parent
 
     def path_tokens(self) -> Tokens:
-        """All tokens from position 0 to its end."""
+        """Return all tokens from position 0 to its end."""
         return np.concatenate([above.tokens for above in self.path()][::-1])
 
     def mark_computed(self, stop: int) -> None:
-        """Note that its keys and values are in place up to a position."""
+        """Record that its keys and values are computed up to a position."""
         self.computed = stop
         self.rewound &= stop < self.stop
         self.was_computed = max(self.was_computed, stop)
 
     def num_pages(self, page_size: int) -> int:
-        """Pages of its table once it is whole."""
+        """Return the number of pages of its complete table."""
         return -(-(self.stop - self.base) // page_size)
 
     def missing_pages(self, page_size: int) -> int:
-        """Pages that it still has to take; it shares the full pages of a folded parent."""
+        """Return how many pages to allocate for it; it shares the full pages of a folded parent."""
         if self.table is None:
             return segment_pages(self.base, self.start, self.stop, page_size)
         return max(self.num_pages(page_size) - len(self.table), 0)
@@ -209,24 +209,25 @@ class LiveSegment:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request on its way.
+    """An unfinished request and its state.
 
     index: its number in the run.
-    rank: sorts requests depth first, or in a search by when they came.
-    spec: what was asked for.
-    segment: the segment that its prompt ends with.
+    rank: sort key of requests: depth first, or in a search by order of arrival.
+    spec: the request as submitted.
+    segment: the segment at the end of its prompt.
     params: index of its sampling parameters.
     samples: indices of the samples that have not ended. A greedy request that is over keeps all
     until they are reported.
-    phase: where it is. num_undrawn: rows whose first tokens are to be drawn, while it is UNDRAWN.
+    phase: its phase.
+    num_undrawn: rows whose first tokens are still to be drawn, while it is UNDRAWN.
     slots: slots of the rows that have not ended; None until first tokens are being drawn.
     opened: segments that it keeps in memory while it is open, leaf first; None while it waits.
-    rewinds: a segment whose last token is computed once more, for its logits.
-    added: whether it came while the run was under way. Idle segments leave before it waits.
-    grows: whether it is of a search: its samples become segments when they end.
-    floor: its own min_confidence; None for that of its sampling parameters.
+    rewinds: a segment whose last token is computed again, for its logits.
+    added: whether it was added during the run. Idle segments are then evicted before it waits.
+    grows: whether it belongs to a search, so that its samples become segments when they end.
+    floor: a min_confidence that replaces that of its sampling parameters; None for theirs.
     num_prefilled: tokens computed for it. Tokens that several requests need count for the first.
-    score: that of its prompt, once it is known, if it is wanted beside samples.
+    score: the score of its prompt, once it is known, if requested in addition to samples.
     """
 
     index: int
@@ -248,11 +249,11 @@ class LiveRequest:
 
     @property
     def num_rows(self) -> int:
-        """Rows that its samples take, at least 1."""
+        """Number of rows of its samples, at least 1."""
         # A request without samples (prefill only, scoring) counts as one row.
         return max(min(len(self.samples), self.spec.rows), 1)
 
     def row_pages(self, page_size: int) -> int:
-        """Pages that one of its rows takes if it generates `max_tokens`."""
+        """Return how many pages one of its rows takes if it generates `max_tokens`."""
         segment = self.segment
         return row_pages(segment.base_below, segment.stop, self.spec.max_tokens, page_size)

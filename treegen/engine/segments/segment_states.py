@@ -1,9 +1,9 @@
-"""Where the recurrent states of segments are: after the last token, and maybe one token earlier.
+"""Recurrent states of segments: after the last token, and in searches also one token earlier.
 
-What goes on below a segment reads the state after its last token. Whoever draws from a segment once
-more needs the logits of its last token again, and so the state before that token. In a search both
-are kept; in other runs only the first is. There a segment that is drawn from again, while others go
-on from its end, is computed anew beside the state that these read.
+Rows and segments below a segment read the state after its last token. To draw from a segment again,
+the logits of its last token are needed, and so the state before that token. Searches keep both
+states; other runs keep only the first. Then a segment that is drawn from again is computed again in
+another slot, while other requests still read the state at its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StateSpan(NamedTuple):
     """Slots of the states around consecutive tokens of a segment or row.
 
     reads: slot of the state before the first token.
-    leaves: slot for the state before the last token; NO_STATE if it is not wanted or there already.
+    leaves: slot for the state before the last token; NO_STATE if it is not needed or exists.
     writes: slot for the state after the last token.
     """
 
@@ -32,12 +32,12 @@ class StateSpan(NamedTuple):
 class SegmentStates:
     """The slots that segments own: `end_state` and `last_state` of LiveSegment.
 
-    The state at the position up to which a segment is computed is in `end_state` if that is its
-    end. Until then it is in `last_state` if that is kept, and else in `end_state` too.
+    The state of a complete segment is in `end_state`. While a segment is only partly computed, its
+    running state is in `last_state` if that is kept, and otherwise in `end_state`.
     """
 
     def __init__(self, cache: StateCache, *, rewinds: bool) -> None:
-        """rewinds: whether the last token of a segment may be computed once more."""
+        """Set up a run; `rewinds` tells whether last tokens of segments may be computed again."""
         self.cache = cache
         self._rewinds = rewinds
 
@@ -47,50 +47,57 @@ class SegmentStates:
 
     @staticmethod
     def _is_read(segment: LiveSegment, computed: int) -> bool:
-        """Whether others go on from the end of a segment that is computed anew from a position."""
+        """Return whether requests read the end of a segment that is computed again."""
         is_whole = segment.computed == segment.stop
         return is_whole and computed < segment.stop - 1 and bool(segment.openers)
 
     def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
-        """Whether there are slots for any of some requests alone, below so many segments."""
+        """Return whether each request alone has enough slots, at the end of `depth` segments."""
         has_rows = any(request.spec.rows for request in requests)
         return not requests or 2 * (depth + has_rows) <= self.cache.num_slots
 
     def find_rewind_position(self, segment: LiveSegment) -> int:
-        """The position from which a segment is computed again for the logits of its last token."""
+        """Return from where a segment is computed again for the logits of its last token."""
         last = segment.stop - 1
         return last if segment.last_state or last == segment.start else segment.start
 
     def leave_end(self, segment: LiveSegment, computed: int) -> None:
-        """Take a slot to compute a segment anew in, if others read the state at its end meanwhile.
+        """Allocate a slot to compute a segment again, if requests still read the state at its end.
 
         Args:
+            segment: The segment.
             computed: The position from which it is computed.
         """
         if self._is_read(segment, computed):
             segment.last_state = self.cache.allocate_one()
 
     def missing(self, segment: LiveSegment, computed: int) -> int:
-        """Slots to take for a segment that is, or is to be, computed up to a position."""
+        """Return how many slots a segment that counts as computed up to a position still needs."""
         if computed == segment.stop:
             return 0
         keeps_last = self._keeps_last(segment) or self._is_read(segment, computed)
         return (segment.end_state == NO_STATE) + (keeps_last and segment.last_state == NO_STATE)
 
     def place(self, segment: LiveSegment) -> None:
-        """Take the slots that a segment lacks."""
+        """Allocate the missing slots of a segment."""
         if segment.computed < segment.stop:
             segment.end_state = segment.end_state or self.cache.allocate_one()
             if self._keeps_last(segment):
                 segment.last_state = segment.last_state or self.cache.allocate_one()
 
     def free(self, segment: LiveSegment) -> None:
-        """Give up the slots of a segment."""
+        """Free the slots of a segment."""
         self.cache.free([segment.end_state, segment.last_state])
         segment.end_state = segment.last_state = NO_STATE
 
     def span(self, segment: LiveSegment, start: int, stop: int) -> StateSpan:
-        """What computing the tokens of a segment between two positions reads and writes."""
+        """Return the state slots for computing a part of a segment.
+
+        Args:
+            segment: The segment.
+            start: Position of the first token.
+            stop: Position after the last token.
+        """
         running = segment.last_state if self._keeps_last(segment) else segment.end_state
         reads = running
         if start == segment.start:
@@ -103,23 +110,32 @@ class SegmentStates:
         return StateSpan(reads, leaves, segment.end_state)
 
     def on_whole(self, segment: LiveSegment) -> None:
-        """Give up the slot that a segment was computed anew in."""
+        """Free the slot in which a now complete segment was computed again."""
         if not self._rewinds:
             self.on_undone(segment)
 
     def on_undone(self, segment: LiveSegment) -> None:
-        """Forget how far a segment was computed anew; the state at its end is in place."""
+        """Drop the running state of a segment that was computed again; its end state is valid."""
         self.cache.free([segment.last_state])
         segment.last_state = NO_STATE
 
     def on_idle(self, segment: LiveSegment) -> None:
-        """Have a segment that is not whole need one slot alone, for nobody reads its end now."""
+        """Free the end state of an incomplete segment, and store its running state there.
+
+        Nothing reads the end state now.
+        """
         if not self._rewinds and segment.last_state != NO_STATE:
             self.cache.free([segment.end_state])
             segment.end_state, segment.last_state = segment.last_state, NO_STATE
 
     def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
-        """Take over slots of a row: with the state where a segment is computed, and one earlier."""
+        """Take over the state slots of a row.
+
+        Args:
+            segment: The segment made of the row.
+            now: Slot of the state at the position up to which the segment is computed.
+            before: Slot of the state one token earlier; NO_STATE for none.
+        """
         if segment.computed < segment.stop and self._keeps_last(segment):
             segment.last_state, spare = now, before
         elif segment.computed < segment.stop:
@@ -134,13 +150,19 @@ class SegmentStates:
 
     @staticmethod
     def find_state_position(prefix: CachedPrefix, most: int) -> int:
-        """The furthest position up to `most` at which a prefix has a state; 0 if there is none."""
+        """Return the last position up to `most` at which a prefix has a state, or 0."""
         whole = len(prefix.tokens)
         at = {whole: prefix.end_state, whole - 1: prefix.last_state}
         return max((p for p, slot in at.items() if slot != NO_STATE and p <= most), default=0)
 
     def copy_from(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> None:
-        """Have the state that a prefix has at a position, which is within the segment."""
+        """Copy the state of a kept prefix at a position into a segment.
+
+        Args:
+            prefix: The kept prefix.
+            segment: The segment.
+            covered: The position, which is within the segment.
+        """
         is_whole = covered == len(prefix.tokens)
         source = prefix.end_state if is_whole else prefix.last_state
         keeps_last = self._keeps_last(segment)

@@ -1,4 +1,4 @@
-"""A segment that becomes two: the tokens that another prompt shares, and the rest below them."""
+"""Splits a segment in two: the tokens that another prompt shares, and the rest below them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from treegen.prompts.plan.plan import segment_pages
 
 
 def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
-    """Whether each request below a segment still fits the pool once the segment is in two.
+    """Return whether each request below a segment still fits into the pool after a split.
 
-    Each segment of a path may end in a page that is not full, and the next one copies it. So
-    a split may take more pages.
+    Each segment of a path may end in a page that is not full, which the next segment copies. So a
+    split may need more pages.
     """
     size, most = store.cache.page_size, store.cache.pool.num_pages
     above = sum(
@@ -20,7 +20,7 @@ def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
     below = [(segment, above + 1, sum(1 for _ in segment.path()))]  # for the two parts
     while below:
         each, pages, depth = below.pop()
-        # A segment below a kept one starts a table of its own, at another offset in a page.
+        # A segment below a cascaded one starts its own table, at another offset in a page.
         pages += segment_pages(each.base, each.start, each.stop, size) + 1
         depth += 1
         if any(pages + request.row_pages(size) >= most for request in each.requests):
@@ -32,10 +32,18 @@ def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
 
 
 def split(store: SegmentStore, segment: LiveSegment, cut: int, *, rows: int) -> LiveSegment:
-    """Make the tokens up to position `cut` a segment of their own above the rest.
+    """Move the first tokens of a segment into a new segment above it.
 
-    Returns the new segment, with one reference for the caller; `segment` keeps the rest. The
-    segment must be untouched, for pages and rows refer to what is above them.
+    The segment must be untouched, because pages and rows refer to the segments above them.
+
+    Args:
+        store: The segments of the run.
+        segment: The segment, which keeps the remaining tokens.
+        cut: Position after the last token of the new segment.
+        rows: Expected number of rows below the new segment, for the choice of its level.
+
+    Returns:
+        The new segment, with one reference for the caller.
     """
     assert segment.is_untouched and segment.start < cut < segment.stop
     parent, count = segment.parent, cut - segment.start

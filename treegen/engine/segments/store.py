@@ -1,8 +1,8 @@
-"""The segments of a run: their page tables, references, and what of them is computed.
+"""The segments of a run: their page tables, references, and how far they are computed.
 
 A segment gets pages when the first request that needs it is opened. Prefill passes compute it. It
-is freed when nothing refers to it any more. When pages run out, a segment that no open request
-needs may be evicted: it loses its pages, and is computed again when it is needed again.
+is freed when nothing refers to it any more. When pages run out, an idle segment may be evicted: it
+loses its pages, and is computed again when it is needed again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from treegen.prompts.radix import Tokens
 class SegmentStore:
     """Segments of one run, by index, and their pages.
 
-    tables: makes their page tables whole.
+    tables: completes their page tables.
     states: their recurrent states; None for a model without recurrent layers.
-    rewinds: whether requests may come that have the last token of a segment computed again.
-    rotary: where tokens stand for rotary embeddings; None where images shift nothing.
-    blocks: tokens that are computed in one pass, since each sees all of them; None without any.
+    rewinds: whether requests may need the last token of a segment computed again.
+    rotary: rotary positions of tokens; None if images shift no positions.
+    blocks: blocks of tokens that see each other, and so are computed in one pass; None without any.
     """
 
     def __init__(
@@ -44,21 +44,26 @@ class SegmentStore:
         rotary: MRopePositions | None = None,
         blocks: BidirectionalBlocks | None = None,
     ) -> None:
-        """The segments of a plan; nothing is in memory yet and nothing refers to them.
+        """Set up the segments of a plan, without pages and references.
 
         Args:
-            rewinds: Whether requests may come that have the last token of a segment computed again.
+            plan: The plan.
+            cache: The paged KV cache.
+            kept: Prefixes whose pages stay between runs.
+            rewinds: Whether requests may need the last token of a segment computed again.
+            rotary: Rotary positions of tokens. Default: images shift no positions.
+            blocks: Blocks of tokens that see each other. Default: none.
         """
         self.cache, self.rewinds, self.rotary, self.blocks = cache, rewinds, rotary, blocks
         self.states = SegmentStates(cache.states, rewinds=rewinds) if cache.states else None
         self.segments: dict[int, LiveSegment] = {}
         self._plan, self._supply = plan, PrefixMatcher(kept, self.states)
         self.tables = SegmentPageTables(cache, self._supply, self.states)
-        self._idle: dict[int, LiveSegment] = {}  # in memory, not needed; oldest first
+        self._idle: dict[int, LiveSegment] = {}  # idle segments in memory, longest idle first
         self._next_index = 0
         self.add_plan(plan)
 
-    # Segments that come and go
+    # Creating and releasing segments
 
     def add_plan(self, plan: Plan) -> list[LiveSegment]:
         """Add all segments of a plan."""
@@ -70,7 +75,13 @@ class SegmentStore:
         return live
 
     def new(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool = False) -> LiveSegment:
-        """A new segment; it goes when what is attached to it or below it does."""
+        """Create a segment, which lasts as long as a request or a segment below it needs it.
+
+        Args:
+            parent: The segment above it; None for a root.
+            tokens: Its token ids.
+            kept: Whether it gets an attention level of its own.
+        """
         start = parent.stop if parent is not None else 0
         segment = LiveSegment(
             index=self._next_index,
@@ -92,17 +103,17 @@ class SegmentStore:
         return segment
 
     def shift_after(self, segment: LiveSegment) -> int:
-        """The shift of rotary embeddings after a segment's last token."""
+        """Return the shift of rotary positions after a segment's last token."""
         return self.shift_at(segment, segment.stop)
 
     def shift_at(self, segment: LiveSegment, position: int) -> int:
-        """The shift of rotary embeddings at a position in a segment."""
+        """Return the shift of rotary positions at a position in a segment."""
         if self.rotary is None:
             return 0
         return self.rotary.after(segment.tokens[: position - segment.start], segment.shift)
 
     def add(self, parent: LiveSegment | None, tokens: Tokens) -> LiveSegment:
-        """A new segment, with one reference for the caller."""
+        """Create a segment, with one reference for the caller."""
         segment = self.retain(self.new(parent, tokens))
         self.promote(segment, 1)
         self._supply.match_one(segment)
@@ -120,17 +131,19 @@ class SegmentStore:
         states: tuple[int, int, int] | None = None,
         structure: tuple[str, str] | None = None,
     ) -> LiveSegment:
-        """A segment made of what a row has generated, with one reference for the caller.
+        """Create a segment of a row's generated tokens, with one reference for the caller.
 
         Args:
+            parent: The segment below which the row was drawn.
+            tokens: Token ids of the segment.
             num_computed: How many of the tokens have their keys in the pages; may be 0.
             table: The row's pages, which the segment takes over; may be empty.
-            base: The first position of `table`, and the kept segments above it, root first.
-            above: The first position of `table`, and the kept segments above it, root first.
+            base: First position that `table` covers.
+            above: Indices of the cascaded segments above `base`, root first.
             states: For a model with recurrent layers, how many of the tokens a kept state has seen,
-                the slot of that state and the slot of the state before it. The segment takes over
-                the slots.
-            structure: What the sample had to be.
+                the slot of that state and the slot of the state one token earlier. The segment
+                takes over the slots.
+            structure: The grammar of the sample, as in `SamplingParams.structure`.
         """
         segment = self.retain(self.new(parent, tokens))
         segment.drawn, segment.structure = True, structure
@@ -151,10 +164,15 @@ class SegmentStore:
         return segment
 
     def view(self, segment: LiveSegment, cut: int, *, rows: int) -> LiveSegment:
-        """A new segment of the tokens up to position `cut`, with one reference for the caller.
+        """Create a segment of the tokens up to a position, with one reference for the caller.
 
-        It shares the segment's pages if their keys are in place. Otherwise, and if the model has
-        recurrent layers, it is computed for itself.
+        It shares the segment's pages if their keys are computed. Otherwise, and if the model has
+        recurrent layers, it is computed separately.
+
+        Args:
+            segment: The segment that has the tokens.
+            cut: Position after the last token of the new segment.
+            rows: Expected number of rows below it, for the choice of its level.
         """
         tokens = segment.tokens[: cut - segment.start]
         part = self.retain(self.new(segment.parent, tokens))
@@ -174,9 +192,9 @@ class SegmentStore:
         return part
 
     def promote(self, segment: LiveSegment, rows: int) -> None:
-        """Make a segment a kept one if that pays with so many rows below it.
+        """Make a segment a cascaded one if that pays with `rows` rows below it.
 
-        Segments and rows that are below it already go on reading it through their own pages.
+        Segments and rows that are already below it still read it through their own pages.
         """
         plan = self._plan
         keys = segment.stop // plan.align * plan.align - segment.base
@@ -194,9 +212,9 @@ class SegmentStore:
         )
 
     def cascade_new(self, segment: LiveSegment) -> None:
-        """Keep a segment that is all new, so that one pass computes it with what is below.
+        """Cascade an untouched segment, so that its pass can compute segments below it too.
 
-        What is below a folded segment waits for a pass that computes that one.
+        Segments below a folded segment wait for the pass that computes the folded one.
         """
         plan = self._plan
         can = self.states is None and plan.align == 1 and plan.sharing != "off"
@@ -204,12 +222,12 @@ class SegmentStore:
             segment.kept = True
 
     def retain(self, segment: LiveSegment) -> LiveSegment:
-        """Take one reference to a segment, and return the segment."""
+        """Add one reference to a segment, and return the segment."""
         segment.refs += 1
         return segment
 
     def release(self, segment: LiveSegment | None) -> None:
-        """Give up one reference. Free the segment, and those above, if nothing refers to them."""
+        """Drop one reference. Free the segment, and those above, if nothing refers to them."""
         while segment is not None:
             segment.refs -= 1
             if segment.refs > 0:
@@ -224,7 +242,7 @@ class SegmentStore:
     # Requests
 
     def attach(self, request: LiveRequest) -> None:
-        """Note a new request at its segment, and at which positions it wants logits."""
+        """Attach a new request to its segment, and record the positions whose logits it needs."""
         segment = self.retain(request.segment)
         segment.requests.append(request)
         if request.spec.rows:
@@ -239,17 +257,17 @@ class SegmentStore:
                 above.first_logit = min(above.first_logit, first)
 
     def keys_of(self, index: int) -> tuple[Pages, int, int]:
-        """Page table, number of keys and first position of a kept segment."""
+        """Return page table, number of keys and first position of a cascaded segment."""
         segment = self.segments[index]
         assert segment.table is not None
         return segment.table, segment.base_below - segment.base, segment.base
 
     def pages_to_open(self, request: LiveRequest) -> int:
-        """Most pages that opening a request takes."""
+        """Return the maximum number of pages that opening a request takes."""
         return sum(s.missing_pages(self.cache.page_size) for s in self._list_required(request))
 
     def slots_to_open(self, request: LiveRequest) -> int:
-        """Most slots for recurrent states that opening a request takes."""
+        """Return the maximum number of recurrent state slots that opening a request takes."""
         if self.states is None:
             return 0
         again, total = request.rewinds, 0
@@ -259,10 +277,11 @@ class SegmentStore:
         return total
 
     def open(self, request: LiveRequest) -> tuple[list[LiveSegment], int]:
-        """Give every segment that a request needs its pages.
+        """Allocate the pages of every segment that a request needs.
 
-        Returns the segments that are not computed yet, root first, and how many tokens kept
-        prefixes supplied.
+        Returns:
+            The segments that are not computed yet, root first, and how many tokens kept prefixes
+            supplied.
         """
         request.opened = self._list_required(request)
         reused = 0
@@ -286,14 +305,14 @@ class SegmentStore:
         return to_compute, reused
 
     def _get_computed_stop(self, segment: LiveSegment) -> int:
-        """Up to where a segment counts as computed if its last token's logits are wanted again."""
+        """Return up to where a segment counts as computed if it must give logits again."""
         last = (
             segment.stop - 1 if self.states is None else self.states.find_rewind_position(segment)
         )
         return min(segment.computed, last)
 
     def _list_required(self, request: LiveRequest) -> list[LiveSegment]:
-        """Segments that must be in memory to compute or read that of a request, leaf first."""
+        """Return the segments that must be in memory for a request's segment, leaf first."""
         segment, needed = request.segment, []
         while True:
             needed.append(segment)
@@ -301,7 +320,7 @@ class SegmentStore:
                 self._get_computed_stop(segment) if segment is request.rewinds else segment.computed
             )
             if self.states is not None and computed == segment.start and segment.parent is not None:
-                segment = segment.parent  # It goes on from the state there.
+                segment = segment.parent  # The segment continues from the state there.
             elif segment.reads_on and not segment.continued:
                 assert segment.parent is not None
                 segment = segment.parent
@@ -311,14 +330,15 @@ class SegmentStore:
                 return needed
 
     def is_ready(self, segment: LiveSegment, reached: dict[int, int]) -> bool:
-        """Whether a segment can be computed in the next pass.
+        """Return whether a segment can be computed in the next pass.
 
-        A kept segment above may be computed in the same pass, for a layer writes all keys before
-        it attends. A folded parent must be computed before: its last page is copied first. The
-        segment whose recurrent state this one goes on from may be computed in the same pass, for a
-        layer computes what is above first.
+        A cascaded segment above may be computed in the same pass, because a layer writes all keys
+        before it attends. A folded parent must be computed in an earlier pass, because its last
+        page is copied first. The segment from whose recurrent state this one continues may be
+        computed in the same pass, because a layer computes the sequences above first.
 
         Args:
+            segment: The segment.
             reached: The positions up to which this pass computes other segments, by index.
         """
         parent = segment.parent
@@ -338,7 +358,7 @@ class SegmentStore:
         return reached.get(above.index, above.computed) == above.stop
 
     def close(self, request: LiveRequest) -> list[LiveSegment]:
-        """Undo `open`, if the request is open; returns segments that need not be computed now."""
+        """Undo `open`, if the request is open; return segments that need not be computed now."""
         unwanted = []
         for segment in request.opened or ():
             del segment.openers[request]
@@ -349,7 +369,8 @@ class SegmentStore:
                 if self.states is not None:
                     self.states.on_idle(segment)
             elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
-                # It is whole for the others. They may not have what it would be computed from.
+                # It is complete for the remaining requests. They may not keep the segments in
+                # memory that are needed to compute it again.
                 unwanted.append(segment)
                 segment.mark_computed(segment.stop)
                 if self.states is not None:
@@ -360,8 +381,8 @@ class SegmentStore:
     def evict_idle(self, keep: LiveRequest | None = None) -> bool:
         """Free the pages of an idle segment that request `keep` does not need. False if none.
 
-        Segments with a child in memory stay. Of the others the one that was idle for longest goes,
-        if possible one that no request waits for.
+        Segments with a child in memory stay. Of the remaining ones, the one that has been idle for
+        longest is evicted, preferably one for which no request waits.
         """
         needed = self._list_required(keep) if keep is not None else []
         awaited = None
@@ -377,7 +398,7 @@ class SegmentStore:
         return awaited is not None
 
     def _mark_idle(self, segment: LiveSegment) -> None:
-        """Note that a segment is in memory and no open request needs it."""
+        """Mark a segment in memory as one that no open request needs."""
         segment.phase = check_transition(segment.phase, SegmentPhase.IDLE)
         self._idle[segment.index] = segment
 
@@ -386,7 +407,7 @@ class SegmentStore:
             return
         del self._idle[segment.index]
         segment.phase = check_transition(segment.phase, SegmentPhase.AWAY)
-        self.cache.pool.end_loan(segment.index)  # the pages of its copy, if it has one
+        self.cache.pool.end_loan(segment.index)  # pages of its expanded keys, if it has any
         self.cache.pool.free(segment.table)
         segment.table = None
         if self.states is not None:
@@ -394,14 +415,14 @@ class SegmentStore:
         segment.computed, segment.continued = segment.start, False
 
     def clear(self) -> None:
-        """Forget all page tables; the caller has freed their pages."""
+        """Drop all page tables; the caller has freed their pages."""
         self._idle.clear()
         for segment in self.segments.values():
             segment.phase, segment.table = SegmentPhase.AWAY, None
             segment.end_state = segment.last_state = NO_STATE
 
     def check(self) -> None:
-        """Assert that every segment is where its phase says, with flags that it may have."""
+        """Assert that the state and flags of every segment agree with its phase."""
         for segment in self.segments.values():
             phase, told = segment.phase, f"segment {segment.index} is {segment.phase.value}"
             assert (segment.table is None) == (phase is SegmentPhase.AWAY), f"{told}: pages"
@@ -412,10 +433,10 @@ class SegmentStore:
             assert phase is SegmentPhase.OPEN or not segment.rewound, f"{told}: rewound"
 
     def iter_page_tables(self) -> Iterator[Pages]:
-        """All page tables, for the pool's check."""
+        """Return all page tables, for the pool's check."""
         return (s.table for s in self.segments.values() if s.table is not None)
 
     def owned_states(self) -> Slots:
-        """All slots of recurrent states, for the check of these."""
+        """Return all recurrent state slots of segments, for the state cache's check."""
         slots = [slot for s in self.segments.values() for slot in (s.end_state, s.last_state)]
         return np.array(slots, dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Who guesses tokens for the rows, and how many."""
+"""Speculative decoding: which drafter a run uses, and which draft tokens a step verifies."""

@@ -1,13 +1,13 @@
-"""Guesses by a small model, which draws with the random numbers of the rows themselves.
+"""A drafter that draws from a small model, with the same random numbers as the rows.
 
-Its keys and values lie in pools of its own, under the very pages of the large model. So it shares
-the tree, the copies and the evictions, and needs no account of its own: each prefill pass is
-computed by both. Tokens that a row drew without guesses are computed when it is next guessed for.
+Its keys and values are in separate pools, under the same page numbers as those of the large model.
+So it shares the tree, the copies and the evictions, and needs no page management: both models
+compute each prefill pass. Tokens that a row drew without drafts are computed before its next draft.
 
-A token is drawn by looking a number up in the cumulative distribution, and only row and step decide
-the number. So where the small model is about as sure as the large one, it draws the same token.
+A draw looks a random number up in the cumulative distribution, and only row and step determine the
+number. So if both models have similar distributions, the small one draws the same token.
 
-Legend: R rows, K guesses of a row, T query rows of a pass.
+Legend: R rows, K draft tokens of a row, T query rows of a pass.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from treegen.model.options import EngineOptions
 from treegen.model.tokenizer import load_tokenizer
 from treegen.ops.sampling.draw import Draws
 
-_LIKELY: Final = 0.3  # a token is guessed if it is so likely to be reached, and right
-_CHUNK: Final = 2048  # tokens of rows that are computed at once
+_LIKELY: Final = 0.3  # a token is drafted if it is accepted with at least this probability
+_CHUNK: Final = 2048  # tokens of rows computed in one pass
 
 
 def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dtype) -> ModelSpec:
-    """The shape of the model that is to guess, looked at before any weights are loaded.
+    """Return the spec of the draft model, before any weights are loaded.
 
     Args:
-        tokenizer: That of the model whose tokens it guesses.
-        dtype: What both compute in.
+        options: Options of the LLM, which name the draft model.
+        tokenizer: Tokenizer of the large model.
+        dtype: The type in which both models compute.
 
     Raises:
-        InputError: it has another tokenizer, or recurrent layers.
-        ModelError: it cannot be used.
+        InputError: the draft model has another tokenizer, or recurrent layers.
+        ModelError: the draft model cannot be used.
     """
     name = options.draft_model
     assert name is not None
@@ -72,19 +73,19 @@ def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dty
 
 
 class VocabAlignedModel:
-    """A model with so many logits as another has: they are cut, or filled up with -inf."""
+    """A model whose logits are cut or padded with -inf to another model's vocabulary size."""
 
     def __init__(self, model: ForwardModel, vocab_size: int) -> None:
-        """The logits of a model for `vocab_size` tokens."""
+        """Wrap a model to return `vocab_size` logits."""
         self._model, self._vocab_size = model, vocab_size
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """Device of the model."""
         return self._model.device
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, V] of the query rows named by batch.logits_at_S."""
+        """Return the logits [S, V] of the query rows in batch.logits_at_S."""
         logits_SV = self._model.forward(batch)
         missing = self._vocab_size - logits_SV.shape[1]
         if missing > 0:
@@ -95,29 +96,46 @@ class VocabAlignedModel:
 class ModelDrafter:
     """Draws the next tokens of rows from a small model, in K + 1 passes over all rows.
 
-    The last pass computes the keys of the last guess alone, which may be accepted.
+    The last pass only computes the keys of the last draft token, which may be accepted.
     """
 
     def __init__(self, run: EngineRun, queue: RowQueue, executor: ModelRunner) -> None:
-        """Nothing is guessed yet. executor: that of the small model."""
+        """Set up the drafter of a run.
+
+        Args:
+            run: Shared state of the run.
+            queue: Its rows.
+            executor: Model runner of the small model.
+        """
         self._run, self._queue, self._executor = run, queue, executor
         self._chance = AcceptanceEstimator()
-        # By slot: the row that was there last, and up to which position its keys are in place.
+        # By slot: serial number of its last row, and the position up to which keys are computed.
         self._serial = np.empty(0, dtype=np.int64)
         self._done = np.empty(0, dtype=np.int64)
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
-        """The tokens are found in the rows."""
+        """Do nothing: this drafter reads the tokens from the rows."""
 
     def run_deferred(self) -> None:
-        """Nothing waits."""
+        """Do nothing: this drafter defers no work."""
 
     def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
-        """Adjust the chance that a guess is right."""
+        """Update the estimated acceptance rate.
+
+        Args:
+            kind_R: Not used; this drafter has one kind of draft tokens.
+            tried_R: Number of tried draft tokens of each row, [R].
+            accepted_R: Number of accepted draft tokens of each row, [R].
+        """
         self._chance.learn(tried_R, accepted_R)
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
-        """Draw from the small model what the large one may draw."""
+        """Draw draft tokens from the small model.
+
+        Args:
+            slots: Slots of the rows, [R].
+            room_R: Maximum number of draft tokens of each row, [R].
+        """
         rows, num = self._run.rows, len(slots)
         room_R = self._queue.reserve_lookahead(slots, rows.count[slots], room_R)
         most = min(int(room_R.max(initial=0)), self._choose_draft_length())
@@ -131,21 +149,21 @@ class ModelDrafter:
         return Drafts(tokens_RK, chance_R, kind_R)
 
     def _choose_draft_length(self) -> int:
-        """How many tokens to guess, by the chance that each is right."""
+        """Return how many tokens to draft, from the estimated acceptance rate."""
         chance = min(max(self._chance.value, 0.01), 0.99)
         return max(int(math.log(_LIKELY) / math.log(chance)), 1)
 
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
-        """The tokens that the small model draws, [R, K]."""
+        """Return the tokens that the small model draws, [R, K], on the device."""
         rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
         offsets, place = np.arange(num + 1), np.arange(num)
         levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
-        # What a grammar forbids is found when the guesses are verified.
+        # Tokens that a grammar forbids are removed before the drafts are verified.
         same = replace(build_step_rows(self._run, slots, levels), masked=False)
         base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
         drawn = []
         for step in range(most + 1):
-            # A row that has no room left writes to the padding page, and its draws are not used.
+            # A row without room writes to the padding page, and its draws are not used.
             goes_on = step <= room_R
             counts = rows.count[slots] + np.minimum(step, room_R)
             ends = rows.stop[slots] + counts
@@ -171,7 +189,7 @@ class ModelDrafter:
         return torch.stack(drawn, dim=1)
 
     def _catch_up(self, slots: Ints) -> None:
-        """Compute what the rows have generated before their last tokens, where that is missing."""
+        """Compute the missing keys of tokens that rows have generated before their last tokens."""
         rows = self._run.rows
         more = len(rows.serial) - len(self._serial)
         self._serial = np.pad(self._serial, (0, more), constant_values=-1)
@@ -179,7 +197,7 @@ class ModelDrafter:
         fresh = slots[self._serial[slots] != rows.serial[slots]]
         self._serial[fresh], self._done[fresh] = rows.serial[fresh], rows.stop[fresh]
         wanted = rows.stop[slots] + rows.count[slots] - 1
-        # What was guessed wrong is computed anew.
+        # Keys of rejected draft tokens are computed again.
         self._done[slots] = np.minimum(self._done[slots], wanted)
         while len(behind := slots[self._done[slots] < wanted]):
             missing = rows.stop[behind] + rows.count[behind] - 1 - self._done[behind]
@@ -188,7 +206,7 @@ class ModelDrafter:
             self._done[behind] += num_R
 
     def _build_catch_up_inputs(self, slots: Ints, num_R: Ints) -> PrefillInputs:
-        """A pass over the next tokens that rows have generated."""
+        """Return the inputs of a pass over the next `num_R` generated tokens of each row."""
         rows, store = self._run.rows, self._run.rows.generated
         offsets, row_T, place_T = expand_offsets(num_R)
         slots_T, base = slots[row_T], rows.base[slots]

@@ -1,4 +1,4 @@
-"""How the runs of one model guess tokens: by a function, by n-grams, or by a small model."""
+"""Makes the drafters of a model's runs: a function, n-grams, or a small model."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ from treegen.ops.cache.pool import PagedCache
 if TYPE_CHECKING:
     from treegen.common.drafter import DraftFunction
 
-# Tokens of a pass that reading the weights hides, about.
+# Approximate number of tokens of a pass from which on computing takes longer than reading weights.
 _FREE_TOKENS: Final = {"cpu": 16.0, "cuda": 150.0}
-_SCOUTS: Final = 4  # as good as 2 or 8
+_SCOUTS: Final = 4  # samples that start early; 2 and 8 are about as fast
 
 
 class DrafterFactory:
-    """What guesses tokens, and the pace at which guesses paid so far.
+    """Makes drafters, and keeps what was learned about draft lengths between runs.
 
     how: "ngram", a function, or "off"; None for the small model, if there is one.
     executor: computes the passes of the small model; None without one.
     """
 
     def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:
-        """What the options ask for, with the small model loaded.
-
-        Raises InputError for options that this model cannot do, ModelError for a small model that
-        cannot be used.
+        """Set up drafting as the options require; this loads the small model, if there is one.
 
         Args:
-            model: The model whose tokens are guessed.
-            tokenizer: The model whose tokens are guessed.
+            model: The model for which tokens are drafted.
+            options: Options of the LLM.
+            tokenizer: Tokenizer of the model.
+
+        Raises:
+            InputError: the model does not support the options.
+            ModelError: the small model cannot be used.
         """
         check_speculation(options, model.spec)
         self.how: str | DraftFunction | None = options.speculate
@@ -72,14 +74,15 @@ class DrafterFactory:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What the small model's keys and values take beside those of the model."""
+        """Bytes per token of the small model's keys and values; 0 without one."""
         return self._draft.spec.kv_bytes_per_token if self._draft is not None else 0
 
     def attach_cache(self, cache: PagedCache, *, graphs: bool) -> None:
-        """Put the small model's pools under the pages of the model's cache.
+        """Create the small model's cache, under the page numbers of the model's cache.
 
         Args:
-            graphs: Whether its decode steps are replayed as CUDA graphs.
+            cache: The model's cache.
+            graphs: Whether the small model's decode steps are replayed as CUDA graphs.
         """
         if self._draft is None:
             return
@@ -91,7 +94,7 @@ class DrafterFactory:
         self.executor = ModelRunner(model, mine, replays, "auto")
 
     def make_options(self) -> SpeculationOptions | None:
-        """How a run guesses tokens; None if it does not."""
+        """Return how a run drafts tokens; None if it does not."""
         how, beside = self.how, self.executor
         if how == "off" or (how is None and beside is None):
             return None

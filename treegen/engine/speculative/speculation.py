@@ -1,7 +1,7 @@
-"""Speculation: which guessed tokens the next step verifies, and what is learned from it.
+"""Speculative decoding: chooses the draft tokens that a step verifies, and learns from results.
 
-A step that verifies guesses needs the last tokens of its rows, so it is not launched ahead of the
-results of the step before.
+A step that verifies drafts needs the last tokens of its rows, so it is launched only after the
+results of the previous step are known.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from treegen.engine.rows.verify_input import VerifyInput
 from treegen.errors import InputError
 from treegen.model.options import EngineOptions
 
-_CERTAIN: Final = 0.95  # the chance of a token that a grammar spells in one way, or nearly so
+_CERTAIN: Final = 0.95  # assumed acceptance rate of tokens that a grammar forces
 
 
 def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
-    """Raise InputError if a model cannot verify guesses."""
+    """Raise InputError if a model cannot verify draft tokens."""
     if options.speculates and spec.states:
         raise InputError(
             f"{spec.name} has recurrent layers, whose states cannot go back to before a guess that "
@@ -38,12 +38,13 @@ def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """How a run speculates.
+    """Settings of speculative decoding in a run.
 
-    make: makes what guesses tokens in a run.
-    most: tokens of a row that a step verifies at most.
-    pace: decides how many of the guesses are verified; None for all.
-    scouts: samples of a prompt that run before the others, which are guessed by what they draw.
+    make: creates the drafter of a run.
+    most: maximum number of draft tokens of a row that a step verifies.
+    pace: decides how many draft tokens are verified; None for all.
+    scouts: number of samples of a prompt that start early, so that their tokens can be drafts for
+    its other samples.
     """
 
     make: Callable[[EngineRun, RowQueue], Drafter]
@@ -53,33 +54,39 @@ class SpeculationOptions:
 
 
 class SpeculativeDecoder:
-    """The guesses of one run."""
+    """Proposes the draft tokens of one run, and learns from their acceptance."""
 
     def __init__(self, run: EngineRun, queue: RowQueue, options: SpeculationOptions) -> None:
-        """Nothing is guessed yet."""
+        """Set up a run without draft tokens yet.
+
+        Args:
+            run: Shared state of the run.
+            queue: Its rows.
+            options: Settings of speculative decoding.
+        """
         self._run, self._queue, self._options = run, queue, options
         self._drafter = options.make(run, queue)
-        # How the guesses of the last step fared; and how many of them, and of those that are under
-        # way, should be right.
+        # Acceptance of the last step's draft tokens, and how many of them, and of those being
+        # verified, are expected to be accepted.
         self._fared: list[tuple[Ints, Ints, Ints]] = []
         self._told = self._expected = 0.0
-        self._keys = 0  # that the last step read in each layer
+        self._keys = 0  # number of keys that the last step read in each layer
         self._captured, self._disturbed = run.executor.num_captured, False
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
         if options.pace is not None:
             options.pace.begin()
 
     def is_due(self) -> bool:
-        """Whether the next step is to verify guesses, if there are any that pay."""
+        """Return whether the next step should verify draft tokens, if any pay."""
         num_rows, pace = len(self._queue.order), self._options.pace
         if pace is None or not num_rows:
             return num_rows > 0
         return pace.is_due(num_rows, self._keys, self._options.most)
 
     def measure(self, flight: InFlightStep, seconds: float) -> None:
-        """Note what a step took."""
+        """Record the time of a step."""
         self._keys = flight.keys
-        # Where a step is captured, it and the one that was launched before it take longer.
+        # If a step is captured, it and the step launched before it take longer.
         captured, self._captured = self._captured, self._run.executor.num_captured
         disturbed, self._disturbed = self._disturbed, self._captured != captured
         if self._options.pace is not None and not (disturbed or self._disturbed):
@@ -87,9 +94,13 @@ class SpeculativeDecoder:
             self._options.pace.measure(len(flight.slots), flight.keys, seconds, verified=verified)
 
     def propose(self, order: Ints, counts: Ints) -> VerifyInput | None:
-        """What a step of rows verifies, whose `counts` tokens are all known; None for nothing.
+        """Return the draft tokens that the next step verifies; None without any.
 
-        The pages that it takes are added to the rows.
+        The pages that they need are added to the rows.
+
+        Args:
+            order: Slots of the rows, depth first.
+            counts: Number of tokens of each row, all of which must be known.
         """
         room_R = np.minimum(self._max_draft_lengths(order, counts), self._options.most)
         drafts = self._insert_forced(order, self._drafter.draft(order, room_R))
@@ -109,7 +120,7 @@ class SpeculativeDecoder:
         return VerifyInput(tokens_RK, num_R, drafts.kind_R) if num_R.any() else None
 
     def _insert_forced(self, order: Ints, drafts: Drafts) -> Drafts:
-        """The drafts, with the tokens in place that a row's grammar leaves it no choice about."""
+        """Return the drafts, with tokens that a row's grammar forces in place of its drafts."""
         grammars = self._queue.grammars
         forced = grammars.get_forced_tokens(order) if grammars.used else {}
         if not forced:
@@ -127,9 +138,10 @@ class SpeculativeDecoder:
         return replace(drafts, tokens_RK=tokens_RK, chance_R=chance_R, later_R=later_R)
 
     def _max_draft_lengths(self, order: Ints, counts: Ints) -> Ints:
-        """Tokens that may be guessed of each row: all that it draws must count, but for the last.
+        """Return the maximum number of draft tokens of each row.
 
-        A row whose thinking has taken its budget is looked at before it draws on.
+        A row must not draw past its limit, nor past the count at which its thinking budget is
+        checked.
         """
         limits = np.minimum(
             self._run.rows.limit[order], self._queue.budgets.get_check_counts(order, counts)
@@ -137,7 +149,7 @@ class SpeculativeDecoder:
         return np.maximum(limits - counts - 1, 0)
 
     def run_deferred(self) -> None:
-        """Learn what was noted; called while the device computes a pass."""
+        """Learn from recorded results; called while the device computes a pass."""
         self._drafter.run_deferred()
         for fared in self._fared:
             self._drafter.update_acceptance(*fared)
@@ -147,7 +159,13 @@ class SpeculativeDecoder:
         self._told = self._expected
 
     def note(self, flight: InFlightStep, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
-        """Learn the draws of a flight, before they are added to the rows. alive_N: which count."""
+        """Record the draws of a step, before they are added to the rows.
+
+        Args:
+            flight: The step.
+            tokens_N: The drawn tokens.
+            alive_N: Whether the row of each draw still exists.
+        """
         rows, guesses = self._run.rows, flight.guesses
         if guesses is None:
             slots, tokens_RA = flight.slots[alive_N], tokens_N[alive_N, None]
