@@ -1,4 +1,4 @@
-"""Mutual checking (rStar, Qi et al. 2024): complete solutions' beginnings again, compare answers."""
+"""Mutual checking (rStar, Qi et al. 2024): completes beginnings again and compares the answers."""
 
 from __future__ import annotations
 
