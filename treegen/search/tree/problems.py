@@ -17,8 +17,9 @@ class SearchProblem:
 
     name: unique in a run.
     content: the prompt.
-    is_named: whether the name was given. If not, the seeds of the search follow from its prompt.
-    origin: what the seeds follow from then, where that is known already.
+    is_named: whether the user gave the name. If not, the seeds of the search follow from its
+    prompt.
+    origin: for an unnamed problem, the text that its seeds follow from; None if not known yet.
     """
 
     name: str
@@ -30,12 +31,14 @@ class SearchProblem:
 def name_problems(
     problems: Iterable[Any], flat: Callable[[Any], str | Sequence[int]]
 ) -> list[SearchProblem]:
-    """Problems with names: pairs as they are, others by their number.
-
-    Raises InputError if two problems have one name.
+    """Return problems with names: those of (name, prompt) pairs, and numbers for plain prompts.
 
     Args:
-        flat: Gives the text or token ids of a prompt.
+        problems: Prompts, (name, prompt) pairs, or SearchProblems, which are kept unchanged.
+        flat: Returns the text or token ids of a prompt.
+
+    Raises:
+        InputError: Two problems have the same name.
     """
     found = []
     for index, problem in enumerate(as_list("problems", problems)):
