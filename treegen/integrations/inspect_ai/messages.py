@@ -1,4 +1,4 @@
-"""Inspect's messages and tools as chat templates take them."""
+"""Converts Inspect's messages and tools for chat templates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from treegen.prompts.tree import Message
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """The messages of a conversation.
+    """Convert the messages of a conversation.
 
     Raises:
-        InputError: a message has something that is neither text nor an image.
+        InputError: A message has content that is neither text nor an image.
     """
     return [_template_message(message) for message in messages]
 
@@ -55,7 +55,7 @@ def _template_message(message: ChatMessage) -> Message:
 
 
 def template_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]] | None:
-    """The tools that a conversation may use; None if there are none."""
+    """Convert the tools of a conversation; return None if there are none."""
     return [
         {"type": "function", "function": tool.model_dump(exclude={"options"}, exclude_none=True)}
         for tool in tools

@@ -1,4 +1,4 @@
-"""What Inspect asks of one generation, as sampling parameters."""
+"""Converts Inspect's settings of one generation to sampling parameters."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 
-# Settings of SamplingParams, by their names in Inspect.
+# Fields of SamplingParams, by their names in Inspect.
 _NAMES: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -46,13 +46,14 @@ _REFUSED: Final = (
 def sampling_params(
     config: GenerateConfig, usual: Mapping[str, Any] = MappingProxyType({})
 ) -> SamplingParams:
-    """The sampling parameters of a generation.
+    """Return the sampling parameters of a generation.
 
     Args:
-        usual: Those that are not set; the others are as SamplingParams has them.
+        config: Inspect's settings.
+        usual: Defaults for settings that are not given, before those of SamplingParams.
 
     Raises:
-        InputError: a setting cannot be honoured, or has a value that cannot be used.
+        InputError: A setting is not supported, or has an invalid value.
     """
     refused = [name for name in _REFUSED if getattr(config, name, None) is not None]
     extra = {k: v for k, v in (config.extra_body or {}).items() if k != "chat_template_kwargs"}
@@ -74,10 +75,14 @@ def sampling_params(
 
 
 def template_arguments(config: GenerateConfig, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the chat template. given: those of the model, which a generation's replace.
+    """Return the arguments of the chat template.
+
+    Args:
+        config: Inspect's settings of the generation, whose arguments take precedence.
+        given: Arguments that were given for the model.
 
     Raises:
-        InputError: chat_template_kwargs of extra_body are no mapping.
+        InputError: `chat_template_kwargs` of `extra_body` is not a mapping.
     """
     own = (config.extra_body or {}).get("chat_template_kwargs", {})
     if not isinstance(own, dict):
