@@ -1,7 +1,7 @@
-"""Versions of torch and transformers that the tests have passed on.
+"""Versions of torch and transformers that the tests have passed with.
 
-treegen uses interfaces of both that may change in any minor version, so pyproject.toml allows these
-minor versions only. Who installs others in spite of that gets a warning when a model is loaded.
+treegen uses interfaces of both that may change in any minor version, so pyproject.toml allows only
+these minor versions. If others are installed anyway, loading a model warns.
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import Final
 from treegen.errors import ModelWarning
 
 TESTED: Final = {"torch": ((2, 11), (2, 15)), "transformers": ((5, 17), (5, 24))}
-"""The lowest and the highest minor version of each."""
+"""The lowest and the highest tested minor version of each package."""
 
 
 @cache
 def warn_untested() -> None:
-    """Warn, once in a process, of imported versions that the tests have not been run with."""
+    """Warn, once per process, about imported versions that the tests have not been run with."""
     told = [
         f"{name} {version} is installed, and treegen was tested with {name} "
         f"{_text(lowest)} to {_text(highest)}"
