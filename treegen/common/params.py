@@ -31,7 +31,7 @@ PENALTIES: Mapping[str, Any] = {
     "no_repeat_ngram_size": 0,
     "bad_words": (),
 }
-MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
+MAX_COUNT = 2**31 - 1  # larger numbers of tokens have no use, and overflow
 
 
 _Kind = TypeVar("_Kind", bound=type)
@@ -421,7 +421,7 @@ class SamplingParams:
 
 def _schema_text(schema: Any) -> str:
     """Return a JSON schema as text; raises InputError if it is not one."""
-    if hasattr(schema, "model_json_schema"):  # a model of pydantic's
+    if hasattr(schema, "model_json_schema"):  # a pydantic model
         schema = schema.model_json_schema()
     try:
         if isinstance(schema, str):

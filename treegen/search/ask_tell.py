@@ -111,7 +111,7 @@ class _PendingRequest:
 
     @property
     def is_open(self) -> bool:
-        """Whether it waits for answers."""
+        """Whether the request waits for answers."""
         return self.answers is None and not self.future.done()
 
     def deliver(self, num_kept: int) -> None:
@@ -339,7 +339,7 @@ class AskTell(Closeable):
         return [request for request in new if self.is_wanted(request)]
 
     def is_wanted(self, request: SearchRequest) -> bool:
-        """Whether a request is unanswered and its search still waits for it."""
+        """Return whether a request is unanswered and its search still waits for it."""
         return request in self._mail.waiting and self._mail.waiting[request].is_open
 
     def tell(self, request: SearchRequest, answers: Sequence[Completion | Score | str]) -> bool:
@@ -348,8 +348,8 @@ class AskTell(Closeable):
         How a plain text ended is derived from the text. It ended with a stop string if the request
         includes stop strings and the text ends with one; by length if it has max_tokens tokens (by
         count_tokens); otherwise the model ended it. If stop strings are not included, the text does
-        not show whether a stop string or the model ended it. Such a text counts as one that the
-        model did not end. Give a Completion with stop=MODEL_END if the model ended it.
+        not show whether a stop string or the model ended it, so it counts as not ended by the
+        model. Give a Completion with stop=MODEL_END if the model ended it.
 
         Args:
             request: A request that `ask` returned.
@@ -357,7 +357,7 @@ class AskTell(Closeable):
                 scores, a Score for each text.
 
         Returns:
-            False, with the answers dropped, if the search no longer waits for them.
+            Whether the answers were used. False if the search no longer waits for them.
 
         Raises:
             InputError: The answers have the wrong number or kind, or texts have no token counts

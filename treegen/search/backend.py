@@ -18,7 +18,7 @@ class Context(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens from the start of the prompt."""
+        """Number of tokens from the start of the prompt."""
         ...
 
 
@@ -33,7 +33,7 @@ class MultiModelContext(Context, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendSample:
-    """One sample, and the context that ends with it."""
+    """One sample, and the context up to its end."""
 
     completion: Completion
     context: Context

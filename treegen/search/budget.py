@@ -126,7 +126,7 @@ class Budget:
         return self.describe_limit("seconds") if self.is_over(usage) else None
 
     def is_over(self, usage: SearchUsage) -> bool:
-        """Whether the time is used up."""
+        """Return whether the time is used up."""
         return self.seconds is not None and usage.elapsed_seconds() >= self.seconds
 
     def describe_limit(self, name: str) -> str:
@@ -135,6 +135,6 @@ class Budget:
 
 
 def check_budget(budget: object) -> None:
-    """Raise InputError unless this is a Budget or None."""
+    """Raise InputError unless the value is a Budget or None."""
     if budget is not None and not isinstance(budget, Budget):
         raise InputError(f"budget is {budget!r}; give a Budget, such as Budget(tokens=1000)")

@@ -125,7 +125,7 @@ def value_prompt(
 
 @check_argument_types
 def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, float]) -> Evaluate:
-    """Score possible answers to a question; the value is the mean of their worths by probability.
+    """Score possible answers to a question; a node's value is the expected worth of the answer.
 
     Nothing is sampled. The answers are scored after the question, and their worths are weighted by
     their probabilities.

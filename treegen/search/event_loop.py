@@ -114,12 +114,16 @@ _driven: ContextVar[object] = ContextVar("_driven", default=None)
 
 
 def drive_backend(backend: object) -> AbstractContextManager[None]:
-    """Inside, the code that runs a coroutine also computes what it awaits of the backend."""
+    """Declare that the code inside, which runs a coroutine, also computes what it awaits.
+
+    Args:
+        backend: The backend that computes it.
+    """
     return use_context_value(_driven, backend)
 
 
 def check_loop(backend: object) -> None:
-    """Raise InputError if nothing would ever compute what is awaited of a backend."""
+    """Raise InputError if nothing would ever compute what is awaited from a backend."""
     loop = running_loop()
     if loop is None or _driven.get() is backend:
         return

@@ -77,7 +77,7 @@ class Started(Generic[T]):
 class Session(Closeable, NonCopyable):
     """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block.
 
-    One thread at a time may use it; a second one meanwhile gets an InputError.
+    Only one thread at a time may use it; otherwise InputError is raised.
     """
 
     def __init__(self, backend: LiveBackend, params: SamplingParams) -> None:

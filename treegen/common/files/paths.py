@@ -35,7 +35,7 @@ def is_path_component(name: str) -> bool:
         return False
     try:
         return len(name.encode()) <= _MOST_BYTES
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput
-from inspect_ai.model._cache import epoch  # which Inspect's own cache of outputs goes by, too
+from inspect_ai.model._cache import epoch  # the epoch that keys Inspect's own output cache
 from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
 
 from treegen.common.files.regular_files import read_text

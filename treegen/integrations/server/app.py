@@ -287,7 +287,7 @@ def _check_json(request: Request) -> None:
 
 
 def _is_address(host: str) -> bool:
-    """Whether a Host header is an IP address or localhost, which another site's name cannot be."""
+    """Return whether a Host header is an IP address or localhost, which no other site can have."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if name.lower() == "localhost":
         return True

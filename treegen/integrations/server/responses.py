@@ -186,8 +186,7 @@ class CompletionResponse:
         usage = {"usage": None} if self.ask.stream_options.include_usage else {}
         return {**self._frame, "choices": [choice], **usage}
 
-    # Both
-
+    # Shared by whole and streamed responses
     def _build_final_choice(
         self, place: int, drawn: Completion, said: Any, logprobs: Any
     ) -> dict[str, Any]:

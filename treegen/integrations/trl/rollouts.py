@@ -130,7 +130,7 @@ rollout: Final = Rollouts()
 
 
 def _still_serves(llm: LLM, module: Any) -> bool:
-    """Whether an LLM uses this module, and its weights still have the addresses in CUDA graphs."""
+    """Return whether an LLM uses this module, and its weights are where CUDA graphs find them."""
     try:
         llm.model.check_weights()
     except ModelError:

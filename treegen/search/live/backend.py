@@ -76,8 +76,8 @@ class LiveBackend:
         self._prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer, self._appender = Detokenizer(tokenizer), PromptAppender(tokenizer)
         self._tickets: dict[int, tuple[PendingResults[Any], LiveRequest]] = {}  # by request
-        self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, in a step
-        self._open: dict[PendingResults[Any], None] = {}  # those that are awaited, in order
+        self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, during a step
+        self._open: dict[PendingResults[Any], None] = {}  # awaited tickets, in order
         self.new: list[PendingResults[Any]] = []
         self.closed = False
 

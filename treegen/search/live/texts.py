@@ -39,7 +39,7 @@ class StreamedText:
         self.tokens += tokens
         before = self.tokens[max(self.shown - TAIL, 0) : self.shown]
         new = self.text.of(before, self.tokens[self.shown :])
-        if new.endswith(PARTIAL):  # perhaps a character that is not whole yet
+        if new.endswith(PARTIAL):  # possibly an incomplete character
             return ""
         self.shown = len(self.tokens)
         self.held += new

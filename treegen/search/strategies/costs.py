@@ -43,7 +43,7 @@ class Costs:
         return returned
 
     def fits_budget(self, **nums: int) -> bool:
-        """Whether the budget has room for `nums` items of each kind, each at the mean cost so far.
+        """Return whether the budget has room for `nums` items of each kind, at their mean costs.
 
         A kind without measured costs counts as free.
         """

@@ -33,7 +33,12 @@ def lead_probability(first: int, second: int) -> float:
 
 
 def is_decided(answers: Iterable[str | None], confidence: float) -> bool:
-    """Whether the leading answer stays ahead with probability `confidence`; None is no answer."""
+    """Return whether the leading answer stays ahead with probability `confidence`.
+
+    Args:
+        answers: The answers so far; None is no answer.
+        confidence: Probability at which the vote is decided.
+    """
     top = [votes for _, votes in Counter(a for a in answers if a is not None).most_common(2)]
     return bool(top) and lead_probability(top[0], top[1] if len(top) > 1 else 0) >= confidence
 

@@ -409,7 +409,7 @@ SearchFn = Callable[[SearchNode], Awaitable[object]]
 
 
 def is_ended(node: SearchNode) -> bool:
-    """Whether the model ended the text at this node, by a token and not by a stop string.
+    """Return whether the model ended the text at this node, by a token and not by a stop string.
 
     Your own stop tokens count as well. If they separate steps, write your own `done`.
     """

@@ -35,7 +35,7 @@ def register(search: Findable) -> str:
 
 
 def pickling_for_other_process() -> AbstractContextManager[None]:
-    """Inside, pickling a node raises InputError, because another process could not find it."""
+    """Make pickling a node raise InputError inside, because another process could not find it."""
     return use_context_value(_leaving, True)
 
 
