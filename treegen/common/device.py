@@ -95,11 +95,11 @@ class StagingBuffer:
             made = torch.empty(*shape, dtype=dtype, device=device)
             write(made.view(-1).numpy())
             return made
-        main, beside = torch.cuda.current_stream(device), _stream_beside(device)
-        with torch.cuda.stream(beside):
+        main, copy_stream = torch.cuda.current_stream(device), _stream_beside(device)
+        with torch.cuda.stream(copy_stream):
             made = torch.empty(*shape, dtype=dtype, device=device)
             self.fill(made, made.numel(), write)
-        main.wait_stream(beside)
+        main.wait_stream(copy_stream)
         made.record_stream(main)  # keeps its memory from other copies until `main` has used it
         return made
 

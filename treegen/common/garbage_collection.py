@@ -39,11 +39,11 @@ def freeze_gc() -> Iterator[None]:
 
     So objects that are made from a large run may have cycles, such as plots, without piling up.
     """
-    mine = not gc.get_freeze_count()  # the program may have frozen its objects for good
-    if mine:
+    is_outermost = not gc.get_freeze_count()  # the program may have frozen its objects for good
+    if is_outermost:
         gc.freeze()
     try:
         yield
     finally:
-        if mine:
+        if is_outermost:
             gc.unfreeze()

@@ -277,10 +277,10 @@ class SamplingParams:
                 raise InputError(f"bad_words must be text that is not empty, got {word!r}")
 
     def _check_structure(self) -> None:
-        given = [name for name in STRUCTURES if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise InputError(f"{' and '.join(given)} cannot go together; give one of them")
-        if not given:
+        names = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(names) > 1:
+            raise InputError(f"{' and '.join(names)} cannot go together; give one of them")
+        if not names:
             return
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
@@ -296,7 +296,7 @@ class SamplingParams:
                 raise InputError(f"choice must be texts that are not empty, got {self.choice!r}")
         if self.ignore_eos or self.min_tokens:
             raise InputError(
-                f"{given[0]} says where a sample ends; leave out ignore_eos and min_tokens"
+                f"{names[0]} says where a sample ends; leave out ignore_eos and min_tokens"
             )
 
     def _check_thinking(self) -> None:
@@ -405,8 +405,8 @@ class SamplingParams:
     @property
     def penalties(self) -> dict[str, Any]:
         """The parameters of PENALTIES that change something, by name."""
-        given = {name: getattr(self, name) for name in PENALTIES}
-        return {name: value for name, value in given.items() if value != PENALTIES[name]}
+        values = {name: getattr(self, name) for name in PENALTIES}
+        return {name: value for name, value in values.items() if value != PENALTIES[name]}
 
     @property
     def banned(self) -> tuple[str, ...]:

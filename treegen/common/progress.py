@@ -26,8 +26,8 @@ def show_progress(
         return iter(items)
     from tqdm.auto import tqdm
 
-    found: Iterator[_Item] = iter(tqdm(items, total=total, unit=f" {unit}"))
-    return found
+    bar: Iterator[_Item] = iter(tqdm(items, total=total, unit=f" {unit}"))
+    return bar
 
 
 def check_progress(progress: object) -> None:

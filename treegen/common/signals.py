@@ -33,11 +33,11 @@ def expect_second() -> None:
     before = sys.unraisablehook
 
     def hook(told: "sys.UnraisableHookArgs") -> None:
-        found = _RACE.match(str(told.exc_value))
-        if found is None:
+        match = _RACE.match(str(told.exc_value))
+        if match is None:
             before(told)
-        elif signal.getsignal(int(found[1])) is signal.SIG_DFL:
-            os.kill(os.getpid(), int(found[1]))
+        elif signal.getsignal(int(match[1])) is signal.SIG_DFL:
+            os.kill(os.getpid(), int(match[1]))
 
     sys.unraisablehook = hook
 

@@ -277,20 +277,20 @@ class ModelSpec:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values per token over all layers."""
-        own = (layer for layer in self.layers if layer.shared_with is None)
-        return sum(layer.numbers for layer in own) * self.itemsize
+        layers = (layer for layer in self.layers if layer.shared_with is None)
+        return sum(layer.numbers for layer in layers) * self.itemsize
 
     @property
     def expanded_bytes_per_token(self) -> int:
         """Bytes per token if keys and values of all heads were stored, as in most models."""
-        own = (layer for layer in self.layers if layer.shared_with is None)
-        return sum(layer.expanded for layer in own) * self.itemsize
+        layers = (layer for layer in self.layers if layer.shared_with is None)
+        return sum(layer.expanded for layer in layers) * self.itemsize
 
     @property
     def latent(self) -> LatentSpec | None:
         """How keys and values are derived from latents; None unless the same in all layers."""
-        found = {layer.latent for layer in self.layers}
-        return found.pop() if len(found) == 1 else None
+        latents = {layer.latent for layer in self.layers}
+        return latents.pop() if len(latents) == 1 else None
 
 
 def sum_bytes(states: Iterable[StateSpec]) -> int:

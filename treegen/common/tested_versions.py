@@ -19,20 +19,20 @@ TESTED: Final = {"torch": ((2, 11), (2, 15)), "transformers": ((5, 17), (5, 24))
 @cache
 def warn_untested() -> None:
     """Warn, once per process, about imported versions that the tests have not been run with."""
-    told = [
+    problems = [
         f"{name} {version} is installed, and treegen was tested with {name} "
         f"{_text(lowest)} to {_text(highest)}"
         for name, (lowest, highest) in TESTED.items()
         if name in sys.modules
         and not lowest <= _minor(version := sys.modules[name].__version__) <= highest
     ]
-    if told:
+    if problems:
         names = " ".join(
             f"'{name}>={_text(lowest)},<{_text((highest[0], highest[1] + 1))}'"
             for name, (lowest, highest) in TESTED.items()
         )
         warnings.warn(
-            f"{'; '.join(told)}; models may fail to load or be wrong: pip install {names}",
+            f"{'; '.join(problems)}; models may fail to load or be wrong: pip install {names}",
             ModelWarning,
             stacklevel=3,
         )

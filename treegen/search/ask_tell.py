@@ -195,8 +195,8 @@ class _RequestBackend:
             search: The search that asks.
         """
         assert isinstance(context, TextContext)
-        asked = repr((context.tokens, context.text, list(texts))).encode()
-        name = f"{search.name}/score {hashlib.blake2b(asked, digest_size=8).hexdigest()}"
+        content = repr((context.tokens, context.text, list(texts))).encode()
+        name = f"{search.name}/score {hashlib.blake2b(content, digest_size=8).hexdigest()}"
         request = ScoreRequest(name, search.name, context, tuple(texts))
         return await self._answer(request, search) or []
 
@@ -205,9 +205,9 @@ class _RequestBackend:
 
     def cancel(self, search: BudgetedSearch) -> None:
         """Answer all open requests of a search with nothing."""
-        for letter in list(self.waiting.values()):
-            if letter.search is search and not letter.future.done():
-                letter.future.set_result(None)
+        for pending in list(self.waiting.values()):
+            if pending.search is search and not pending.future.done():
+                pending.future.set_result(None)
 
     def completion(self, request: SampleRequest, place: int, text: str) -> Completion:
         """Return the Completion for an answer that is plain text.
@@ -238,22 +238,22 @@ class _RequestBackend:
         return 0 if self.count_tokens is None else self.count_tokens(text)
 
     async def _answer(self, request: SearchRequest, search: BudgetedSearch) -> Any:
-        letter = _PendingRequest(search, asyncio.get_running_loop().create_future())
-        self.waiting[request] = letter
+        pending = _PendingRequest(search, asyncio.get_running_loop().create_future())
+        self.waiting[request] = pending
         self.new.append(request)
         if search.line is not None:
             samples = len(request.indices) if isinstance(request, SampleRequest) else 0
             most = request.params.max_tokens if isinstance(request, SampleRequest) else 0
-            letter.call = QueuedCall(
-                num_samples=samples, num_open=samples or 1, return_=letter.deliver, most=most
+            pending.call = QueuedCall(
+                num_samples=samples, num_open=samples or 1, return_=pending.deliver, most=most
             )
-            search.line.join(letter.call)
+            search.line.join(pending.call)
         try:
-            return await letter.future
+            return await pending.future
         finally:
             del self.waiting[request]
-            if search.line is not None and letter.call is not None:
-                search.line.leave(letter.call)
+            if search.line is not None and pending.call is not None:
+                search.line.leave(pending.call)
 
 
 class AskTell(Closeable):
@@ -366,8 +366,8 @@ class AskTell(Closeable):
         """
         if not self.is_wanted(request):
             return False
-        letter = self._mail.waiting[request]
-        search, line, call = letter.search, letter.search.line, letter.call
+        pending = self._mail.waiting[request]
+        search, line, call = pending.search, pending.search.line, pending.call
         kind: type[Completion | Score] = Score
         if isinstance(request, SampleRequest):
             wanted, kind = len(request.indices), Completion
@@ -392,10 +392,10 @@ class AskTell(Closeable):
                 "a budget of tokens needs to know how many tokens an answer has; give AskTell "
                 "count_tokens, or answer with Completions that have their tokens"
             )
-        letter.answers = answers
+        pending.answers = answers
         if line is None or call is None:
             search.usage.tokens_decoded += sum(map(self._mail.num_tokens, completions))
-            letter.future.set_result(answers)
+            pending.future.set_result(answers)
             return True
         call.num_open = len(completions)
         for place, each in enumerate(completions):
@@ -430,7 +430,7 @@ class AskTell(Closeable):
             return True
         if self._loop.aside.resume_searches(busy=False):
             return True
-        unanswered = any(letter.is_open for letter in self._mail.waiting.values())
+        unanswered = any(pending.is_open for pending in self._mail.waiting.values())
         if unanswered or self.done:
             self._loop.stop()
             return True

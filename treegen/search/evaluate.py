@@ -37,11 +37,11 @@ async def evaluate_nodes(nodes: Sequence[SearchNode], evaluate: Evaluate) -> lis
     Raises:
         InputError: It gives a wrong number of values, or a value that is not finite.
     """
-    given = await evaluate(nodes) if nodes else []
+    returned = await evaluate(nodes) if nodes else []
     try:
-        values = [float(value) for value in given]
+        values = [float(value) for value in returned]
     except (TypeError, ValueError):
-        raise InputError(f"evaluate must give a list of numbers, got {given!r:.200}") from None
+        raise InputError(f"evaluate must give a list of numbers, got {returned!r:.200}") from None
     if len(values) != len(nodes):
         raise InputError(
             f"evaluate gave {len(values)} values for {len(nodes)} nodes; "
@@ -194,8 +194,10 @@ def read_choice(text: str, num: int) -> int | None:
 
     This is the number after the last "best choice is", or else the only number in the text.
     """
-    found = _CHOICE.findall(text) or (numbers if len(numbers := _NUMBER.findall(text)) == 1 else [])
-    choice = int(found[-1]) if found else 0
+    matches = _CHOICE.findall(text) or (
+        numbers if len(numbers := _NUMBER.findall(text)) == 1 else []
+    )
+    choice = int(matches[-1]) if matches else 0
     return choice if 1 <= choice <= num else None
 
 
@@ -247,11 +249,11 @@ def along_path(evaluate: Evaluate, combine: Callable[[float, float], float] = mi
     """
 
     async def accumulate(nodes: Sequence[SearchNode]) -> list[float]:
-        own = await evaluate_nodes(nodes, evaluate)
+        step_values = await evaluate_nodes(nodes, evaluate)
         before = [_value_above(node) for node in nodes]
         return [
             value if above is None else combine(above, value)
-            for above, value in zip(before, own, strict=True)
+            for above, value in zip(before, step_values, strict=True)
         ]
 
     return accumulate

@@ -127,8 +127,8 @@ def check_loop(backend: object) -> None:
     loop = running_loop()
     if loop is None or _driven.get() is backend:
         return
-    own = _loops.get(id(backend))
-    if own is not None and own is not loop and not isinstance(loop, IdleLoop):
+    own_loop = _loops.get(id(backend))
+    if own_loop is not None and own_loop is not loop and not isinstance(loop, IdleLoop):
         raise InputError(
             "a node is awaited in another event loop than that of its search, such as in a thread; "
             "await it in the search function, or in a task of its loop"

@@ -147,9 +147,9 @@ class ExternalCallQueue:
         try:
             await call.turn
         finally:
-            if call in (mine := self._calls.get(search, [])):  # the call was cancelled
-                mine.remove(call)
-                if not mine:
+            if call in (calls := self._calls.get(search, [])):  # the call was cancelled
+                calls.remove(call)
+                if not calls:
                     del self._calls[search]
             if not work.cancel() and not work.cancelled():
                 work.exception()  # mark the error as retrieved, because nobody may read it
@@ -200,13 +200,13 @@ class BatchedFunction(Generic[X, Y]):
         If `compute` fails, each search's items are computed separately, and only those that fail
         raise.
         """
-        aside = _aside()
+        queue = _aside()
         if not items:
             return []
-        if aside is None:  # not in a loop of searches, so there is nothing to batch with
+        if queue is None:  # not in a loop of searches, so there is nothing to batch with
             return self._of(items)
-        future = aside.add(self, items)
-        return await aside.run_call(node.search, future, place_of(node), by_itself=False)
+        future = queue.add(self, items)
+        return await queue.run_call(node.search, future, place_of(node), by_itself=False)
 
     def answer(self, calls: Sequence[tuple[Sequence[X], asyncio.Future[list[Y]]]]) -> None:
         """Compute calls, and give each its results or its error."""
@@ -274,11 +274,11 @@ async def in_thread(
     if loop is None:  # a session drives the coroutine, and nothing else could run meanwhile
         return function(*args)
     call = partial(contextvars.copy_context().run, function, *args)
-    aside = _aside()
-    if aside is None:
+    queue = _aside()
+    if queue is None:
         return await loop.run_in_executor(threads, call)
-    work = loop.run_in_executor(threads or aside.threads(), call)
-    return await aside.run_call(node.search, work, place_of(node), by_itself=True)
+    work = loop.run_in_executor(threads or queue.threads(), call)
+    return await queue.run_call(node.search, work, place_of(node), by_itself=True)
 
 
 def place_of(node: NodeLike) -> Place:

@@ -139,13 +139,13 @@ class MultiModelBackend:
 
     def prompts_together(self, contents: Sequence[Content], *, rows: int) -> list[Context]:
         """Return contexts of the known prompts, which each LLM stores once."""
-        found = {
+        contexts = {
             name: backend.prompts_together([each[name] for each in self._contents], rows=rows)
             for name, backend in self._backends.items()
         }
         return [
             CrossModelContext(
-                None, each, self._backends, {name: found[name][place] for name in found}
+                None, each, self._backends, {name: contexts[name][place] for name in contexts}
             )
             for place, each in enumerate(self._contents)
         ]
@@ -215,8 +215,8 @@ class MultiModelBackend:
     def release(self, context: Context) -> None:
         """Release a context in every LLM's cache."""
         assert isinstance(context, CrossModelContext)
-        for name, own in context.own.items():
-            self._backends[name].release(own)
+        for name, own_context in context.own.items():
+            self._backends[name].release(own_context)
 
     def cancel(self, search: BudgetedSearch) -> None:
         """End all calls that a search waits for."""
@@ -284,7 +284,10 @@ def search_with(
         run = SearchRun(
             backend,
             fn,
-            [replace(each, content=own[first]) for each, own in zip(listed, contents, strict=True)],
+            [
+                replace(each, content=by_llm[first])
+                for each, by_llm in zip(listed, contents, strict=True)
+            ],
             params=sessions[first].params,
             concurrency=concurrency,
             budget=budget,

@@ -106,8 +106,8 @@ def draw_mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) 
         between, noise = float(group_var[point]), float(noise_var[point])
         mu = rng.gauss(float(centre[point]), 1 / math.sqrt(float(precision[point])))
         share = 1 / (1 / between + size / noise)
-        own = rng.gauss(share * (mu / between + size * mean / noise), math.sqrt(share))
-        return rng.gauss(own, math.sqrt(noise))
+        group_mean = rng.gauss(share * (mu / between + size * mean / noise), math.sqrt(share))
+        return rng.gauss(group_mean, math.sqrt(noise))
 
     known = [draw(float(n), float(mean)) for n, mean in zip(sizes, means, strict=True)]
     return known + [draw(0.0, 0.0) for _ in range(num)]

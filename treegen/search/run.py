@@ -154,9 +154,9 @@ class SearchRun(Iterator[SearchResult], Closeable):
 
     def take_results(self) -> list[SearchResult]:
         """Return the results that were not returned yet."""
-        found = list(self._results)
+        results = list(self._results)
         self._results.clear()
-        return found
+        return results
 
     def __next__(self) -> SearchResult:
         while not self._results:

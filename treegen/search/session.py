@@ -154,15 +154,15 @@ class Session(Closeable, NonCopyable):
             InputError: No node that is in use has the key; or several have, because their roots
                 share a name.
         """
-        found = []
+        matches = []
         for search in list(self._searches):
             with suppress(InputError):
-                found.append(search.find(key))
-        if len(found) != 1:
-            which = f"{len(found)} nodes" if found else "no node"
-            hint = "give each search a name of its own" if found else "take the key from node.key"
+                matches.append(search.find(key))
+        if len(matches) != 1:
+            which = f"{len(matches)} nodes" if matches else "no node"
+            hint = "give each search a name of its own" if matches else "take the key from node.key"
             raise InputError(f"the session has {which} of the key {key!r}; {hint}")
-        return found[0]
+        return matches[0]
 
     def sample(
         self, wanted: Mapping[SearchNode, int], **overrides: Any

@@ -56,8 +56,8 @@ def load_verifier(
     where: dict[str, Any] = {"revision": revision, "device": device, "form": form}
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
-    asked = tuple(str(settings.get(each)) for each in ("label", "tokens"))
-    key = (*map(str, (name, *where.values(), memory)), *asked)
+    output_settings = tuple(str(settings.get(each)) for each in ("label", "tokens"))
+    key = (*map(str, (name, *where.values(), memory)), *output_settings)
     reader = _in_use.get(key)
     if reader is not None:
         return Verifier(scorer=reader.scorer, reader=reader, **settings)
@@ -68,10 +68,10 @@ def load_verifier(
     except CapacityError:
         raise
     except (TreegenError, RuntimeError) as error:
-        told = str(error).split("\n")[0]
+        reason = str(error).split("\n")[0]
     del verifier  # its layers may already use treegen's attention, and two models may not fit
     warnings.warn(
-        f"{os.fspath(name)} reads each text whole, because treegen cannot compute it: {told}",
+        f"{os.fspath(name)} reads each text whole, because treegen cannot compute it: {reason}",
         ModelWarning,
         stacklevel=2,
     )
@@ -99,8 +99,8 @@ def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
     # The second text continues the first, so this also checks the cache.
     got = [reader.score_prefixes([part], [[len(part) - 1]])[0][0] for part in parts]
     if not all(abs(a - b) <= limit for a, b in zip(got, want, strict=True)):
-        told = f"{name} gives {got} for a toy text, and {want} by its own class"
-        raise ModelError(f"{told}; try dtype float32, or another verifier")
+        mismatch = f"{name} gives {got} for a toy text, and {want} by its own class"
+        raise ModelError(f"{mismatch}; try dtype float32, or another verifier")
     return reader
 
 

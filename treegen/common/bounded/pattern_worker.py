@@ -24,10 +24,10 @@ def prepare(setup: list[str]) -> Callable[[Any], Any]:
     pattern = re.compile(sources[0])
 
     def last_match(text: str) -> str | None:
-        found = None
+        last = None
         for match in pattern.finditer(text):
-            found = match[1] if pattern.groups else match[0]
-        return found
+            last = match[1] if pattern.groups else match[0]
+        return last
 
     return last_match
 

@@ -64,8 +64,8 @@ class Pattern:
         Raises:
             TreegenError: The process that matches ended.
         """
-        found: str | None = self._worker.ask(text[-MAX_TEXT:])
-        return found
+        answer: str | None = self._worker.ask(text[-MAX_TEXT:])
+        return answer
 
 
 class CountedPattern:
@@ -98,8 +98,8 @@ class CountedPattern:
         """
         if self._is_plain:
             return sum(1 for _ in self._pattern.finditer(text))
-        found: int | None = _COUNTS.ask([self._pattern.pattern, self._pattern.flags, text])
-        return found
+        num_matches: int | None = _COUNTS.ask([self._pattern.pattern, self._pattern.flags, text])
+        return num_matches
 
 
 def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> list[int | None]:
@@ -128,15 +128,15 @@ def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> l
         what=f"that matches {name}",
         site=False,
     )
-    found = worker.ask([list(patterns), list(texts)])
-    if found is None:
+    reply = worker.ask([list(patterns), list(texts)])
+    if reply is None:
         raise InputError(
             f"{name}: the regular expressions take more than {MATCH_SECONDS:g} s or too much "
             "memory; write them without nested repetitions"
         )
-    if "refused" in found:
+    if "refused" in reply:
         raise InputError(
-            f"{name}: {found['refused']}; write a regular expression, or escape it by a backslash"
+            f"{name}: {reply['refused']}; write a regular expression, or escape it by a backslash"
         )
-    places: list[int | None] = found["places"]
+    places: list[int | None] = reply["places"]
     return places

@@ -26,8 +26,8 @@ def prepare(kind: str) -> Callable[[Any], Any]:
         except MemoryError:
             raise
         except Exception as error:  # a template is a program, which may raise anything
-            told = " ".join(f"{error}".split())[:_MOST_TOLD]
-            return {"refused": told or type(error).__name__}
+            message = " ".join(f"{error}".split())[:_MOST_TOLD]
+            return {"refused": message or type(error).__name__}
 
     return answer
 
@@ -35,8 +35,8 @@ def prepare(kind: str) -> Callable[[Any], Any]:
 def _check_length(text: str, room: int) -> dict[str, Any]:
     most = MOST_CHARS + MOST_TIMES * room
     if len(text) > most:
-        told = f"the text has {len(text):,} characters, more than {most:,}"
-        return {"refused": told}
+        message = f"the text has {len(text):,} characters, more than {most:,}"
+        return {"refused": message}
     return {"text": text}
 
 
@@ -55,8 +55,8 @@ def _chats() -> Callable[[int, Any], Any]:
     def handle(room: int, request: Any) -> Any:
         if request["kind"] == "names":
             return _names(request["source"])
-        given = Templates(request["source"], request["special"])
-        text = given.apply_chat_template(request["messages"], tokenize=False, **request["how"])
+        tokenizer = Templates(request["source"], request["special"])
+        text = tokenizer.apply_chat_template(request["messages"], tokenize=False, **request["how"])
         return _check_length(text, room)
 
     return handle

@@ -81,8 +81,8 @@ def read_names(source: str) -> tuple[frozenset[str], frozenset[str]]:
     Raises:
         TemplateError: It is not a template, or reading it exceeds the limits.
     """
-    found = _ask(_CHATS, {"kind": "names", "source": source})
-    return frozenset(found["names"]), frozenset(found["words"])
+    reply = _ask(_CHATS, {"kind": "names", "source": source})
+    return frozenset(reply["names"]), frozenset(reply["words"])
 
 
 def render_rubric(source: str, values: Mapping[str, str]) -> str:
@@ -119,8 +119,8 @@ def read_set(source: str, values: Mapping[str, str], keys: Sequence[str]) -> dic
 def _is_stock(tokenizer: Any) -> bool:
     base = sys.modules.get("transformers.tokenization_utils_base")
     stock = getattr(base, "PreTrainedTokenizerBase", None)
-    mine = getattr(type(tokenizer), "apply_chat_template", None)
-    return stock is not None and mine is stock.apply_chat_template
+    method = getattr(type(tokenizer), "apply_chat_template", None)
+    return stock is not None and method is stock.apply_chat_template
 
 
 def _text(worker: FileWorker, request: dict[str, Any]) -> str:
@@ -137,14 +137,14 @@ def _ask(worker: FileWorker, request: dict[str, Any]) -> dict[str, Any]:
         line = json.dumps(request, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"an argument of the template is no JSON: {error}") from None
-    found = worker.ask_line(f"[{len(line)}, {line}]")
-    if found is None:
+    reply = worker.ask_line(f"[{len(line)}, {line}]")
+    if reply is None:
         raise TemplateError(
             f"it takes more than {SECONDS:g} s or {_MEMORY >> 30} GiB; end its loops and recursion"
         )
-    if "refused" in found:
-        raise TemplateError(found["refused"])
-    answer: dict[str, Any] = found
+    if "refused" in reply:
+        raise TemplateError(reply["refused"])
+    answer: dict[str, Any] = reply
     return answer
 
 

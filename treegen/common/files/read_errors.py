@@ -39,10 +39,10 @@ def _like(path: Path) -> str:
         if above.is_dir():
             break
     missing = path.relative_to(above).parts[0]
-    found = did_you_mean(missing, _names(above))
+    hint = did_you_mean(missing, _names(above))
     if missing != path.name:
-        return f": there is no {above / missing}{found or '; check the path'}"
-    return found or "; check the path"
+        return f": there is no {above / missing}{hint or '; check the path'}"
+    return hint or "; check the path"
 
 
 def _such_as(path: Path) -> str:

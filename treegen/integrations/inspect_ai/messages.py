@@ -20,7 +20,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
 
 
 def _template_message(message: ChatMessage) -> Message:
-    found: dict[str, Any] = {"role": message.role, "content": message.text}
+    converted: dict[str, Any] = {"role": message.role, "content": message.text}
     parts = [] if isinstance(message.content, str) else message.content
     for part in parts:
         if not isinstance(part, ContentText | ContentReasoning | ContentImage):
@@ -28,7 +28,7 @@ def _template_message(message: ChatMessage) -> Message:
                 f"a message has content of type {part.type}; leave out all but text and images"
             )
     if any(isinstance(part, ContentImage) for part in parts):
-        found["content"] = [
+        converted["content"] = [
             {"type": "image", "image": part.image}
             if isinstance(part, ContentImage)
             else {"type": "text", "text": part.text}
@@ -37,9 +37,9 @@ def _template_message(message: ChatMessage) -> Message:
         ]
     thoughts = [part.reasoning for part in parts if isinstance(part, ContentReasoning)]
     if thoughts:
-        found["reasoning_content"] = "\n".join(thoughts)
+        converted["reasoning_content"] = "\n".join(thoughts)
     if message.role == "assistant" and message.tool_calls:
-        found["tool_calls"] = [
+        converted["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -49,9 +49,9 @@ def _template_message(message: ChatMessage) -> Message:
         ]
     if message.role == "tool":
         if message.error is not None:
-            found["content"] = f"Error: {message.error.message}"
-        found |= {"name": message.function, "tool_call_id": message.tool_call_id}
-    return found
+            converted["content"] = f"Error: {message.error.message}"
+        converted |= {"name": message.function, "tool_call_id": message.tool_call_id}
+    return converted
 
 
 def template_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]] | None:

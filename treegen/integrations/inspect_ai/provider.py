@@ -124,7 +124,7 @@ class TreegenAPI(ModelAPI):
             params = dataclasses.replace(params, grammar=grammar)
         start = time.perf_counter()
         try:
-            (prompt,), (found,) = await self._served.generate(
+            (prompt,), (completions,) = await self._served.generate(
                 [template_messages(input)],
                 params,
                 tools=known,
@@ -138,7 +138,7 @@ class TreegenAPI(ModelAPI):
         return output_of(
             self.model_name,
             prompt.tolist(),
-            found,
+            completions,
             self._served.replies,
             text=self._served.text,
             tools=known,

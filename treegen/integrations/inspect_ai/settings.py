@@ -63,15 +63,15 @@ def sampling_params(
             f"treegen cannot honour {', '.join(refused)}; leave out such; of extra_body it knows "
             f"{', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
         )
-    given = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
-    given = {name: value for name, value in given.items() if value is not None}
+    set_fields = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
+    set_fields = {name: value for name, value in set_fields.items() if value is not None}
     structure = parse_structure({name: extra.pop(name) for name in REQUESTED if name in extra})
     if config.response_schema is not None:
         structure["json_schema"] = config.response_schema.json_schema.model_dump(exclude_none=True)
     if config.top_logprobs and not config.logprobs:
         raise InputError("top_logprobs needs logprobs; give logprobs=True too")
-    asked = {**usual, **given, **extra, **structure}
-    return SamplingParams(**asked, logprobs=config.top_logprobs or 0)
+    arguments = {**usual, **set_fields, **extra, **structure}
+    return SamplingParams(**arguments, logprobs=config.top_logprobs or 0)
 
 
 def template_arguments(config: GenerateConfig, given: dict[str, Any]) -> dict[str, Any]:
@@ -84,8 +84,12 @@ def template_arguments(config: GenerateConfig, given: dict[str, Any]) -> dict[st
     Raises:
         InputError: `chat_template_kwargs` of `extra_body` is not a mapping.
     """
-    own = (config.extra_body or {}).get("chat_template_kwargs", {})
-    if not isinstance(own, dict):
-        raise InputError(f"chat_template_kwargs must be a mapping, got {own!r:.80}")
+    request_arguments = (config.extra_body or {}).get("chat_template_kwargs", {})
+    if not isinstance(request_arguments, dict):
+        raise InputError(f"chat_template_kwargs must be a mapping, got {request_arguments!r:.80}")
     effort = config.reasoning_effort
-    return {**given, **({} if effort is None else {"reasoning_effort": effort}), **own}
+    return {
+        **given,
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **request_arguments,
+    }

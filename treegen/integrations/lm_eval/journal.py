@@ -65,5 +65,5 @@ def read_stored(file: RecordFile, wanted: Collection[Key]) -> dict[Key, dict[str
     keys = set(wanted) & file.keys
     if not keys:
         return {}
-    found = (((r["problem_id"], r["sample_index"]), r) for r in file.records())
-    return {key: record for key, record in found if key in keys}
+    records = (((r["problem_id"], r["sample_index"]), r) for r in file.records())
+    return {key: record for key, record in records if key in keys}

@@ -98,8 +98,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             RunError: The cache cannot be used.
         """
         super().__init__()
-        own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
-        check_known(options, "model_args", own)
+        own_names = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
+        check_known(options, "model_args", own_names)
         if options and isinstance(pretrained, BaseLLM):
             raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
         check_int("seed", seed, least=0)
@@ -216,9 +216,11 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         pairs: list[Pair] = []
         owner: list[int] = []
         for at, request in enumerate(requests):
-            mine = windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length)
-            pairs += mine
-            owner += [at] * len(mine)
+            text_windows = windows(
+                self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length
+            )
+            pairs += text_windows
+            owner += [at] * len(text_windows)
         windows_of = Counter(owner)
         parts: list[list[float]] = [[] for _ in requests]
         scores = self._answers.scores(pairs)
@@ -234,18 +236,18 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Draw one sample per request; equal requests are samples of one prompt."""
-        asked: dict[tuple[str, ...], tuple[SampledPrompt, GenSettings]] = {}
+        prompts: dict[tuple[str, ...], tuple[SampledPrompt, GenSettings]] = {}
         members: dict[SampledPrompt, list[int]] = defaultdict(list)
         settings = []
         for at, request in enumerate(requests):
             context, gen_kwargs, *rest = request.args
             images = load_images(self._images, rest[0]) if rest else []
             text = context, repr(gen_kwargs), *(image.digest for image in images)
-            if text not in asked:
-                asked[text] = self._prompt(context, gen_kwargs, images)
-            prompt, own = asked[text]
+            if text not in prompts:
+                prompts[text] = self._prompt(context, gen_kwargs, images)
+            prompt, own_settings = prompts[text]
             members[prompt].append(at)
-            settings.append(own)
+            settings.append(own_settings)
         answers: dict[int, str] = {}
         drawn = self._answers.samples({prompt: len(places) for prompt, places in members.items()})
         kind = "generate_until"

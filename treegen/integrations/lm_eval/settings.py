@@ -72,18 +72,20 @@ def gen_settings(
     Raises:
         InputError: A setting is not supported, or has an invalid value.
     """
-    given = {name: value for name, value in gen_kwargs.items() if value is not None}
+    set_kwargs = {name: value for name, value in gen_kwargs.items() if value is not None}
     try:
-        asked: dict[str, Any] = dict(normalize_gen_kwargs(given, max_gen_toks))
-        until = handle_stop_sequences(asked.pop("until"), None if asked.get("ignore_eos") else eos)
+        normalized: dict[str, Any] = dict(normalize_gen_kwargs(set_kwargs, max_gen_toks))
+        until = handle_stop_sequences(
+            normalized.pop("until"), None if normalized.get("ignore_eos") else eos
+        )
     except (TypeError, ValueError) as error:
         raise InputError(
             f"gen_kwargs {dict(gen_kwargs)!r} cannot be read: {error}; write name=value,name=value"
         ) from None
-    length, is_drawn = asked.pop("max_gen_toks"), asked.pop("do_sample")
+    length, is_drawn = normalized.pop("max_gen_toks"), normalized.pop("do_sample")
     refused = [
         f"{name}={value!r}"
-        for name, value in asked.items()
+        for name, value in normalized.items()
         if name not in _HONOURED and (name not in _NEUTRAL or value != _NEUTRAL[name])
     ]
     if refused:
@@ -92,10 +94,10 @@ def gen_settings(
             "leave out what it does not know: it knows until, do_sample, "
             f"max_gen_toks, {', '.join(_HONOURED)}"
         )
-    mine: dict[str, Any] = {name: asked[name] for name in _HONOURED if name in asked}
-    if "temperature" not in given:  # lm-eval fills in 0
-        mine.pop("temperature", None)
-    settings = {**usual, **mine}
+    honoured: dict[str, Any] = {name: normalized[name] for name in _HONOURED if name in normalized}
+    if "temperature" not in set_kwargs:  # lm-eval fills in 0
+        honoured.pop("temperature", None)
+    settings = {**usual, **honoured}
     settings.setdefault("seed", seed)
     settings["temperature"] = settings.get("temperature", 0.0) if is_drawn else 0.0
     if settings.get("top_k") == -1:  # also means that all tokens are kept

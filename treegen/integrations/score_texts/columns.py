@@ -92,9 +92,9 @@ def read_extent(folder: Path) -> WrittenExtent:
         try:
             at = _reached_by(path, at)
         except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
-            told = format_os_error(error) if isinstance(error, OSError) else error
+            reason = format_os_error(error) if isinstance(error, OSError) else error
             raise RunError(
-                f"{path} is damaged ({told}); remove it and those after it to score them anew"
+                f"{path} is damaged ({reason}); remove it and those after it to score them anew"
             ) from None
     return at
 
@@ -102,14 +102,14 @@ def read_extent(folder: Path) -> WrittenExtent:
 def _reached_by(path: Path, start: WrittenExtent) -> WrittenExtent:
     """Return how far a file goes that continues from `start`."""
     with open(open_regular(path), "rb") as file:
-        found = pq.ParquetFile(file)
-        told = json.loads((found.schema_arrow.metadata or {})[_META])
-        kinds = {name: type(value) for name, value in told.items()}
+        parquet = pq.ParquetFile(file)
+        extent = json.loads((parquet.schema_arrow.metadata or {})[_META])
+        kinds = {name: type(value) for name, value in extent.items()}
         if kinds != {"rows": int, "tokens": int, "seen": str}:
             raise ValueError("it does not say what rows it has")
-        if told["rows"] != start.rows + found.metadata.num_rows:
+        if extent["rows"] != start.rows + parquet.metadata.num_rows:
             raise ValueError("it has not the rows that it says")
-    return WrittenExtent(**told)
+    return WrittenExtent(**extent)
 
 
 def _table(ids: Sequence[str], scores: Sequence[Score]) -> Any:

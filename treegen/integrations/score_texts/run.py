@@ -82,12 +82,14 @@ def score_texts(
         _check_settings(llm, folder, top, at)
         texts = read_texts(path)
         _pass(texts, at, path, folder)
-        for given, requests in _parts(llm, texts, top, part):
+        for part_texts, requests in _parts(llm, texts, top, part):
             with llm.score_stream([_pair(each) for each in requests], top=top) as stream:
                 known = dict(stream)
                 stream.check_complete()
             scores = [known[index] for index in range(len(known))]
-            at = write_part(folder, at, [each.id for each in given], scores, given[-1].seen)
+            at = write_part(
+                folder, at, [each.id for each in part_texts], scores, part_texts[-1].seen
+            )
             computed += stream.usage.prompt_tokens_computed
             yield Progress(at.rows, at.tokens, computed)
         if not at.rows:
@@ -131,20 +133,20 @@ def _parts(
     llm: LLM, texts: Iterator[InputText], top: int, most: int
 ) -> Iterator[tuple[list[InputText], list[Request]]]:
     """Yield texts with their requests, as many at a time as fit the memory."""
-    given: list[InputText] = []
+    part_texts: list[InputText] = []
     requests: list[Request] = []
     pairs = tokens = 0
     while batch := list(islice(texts, _ENCODED)):
         for text, request in zip(batch, _encode_batch(llm, batch), strict=True):
-            own = (len(request.tokens) - (request.score_from or 0)) * max(top, 1)
-            if given and (pairs + own > most or tokens + len(request.tokens) > _TOKENS):
-                yield given, requests
-                given, requests, pairs, tokens = [], [], 0, 0
-            given.append(text)
+            num_pairs = (len(request.tokens) - (request.score_from or 0)) * max(top, 1)
+            if part_texts and (pairs + num_pairs > most or tokens + len(request.tokens) > _TOKENS):
+                yield part_texts, requests
+                part_texts, requests, pairs, tokens = [], [], 0, 0
+            part_texts.append(text)
             requests.append(request)
-            pairs, tokens = pairs + own, tokens + len(request.tokens)
-    if given:
-        yield given, requests
+            pairs, tokens = pairs + num_pairs, tokens + len(request.tokens)
+    if part_texts:
+        yield part_texts, requests
 
 
 def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
@@ -155,9 +157,9 @@ def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
             try:
                 build_score_requests([(each.context, each.text)], llm.tokenizer, llm.spec)
             except TreegenError as own:
-                told = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
-                between = "" if told[:1] in (" ", ":") else ": "
-                raise type(own)(f"{each.where}{between}{told}") from None
+                reason = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
+                between = "" if reason[:1] in (" ", ":") else ": "
+                raise type(own)(f"{each.where}{between}{reason}") from None
         raise error
 
 

@@ -122,11 +122,11 @@ class Server:
         if self._api_key is None:
             return
         # Starlette decodes headers as Latin-1.
-        scheme, _, given = request.headers.get("authorization", "").strip().partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode("latin-1"), self._api_key.encode())
+        scheme, _, key = request.headers.get("authorization", "").strip().partition(" ")
+        is_right = hmac.compare_digest(key.strip().encode("latin-1"), self._api_key.encode())
         if scheme.lower() != "bearer" or not is_right:
-            told = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
-            raise HTTPException(401, told, headers={"WWW-Authenticate": "Bearer"})
+            message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
+            raise HTTPException(401, message, headers={"WWW-Authenticate": "Bearer"})
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("host", "")
@@ -198,21 +198,23 @@ class Server:
             params: Sampling parameters; None samples nothing.
             how: Further arguments for the model, such as tools.
         """
-        ask, found = answer.ask, list[list[Completion]]()
+        ask, completions = answer.ask, list[list[Completion]]()
         scores: list[Score | None] = []
         if params is None or ask.num_prompt_top is not None:
             read = await self._served.encode(prompts, **how)
             ask.check_told(sum(map(len, read)))
         if params is not None:
-            read, found = await self._served.generate(prompts, params, **how)
-            scores = [each[0].prompt_logprobs for each in found]
+            read, completions = await self._served.generate(prompts, params, **how)
+            scores = [each[0].prompt_logprobs for each in completions]
         answer.prompts = [tokens.tolist() for tokens in read]
         if params is None and ask.num_prompt_top is not None:
             long = [tokens for tokens in answer.prompts if len(tokens) > 1]
             known = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
             scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
         # Encoding many log-probabilities takes a while, so do it without blocking other requests.
-        return await asyncio.to_thread(lambda: _encode_json(answer.build_response(found, scores)))
+        return await asyncio.to_thread(
+            lambda: _encode_json(answer.build_response(completions, scores))
+        )
 
     async def _models(self, request: Request) -> Response:
         card = {
@@ -299,8 +301,8 @@ def _is_address(host: str) -> bool:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = f"{request.method} {request.url.path}: {error.detail}"
-    return _error(error.status_code, told, headers=error.headers)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _error(error.status_code, message, headers=error.headers)
 
 
 def _make_error_response(error: Exception) -> Response:
@@ -317,8 +319,8 @@ def _make_error_response(error: Exception) -> Response:
 
 def _error(status: int, message: str, *, param: str | None = None, headers: Any = None) -> Response:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    told = {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
-    return _json({"error": told}, status, headers)
+    body = {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
+    return _json({"error": body}, status, headers)
 
 
 def _json(value: Any, status: int = 200, headers: Any = None) -> Response:

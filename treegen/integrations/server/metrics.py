@@ -35,7 +35,7 @@ class Metrics(Collector):
     def collect(self) -> Any:
         """Yield the engine's usage and its current load."""
         usages, status = self._served.usages(), self._served.status()
-        for name, told in (
+        for name, description in (
             ("prompt_tokens_computed", "Prompt tokens that went through the model."),
             ("decoded_tokens", "Generated tokens."),
             ("drafted_tokens", "Tokens that were guessed."),
@@ -47,11 +47,11 @@ class Metrics(Collector):
             ("key_tokens_unshared", "Keys that they would have read without sharing."),
         ):
             total = sum(getattr(usage, name) for usage in usages)
-            yield CounterMetricFamily(f"treegen_{name}", told, value=total)
-        for name, told, value in (
+            yield CounterMetricFamily(f"treegen_{name}", description, value=total)
+        for name, description, value in (
             ("rows", "Samples that are being decoded.", status.rows),
             ("waiting", "Samples that wait.", self._served.num_waiting),
             ("pages", "Cache pages in use.", status.pages),
             ("num_pages", "Pages of the cache.", status.num_pages),
         ):
-            yield GaugeMetricFamily(f"treegen_{name}", told, value=value)
+            yield GaugeMetricFamily(f"treegen_{name}", description, value=value)

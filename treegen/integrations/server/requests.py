@@ -148,8 +148,8 @@ class CompletionRequest(BaseModel):
     @property
     def num_prompt_top(self) -> int | None:
         """Number of alternatives needed per prompt token; None if the prompt is not scored."""
-        told = [self.prompt_logprobs, self.num_top if self.echo else None]
-        return max((num for num in told if num is not None), default=None)
+        counts = [self.prompt_logprobs, self.num_top if self.echo else None]
+        return max((num for num in counts if num is not None), default=None)
 
     def check_told(self, num_tokens: int) -> None:
         """Raise RequestError if the prompts have too many log-probabilities for one answer.
@@ -159,10 +159,10 @@ class CompletionRequest(BaseModel):
         """
         if self.num_prompt_top is None:
             return
-        told = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
-        if told > _MOST_TOLD:
+        total = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
+        if total > _MOST_TOLD:
             raise RequestError(
-                f"{told:,} log-probabilities of prompts are too many for an answer, which has "
+                f"{total:,} log-probabilities of prompts are too many for an answer, which has "
                 f"{_MOST_TOLD:,} at most; ask for fewer alternatives or shorter prompts",
                 "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs",
             )
@@ -234,11 +234,11 @@ class CompletionRequest(BaseModel):
             InputError: A sampling parameter cannot be used.
         """
         most = room if self.is_chat else _DEFAULT_MAX_TOKENS
-        given = [self.max_completion_tokens, self.max_tokens, most]
+        limits = [self.max_completion_tokens, self.max_tokens, most]
         params = SamplingParams(
             **{**usual, **self.sampling, **({"grammar": grammar} if grammar else {})},
             reasoning_tags="auto" if self.separate_reasoning else None,
-            max_tokens=next(each for each in given if each is not None) if self.is_sampled else 1,
+            max_tokens=next(each for each in limits if each is not None) if self.is_sampled else 1,
             stop=[each for each in self.stop if each],
             logprobs=self.num_top or 0,
             prompt_logprobs=self.num_prompt_top,
@@ -262,12 +262,12 @@ def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
         RequestError: The text is not a JSON object.
     """
     try:
-        found = json.loads(text, parse_constant=_no_constant)
+        parsed = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{name} is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise RequestError(f"{name} is no JSON object")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in parsed.items() if value is not None}
 
 
 def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionRequest:
@@ -351,12 +351,12 @@ def _part(part: Any) -> dict[str, Any]:
 
 def _message(message: dict[str, Any]) -> Message:
     """Convert a message for chat templates: text in one piece, tool arguments as objects."""
-    found = {name: value for name, value in message.items() if value is not None}
-    if isinstance(content := found.get("content"), list):
+    converted = {name: value for name, value in message.items() if value is not None}
+    if isinstance(content := converted.get("content"), list):
         parts = list(map(_part, content))
         is_text = all(part["type"] == "text" for part in parts)
-        found["content"] = "".join(part["text"] for part in parts) if is_text else parts
-    if not isinstance(calls := found.get("tool_calls", []), list):
+        converted["content"] = "".join(part["text"] for part in parts) if is_text else parts
+    if not isinstance(calls := converted.get("tool_calls", []), list):
         raise RequestError(f"tool_calls must be a list, got {calls!r:.80}", "messages")
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
@@ -366,4 +366,4 @@ def _message(message: dict[str, Any]) -> Message:
             function["arguments"] = read_json(
                 arguments.encode("utf-8", "replace"), "a tool call's arguments"
             )
-    return found
+    return converted

@@ -91,16 +91,16 @@ class CompletionResponse:
 
     def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
         """Return the log-probabilities of a prompt's tokens by token id, as vLLM's server does."""
-        num, told = self.ask.prompt_logprobs or 0, list[Any]([None])
+        num, entries = self.ask.prompt_logprobs or 0, list[Any]([None])
         if score is None:
-            return told
+            return entries
         tops = score.top.pairs() if score.top is not None else [()] * len(score.tokens)
         for at, (token, logprob, top) in enumerate(
             zip(score.tokens, score.logprobs, tops, strict=True), 1
         ):
             named: dict[int, tuple[float, int | None]] = {token: (logprob, None)}
             named |= {each: (value, rank) for rank, (each, value) in enumerate(top[:num], 1)}
-            told.append(
+            entries.append(
                 {
                     str(each): {
                         "logprob": value,
@@ -110,7 +110,7 @@ class CompletionResponse:
                     for each, (value, rank) in named.items()
                 }
             )
-        return told
+        return entries
 
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask
@@ -153,10 +153,10 @@ class CompletionResponse:
 
     def _further(self, place: int, news: SampleDelta) -> Iterator[Any]:
         index = place * self._num + news.sample
-        before, given = self._told.get(index, (self.prompts[place], 0))
-        logprobs = self._logprobs(before, news, given) if news.tokens else None
+        before, num_sent = self._told.get(index, (self.prompts[place], 0))
+        logprobs = self._logprobs(before, news, num_sent) if news.tokens else None
         after = [*before[-CONTEXT_TOKENS:], *news.tokens][-CONTEXT_TOKENS:]
-        self._told[index] = after, given + len(news.text)
+        self._told[index] = after, num_sent + len(news.text)
         said: list[Any] = [news.text] if news.text else []
         if self.ask.parses_reply:
             said = [self._delta(index, part) for part in news.parts]

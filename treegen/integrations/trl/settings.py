@@ -45,17 +45,19 @@ def sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
     Raises:
         InputError: A setting of the trainer is not supported.
     """
-    given = {name: value for name, value in trainer.generation_kwargs.items() if value is not None}
-    refused = [name for name in given if name not in (*_NAMES, *_KNOWN)]
+    set_kwargs = {
+        name: value for name, value in trainer.generation_kwargs.items() if value is not None
+    }
+    refused = [name for name in set_kwargs if name not in (*_NAMES, *_KNOWN)]
     if refused:
         raise InputError(
             f"treegen cannot honour {', '.join(refused)} of the trainer's generation_kwargs; "
             f"it knows {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
         )
-    settings = {ours: given[theirs] for theirs, ours in _NAMES.items() if theirs in given}
-    if not given.get("do_sample", True):
+    settings = {ours: set_kwargs[theirs] for theirs, ours in _NAMES.items() if theirs in set_kwargs}
+    if not set_kwargs.get("do_sample", True):
         settings["temperature"] = 0
-    ends = given.get("eos_token_id", [])
+    ends = set_kwargs.get("eos_token_id", [])
     return SamplingParams(
         **settings,
         seed=seed,

@@ -37,12 +37,12 @@ class RolloutTree:
 
     def path(self, sample: int) -> list[int]:
         """Return the segments of a sample, from its first token on."""
-        found: list[int] = []
+        indices: list[int] = []
         at: int | None = self.last[sample]
         while at is not None:
-            found.append(at)
+            indices.append(at)
             at = self.segments[at].parent
-        return found[::-1]
+        return indices[::-1]
 
     @property
     def num_tokens(self) -> int:
@@ -68,10 +68,10 @@ def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
 
 
 def _below(node: RadixNode) -> list[int]:
-    found: list[int] = []
+    samples: list[int] = []
     waiting = [node]
     while waiting:
         each = waiting.pop()
-        found += each.sequences
+        samples += each.sequences
         waiting += each.children
-    return found
+    return samples

@@ -108,29 +108,29 @@ class PrefixScorer:
         """
         texts = [np.array(row, dtype=np.int32) for row in rows]
         keys = [
-            [blake2b(text[: end + 1].tobytes(), digest_size=16).digest() for end in own]
-            for text, own in zip(texts, ends, strict=True)
+            [blake2b(text[: end + 1].tobytes(), digest_size=16).digest() for end in text_ends]
+            for text, text_ends in zip(texts, ends, strict=True)
         ]
         prefixes = {
             key: text[: end + 1]
-            for text, own, names in zip(texts, ends, keys, strict=True)
-            for end, key in zip(own, names, strict=True)
+            for text, text_ends, names in zip(texts, ends, keys, strict=True)
+            for end, key in zip(text_ends, names, strict=True)
         }
         new = {key: prefix for key, prefix in prefixes.items() if key not in self._known}
         try:
-            found = self._compute(new)
+            values = self._compute(new)
         except BaseException:
             self._scheduler.close()
             self._begin()
             raise
         for key in prefixes:
-            if key not in found:
+            if key not in values:
                 self._known.move_to_end(key)
-                found[key] = self._known[key]
-        self._known.update(found)
+                values[key] = self._known[key]
+        self._known.update(values)
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)
-        return [[found[key] for key in names] for names in keys]
+        return [[values[key] for key in names] for names in keys]
 
     def _compute(self, prefixes: dict[bytes, Tokens]) -> dict[bytes, float]:
         scheduler, store = self._scheduler, self._scheduler.run.store
@@ -145,9 +145,9 @@ class PrefixScorer:
                 scheduler.add(spec, segment, 0, range(1), grows=False)
             finally:
                 store.release(segment)
-        found: dict[bytes, float] = {}
+        values: dict[bytes, float] = {}
         while scheduler.has_work:
             for completion in scheduler.step():
                 logprobs = dict(completion.top_logprobs[0])
-                found[keys[int(completion.prompt_id)]] = math.exp(logprobs[RIGHT])
-        return found
+                values[keys[int(completion.prompt_id)]] = math.exp(logprobs[RIGHT])
+        return values

@@ -118,11 +118,11 @@ class LiveRun(Closeable, NonCopyable):
         numbered = before.continue_numbering_flat(requests, [each.seed for each in params])
         numbers: list[int] = []
         try:
-            for request, own, stopping in zip(numbered, params, stoppings, strict=True):
-                if first and own.seed is not None:
+            for request, request_params, stopping in zip(numbered, params, stoppings, strict=True):
+                if first and request_params.seed is not None:
                     request = replace(request, first=request.first + first)
                 # Add each request before the next prompt is looked up, which must leave it room.
-                numbers.append(self._add(request, own, stopping))
+                numbers.append(self._add(request, request_params, stopping))
         except BaseException:
             for number in numbers:
                 self.cancel(number)
@@ -193,10 +193,10 @@ class LiveRun(Closeable, NonCopyable):
 
         A request that is over is not affected.
         """
-        asked = self._asked.pop(number, None)
-        if asked is not None:
-            self._scored.pop(asked.request.index, None)
-            self.scheduler.cancel(asked.request.index)
+        open_request = self._asked.pop(number, None)
+        if open_request is not None:
+            self._scored.pop(open_request.request.index, None)
+            self.scheduler.cancel(open_request.request.index)
 
     @property
     def has_work(self) -> bool:
@@ -233,14 +233,14 @@ class LiveRun(Closeable, NonCopyable):
         """
         rows, store = self._run.rows, self._run.rows.generated
         arrays = (store.tokens, store.logprobs, store.top_tokens, store.top_logprobs)
-        for number, asked in ((n, self._asked[n]) for n in numbers if n in self._asked):
-            request = asked.request
+        for number, open_request in ((n, self._asked[n]) for n in numbers if n in self._asked):
+            request = open_request.request
             param_set = self._run.param_sets[request.params]
             num_top = param_set.params.logprobs
             for slot in sorted(request.slots or ()):
                 # A greedy request has one row for all its samples.
-                mine = request.samples if param_set.is_greedy else [int(rows.sample[slot])]
-                start, stop = asked.told.get(mine[0], 0), int(rows.count[slot])
+                samples = request.samples if param_set.is_greedy else [int(rows.sample[slot])]
+                start, stop = open_request.told.get(samples[0], 0), int(rows.count[slot])
                 if stop == start:
                     continue
                 tokens, logprobs, ids, values = (
@@ -251,8 +251,8 @@ class LiveRun(Closeable, NonCopyable):
                 if num_top:
                     pairs = zip(ids, values, strict=True)
                     top = tuple(tuple(zip(*each, strict=True))[:num_top] for each in pairs)
-                for sample in mine:
-                    asked.told[sample] = stop
+                for sample in samples:
+                    open_request.told[sample] = stop
                     yield SampleDelta(number, sample, tuple(tokens), tuple(logprobs), top)
 
     def status(self) -> Status:

@@ -103,8 +103,8 @@ class StreamedTexts:
             return
         if isinstance(item, Completion):
             growing = self._of(place, item.sample_index)
-            told = len(growing.tokens) - len(self._prompts[place][-TAIL:])
-            rest, text, parts = slice(told, None), growing.end(item.text), ()
+            num_sent = len(growing.tokens) - len(self._prompts[place][-TAIL:])
+            rest, text, parts = slice(num_sent, None), growing.end(item.text), ()
             if replying := self._reply_of(place, item.sample_index):
                 growing, reply = replying
                 parts = tuple(reply.end(growing.end(reply.decode_completion(item)), item))

@@ -78,11 +78,11 @@ async def ab_mcts(
     check_rule(rule)
     if isinstance(generate, Mapping) and not generate:
         raise InputError("generate has no functions; give at least one by name")
-    ways = dict(generate) if isinstance(generate, Mapping) else {"": generate}
+    generators = dict(generate) if isinstance(generate, Mapping) else {"": generate}
     known = {} if observed is None else observed
     children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)
     barren: defaultdict[SearchNode, list[float]] = defaultdict(list)  # attempts without a new child
-    made: dict[str, list[float]] = {name: [] for name in ways}
+    made: dict[str, list[float]] = {name: [] for name in generators}
     above: dict[SearchNode, SearchNode] = {}
     first, costs = {state(root): root}, Costs(root.search)
     rng = random.Random(
@@ -113,8 +113,8 @@ async def ab_mcts(
         while left > 0:
             num = costs.most(min(batch, left), "children", "values")
             chosen, left = [choose() for _ in range(num)], left - num
-            asked = {each: chosen.count(each) for each in chosen}
-            calls = gather(ways[name](node, n) for (node, name), n in asked.items())
+            requests = {each: chosen.count(each) for each in chosen}
+            calls = gather(generators[name](node, n) for (node, name), n in requests.items())
             drawn = await costs.of("children", num, calls)
             fresh = list(dict.fromkeys(child for group in drawn for child in group))
             new = [child for child in fresh if first.setdefault(state(child), child) is child]
@@ -125,7 +125,7 @@ async def ab_mcts(
                 # Its parent is not pruned, even if it has no other child.
                 child.pruned, child.pruned_because = True, DUPLICATE
                 child.drop()
-            for ((node, name), n), group in zip(asked.items(), drawn, strict=True):
+            for ((node, name), n), group in zip(requests.items(), drawn, strict=True):
                 for each in [*group, *[None] * (n - len(group))]:
                     value = (first[state(each)].value or 0.0) if each is not None else 0.0
                     if each is not None and each in known:
@@ -133,7 +133,7 @@ async def ab_mcts(
                         above[each] = node
                         known[each].append(value)
                         each.visits = 1
-                        if len(ways) > 1 and each.data is None:
+                        if len(generators) > 1 and each.data is None:
                             each.data = {"by": name}
                     else:
                         barren[node].append(value)

@@ -74,7 +74,7 @@ async def lats(
     """
     check_counts(iterations=iterations, depth=depth, num_lessons=num_lessons)
     arms: dict[SearchNode, NodeStatistics] = {root: NodeStatistics()}
-    ways: dict[SearchNode, list[SearchNode]] = {}
+    open_children: dict[SearchNode, list[SearchNode]] = {}
     seen: set[Hashable] = {state(root)}
     lessons: list[str] = []
     ends: list[SearchNode] = []
@@ -89,18 +89,22 @@ async def lats(
             node = path[-1]
             if (node is not root and done(node)) or len(path) > depth:
                 return path
-            if node not in ways:
-                ways[node] = drop_duplicates(await propose(node, lessons), state, seen, root)
-                values = await evaluate_nodes(ways[node], lambda nodes: evaluate(nodes, lessons))
-                for child, value in zip(ways[node], values, strict=True):
+            if node not in open_children:
+                open_children[node] = drop_duplicates(
+                    await propose(node, lessons), state, seen, root
+                )
+                values = await evaluate_nodes(
+                    open_children[node], lambda nodes: evaluate(nodes, lessons)
+                )
+                for child, value in zip(open_children[node], values, strict=True):
                     arms[child], child.value = NodeStatistics(), value
-            if ways[node]:
+            if open_children[node]:
                 visits = arms[node].visits
-                path.append(max(ways[node], key=lambda child: score_child(child, visits)))
+                path.append(max(open_children[node], key=lambda child: score_child(child, visits)))
             else:
                 path.pop()
                 if path:
-                    ways[path[-1]].remove(node)
+                    open_children[path[-1]].remove(node)
                     if not arms[node].visits:  # it has no continuation
                         prune([node], root, DEAD_END)
         return path
@@ -113,14 +117,14 @@ async def lats(
                 break
             end = path[-1]
             ends.append(end)
-            (worth,) = await evaluate_nodes([end], reward)
+            (end_reward,) = await evaluate_nodes([end], reward)
             for node in path:
-                arms[node].add(worth)
+                arms[node].add(end_reward)
                 node.value, node.visits = arms[node].mean, arms[node].visits
-            if worth >= success:
+            if end_reward >= success:
                 break
-            ways[path[-2]].remove(end)
-            lessons.append(await reflect(end, worth))
+            open_children[path[-2]].remove(end)
+            lessons.append(await reflect(end, end_reward))
             del lessons[:-num_lessons]
     except BudgetReached as reached:
         stopped = str(reached)

@@ -28,8 +28,8 @@ def lead_probability(first: int, second: int) -> float:
     al. 2023. It equals the probability of at most `first` heads in first + second + 1 tosses.
     """
     tosses = first + second + 1
-    ways: int = sum(math.comb(tosses, heads) for heads in range(first + 1))
-    return float(ways / 2**tosses)
+    outcomes: int = sum(math.comb(tosses, heads) for heads in range(first + 1))
+    return float(outcomes / 2**tosses)
 
 
 def is_decided(answers: Iterable[str | None], confidence: float) -> bool:

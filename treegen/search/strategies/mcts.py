@@ -142,5 +142,5 @@ async def mcts(
                 break
     except BudgetReached as end:
         stopped = str(end)
-    found = await collect_outcome(root, done, evaluate, stopped)
-    return visits.in_order(found, root)
+    outcome = await collect_outcome(root, done, evaluate, stopped)
+    return visits.in_order(outcome, root)

@@ -60,8 +60,8 @@ async def mutual(
     if not 0 <= low <= high <= 1:
         raise InputError(f"low and high must be shares, the lower one first, got {low} and {high}")
     answers = {node: answer(node) for node in found.candidates}
-    given = [node for node in found.candidates if answers[node] is not None]
-    share = Counter(answers[node] for node in given)
+    answered = [node for node in found.candidates if answers[node] is not None]
+    share = Counter(answers[node] for node in answered)
     confirmed: set[SearchNode] = set()
 
     async def check(node: SearchNode) -> None:
@@ -71,14 +71,16 @@ async def mutual(
             confirmed.add(node)
 
     def score(node: SearchNode) -> float:
-        return (node.value or 0.0) * share[answers[node]] / len(given)
+        return (node.value or 0.0) * share[answers[node]] / len(answered)
 
     stopped = found.stopped
     try:
-        await gather(check(node) for node in given)
+        await gather(check(node) for node in answered)
     except BudgetReached as end:
         stopped = stopped or str(end)
-    checked = sorted(given, key=lambda node: (node not in confirmed, -score(node), place_of(node)))
+    checked = sorted(
+        answered, key=lambda node: (node not in confirmed, -score(node), place_of(node))
+    )
     ranked = (*checked, *(node for node in found.candidates if answers[node] is None))
     return replace(
         found,

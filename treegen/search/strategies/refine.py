@@ -66,10 +66,10 @@ async def self_refine(
     async def follow(own: list[SearchNode]) -> None:
         own.append(await generate(root))
         for _ in range(rounds):
-            told = await feedback(own[-1])
-            if enough(told):
+            comment = await feedback(own[-1])
+            if enough(comment):
                 break
-            own.append(await refine(told))
+            own.append(await refine(comment))
 
     stopped = ""
     try:

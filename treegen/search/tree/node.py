@@ -85,9 +85,9 @@ class Search(BudgetedSearch):
                 before, which may differ from run to run if parts of a search run concurrently.
         """
         self._num_prompts += 1
-        own = f"={key}" if key is not None else str(self._num_prompts)
+        suffix = f"={key}" if key is not None else str(self._num_prompts)
         context = self.backend.prompt(content, self.usage)
-        node = SearchNode(self, None, f"{self.name}/@{own}/", _text(content), context)
+        node = SearchNode(self, None, f"{self.name}/@{suffix}/", _text(content), context)
         self._others = [other for other in self._others if other.is_live]
         self._others.append(node)
         return node

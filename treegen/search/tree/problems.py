@@ -40,15 +40,15 @@ def name_problems(
     Raises:
         InputError: Two problems have the same name.
     """
-    found = []
+    named = []
     for index, problem in enumerate(as_list("problems", problems)):
         if isinstance(problem, SearchProblem):
-            found.append(problem)
+            named.append(problem)
             continue
         is_pair = isinstance(problem, tuple) and len(problem) == 2 and isinstance(problem[0], str)
         name, content = problem if is_pair else (str(index), problem)
-        found.append(SearchProblem(name, flat(content), is_pair))
-    for name, times in Counter(problem.name for problem in found).items():
+        named.append(SearchProblem(name, flat(content), is_pair))
+    for name, times in Counter(problem.name for problem in named).items():
         if times > 1:
             raise InputError(f"two problems are named {name!r}; names must be unique")
-    return found
+    return named

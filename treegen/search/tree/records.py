@@ -62,11 +62,11 @@ class NodeRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object."""
-        found = {name: getattr(self, name) for name in _TYPES}
-        found["scores"] = dict(self.scores)
+        values = {name: getattr(self, name) for name in _TYPES}
+        values["scores"] = dict(self.scores)
         return {
             name: value
-            for name, value in found.items()
+            for name, value in values.items()
             if name not in _DEFAULTS or value != _DEFAULTS[name]
         }
 
@@ -193,9 +193,9 @@ class SearchTree:
         inner = {node.parent_id for node in nodes}
         for node in nodes:
             if node.leaf == (node.id in inner):
-                told = ("a leaf but has", "children") if node.leaf else ("no leaf but has", "none")
+                claim = ("a leaf but has", "children") if node.leaf else ("no leaf but has", "none")
                 raise DataError(
-                    f"node {node.id} of the search tree is marked as {' '.join(told)}; "
+                    f"node {node.id} of the search tree is marked as {' '.join(claim)}; "
                     "restore it from a copy"
                 )
         return SearchTree(tuple(nodes))
@@ -212,8 +212,8 @@ def _round_finite(value: float | None) -> float | None:
 
 
 def _scores(scores: Mapping[str, float]) -> dict[str, float]:
-    found = {str(name): _round_finite(value) for name, value in scores.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    rounded = {str(name): _round_finite(value) for name, value in scores.items()}
+    return {name: value for name, value in rounded.items() if value is not None}
 
 
 def as_json(value: object) -> object:

@@ -87,30 +87,30 @@ class SearchResult:
         """
         nodes = search.nodes()
         ids = {node: index for index, node in enumerate(nodes)}
-        found: SearchOutcome | None = None
+        outcome: SearchOutcome | None = None
         try:
-            found = to_outcome(returned)
-            _check_own(found, ids)
+            outcome = to_outcome(returned)
+            _check_own(outcome, ids)
         except InputError as wrong:
-            error, found, returned = wrong, None, None
-        stopped = found.stopped if found else ""
+            error, outcome, returned = wrong, None, None
+        stopped = outcome.stopped if outcome else ""
         stopped_by = search.stopped.by if search.stopped else None
         if isinstance(error, BudgetReached | BudgetIgnored):
             stopped_by = stopped_by or getattr(error, "by", StopReason.BUDGET)
             stopped, error = str(error), None
-        told = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         return SearchResult(
             name=search.name,
             tree=SearchTree.of(nodes),
-            best=ids[found.best] if found and found.best is not None else None,
-            candidates=tuple(ids[node] for node in found.candidates) if found else (),
-            answers=found.answers if found else (),
-            votes=dict(found.votes) if found else {},
+            best=ids[outcome.best] if outcome and outcome.best is not None else None,
+            candidates=tuple(ids[node] for node in outcome.candidates) if outcome else (),
+            answers=outcome.answers if outcome else (),
+            votes=dict(outcome.votes) if outcome else {},
             usage=replace(search.usage, seconds=search.usage.elapsed_seconds()),
             stopped=stopped,
             stopped_by=stopped_by,
-            error=None if error is None else f"{type(error).__name__}: {told}"[:300],
-            value=None if found else returned,
+            error=None if error is None else f"{type(error).__name__}: {message}"[:300],
+            value=None if outcome else returned,
             exception=None if error is None else detach(error),
         )
 

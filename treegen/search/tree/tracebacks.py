@@ -53,13 +53,13 @@ def _frame(entry: TracebackType) -> tuple[FrameType, int]:
         if isinstance(node, ast.stmt | ast.expr):
             node.lineno, node.end_lineno = line or entry.tb_lineno or 1, end_line
             node.col_offset, node.end_col_offset = column or 0, end_column
-    (own,) = (
+    (frame_code,) = (
         const
         for const in compile(module, code.co_filename, "exec").co_consts
         if isinstance(const, CodeType)
     )
-    own = own.replace(co_name=code.co_name, co_qualname=code.co_qualname)
+    frame_code = frame_code.replace(co_name=code.co_name, co_qualname=code.co_qualname)
     # By these names Python finds the source of modules that are not files.
     known = {name: frame.f_globals.get(name) for name in ("__name__", "__loader__", "__spec__")}
-    instruction = next((i for i, each in enumerate(own.co_positions()) if each == place), -1)
-    return FunctionType(own, known)().gi_frame, 2 * instruction
+    instruction = next((i for i, each in enumerate(frame_code.co_positions()) if each == place), -1)
+    return FunctionType(frame_code, known)().gi_frame, 2 * instruction
