@@ -16,7 +16,7 @@ class Closeable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it and free what it holds."""
+        """End the object and free what it holds."""
 
     def __enter__(self) -> Self:
         return self

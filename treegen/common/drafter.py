@@ -76,7 +76,7 @@ class NewTokens:
 
 
 class PromptInfo(Protocol):
-    """What a drafter learns about a request: the id and the tokens of its prompt."""
+    """The part of a request that a drafter sees: the id and the tokens of its prompt."""
 
     @property
     def id(self) -> str:
@@ -93,7 +93,7 @@ class Drafter(Protocol):
     """Proposes tokens. All arrays are over rows; no implementation loops over rows in Python."""
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
-        """Learn what rows have drawn.
+        """Learn the tokens that rows have drawn.
 
         Args:
             new: The new tokens.

@@ -135,7 +135,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is being computed now.
+    """The current load.
 
     rows: number of samples being decoded.
     pages: number of pages in use.

@@ -1,4 +1,4 @@
-"""The interface to what computes samples and scores: a model here, or whatever answers requests."""
+"""The backend interface: computes samples and scores with a local model or by external requests."""
 
 from __future__ import annotations
 
@@ -91,5 +91,5 @@ class Backend(Protocol):
         ...
 
     def cancel(self, search: BudgetedSearch) -> None:
-        """End all calls that a search waits for; its awaits return what they have."""
+        """End all pending calls of a search; its awaits return the results that have arrived."""
         ...

@@ -1,4 +1,4 @@
-"""What a search may spend, and what it has spent."""
+"""The budget of a search, its usage, and the reasons for stopping it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treegen.errors import InputError, TreegenError
 
 
 class StopReason(Enum):
-    """What ended a search early, for programs. A sentence for people is stored with it."""
+    """The reason why a search ended early, for programs. A sentence for people is stored too."""
 
     BUDGET = "budget"
     STOPPED = "stopped"
@@ -52,7 +52,7 @@ class BudgetIgnored(asyncio.CancelledError):
 
 @dataclass(slots=True)
 class SearchUsage:
-    """What one search has cost.
+    """The cost of one search.
 
     tokens_decoded: generated tokens, including those of cancelled samples. Under a budget of tokens
     a cancelled sample counts at most as many as the longest sample that arrived while it was being

@@ -29,7 +29,7 @@ Content = str | Sequence[int]
 
 
 class SessionFactory(Protocol):
-    """What `search_with` needs of an LLM."""
+    """The interface of an LLM that `search_with` needs."""
 
     tokenizer: Any
 
@@ -96,7 +96,7 @@ class MultiModelBackend:
     def __init__(
         self, backends: Mapping[str, LiveBackend], contents: Sequence[Mapping[str, Content]]
     ) -> None:
-        """Create a backend over those of the LLMs.
+        """Create a backend that combines those of the LLMs.
 
         Args:
             backends: The backend of each LLM, by the LLM's name.

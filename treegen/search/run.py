@@ -113,12 +113,12 @@ class SearchRun(Iterator[SearchResult], Closeable):
         self._alone = ExclusiveSection("run")
 
     def status(self) -> Status:
-        """Return what is being computed now."""
+        """Return the current load."""
         return self.backend.scheduler.status()
 
     @property
     def usage(self) -> Usage:
-        """What was computed so far."""
+        """Usage so far, over all searches."""
         return self.backend.scheduler.usage
 
     def levels(self) -> tuple[LevelRows, ...]:

@@ -49,7 +49,7 @@ class Started(Generic[T]):
 
     @property
     def result(self) -> T:
-        """What the call returned. Raises the call's own error, and InputError if it is not done."""
+        """The return value of the call; raises the call's error, and InputError if not done."""
         if self.error is not None:
             raise self.error
         if not self.is_done:
@@ -240,7 +240,7 @@ class Session(Closeable, NonCopyable):
 
     @property
     def usage(self) -> Usage:
-        """What the session has computed so far, over all searches."""
+        """Usage of the session so far, over all searches."""
         return self.backend.scheduler.usage
 
     @property

@@ -104,7 +104,7 @@ def read_set(source: str, values: Mapping[str, str], keys: Sequence[str]) -> dic
     Args:
         source: The template.
         values: The variables that it may show.
-        keys: The names of those that it may set.
+        keys: Names of the variables that it may set.
 
     Raises:
         TemplateError: It cannot be rendered, or exceeds its limits.
@@ -161,7 +161,7 @@ def _schema(tool: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert an object that JSON cannot hold to what a template sees, as transformers does."""
+    """Convert an object that JSON cannot hold, in the way that transformers does for templates."""
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "dtype") and hasattr(value, "item") and not getattr(value, "shape", ()):

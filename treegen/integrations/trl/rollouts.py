@@ -23,7 +23,7 @@ _SHARE: Final = 0.3  # share of a GPU's free memory, as TRL gives to vLLM
 
 
 class RolloutResult(dict[str, Any]):
-    """What TRL expects of a rollout: prompt_ids, completion_ids and logprobs, by sample.
+    """The result that TRL expects of a rollout: prompt_ids, completion_ids and logprobs, by sample.
 
     tree: what the samples share.
     """

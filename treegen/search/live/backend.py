@@ -267,9 +267,9 @@ class LiveBackend:
         return [score for score in await self._until_done(ticket) if score is not None]
 
     def cancel(self, search: BudgetedSearch) -> None:
-        """End all calls that a search waits for; its awaits return what they have.
+        """End all pending calls of a search; its awaits return the results that have arrived.
 
-        Under a budget they return nothing, because what they have depends on timing.
+        Under a budget they return nothing, because what has arrived depends on timing.
         """
         for ticket in [ticket for ticket in self._open if ticket.search is search]:
             self._cancel(ticket)

@@ -1,4 +1,4 @@
-"""What live searches hold: the contexts of nodes, and tickets for results they wait for."""
+"""The contexts of live nodes, and tickets for the results that searches wait for."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class PrefixScorer:
 
     @property
     def usage(self) -> Usage:
-        """What the model has computed."""
+        """Usage of the model so far."""
         return self._scheduler.usage
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""A run that accepts flat prompts at any time, and finds what they share in whatever order."""
+"""A run that accepts flat prompts at any time, and shares their prefixes in any order."""
 
 from __future__ import annotations
 
@@ -256,12 +256,12 @@ class LiveRun(Closeable, NonCopyable):
                     yield SampleDelta(number, sample, tuple(tokens), tuple(logprobs), top)
 
     def status(self) -> Status:
-        """Return what is being computed now."""
+        """Return the current load."""
         return self.scheduler.status()
 
     @property
     def usage(self) -> Usage:
-        """What was computed so far."""
+        """Usage so far."""
         return self.scheduler.usage
 
     @property

@@ -1,4 +1,4 @@
-"""What the strategies share: ranking, pruning, and the outcome of a search.
+"""Helpers that strategies share: ranking, pruning, and the outcome of a search.
 
 A strategy keeps all that it knows in the tree itself: nodes, their values, and which are pruned. So
 the outcome can be read from the tree wherever a budget ends the strategy.

@@ -51,7 +51,11 @@ class MCTSRules:
                 raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {rule!r}")
 
     def rewards(self, own: Sequence[float]) -> list[float]:
-        """Return what a visit counts for each node of its path, given the values of these nodes."""
+        """Return the reward of a visit for each node of its path.
+
+        Args:
+            own: The value of each node of the path.
+        """
         # The root is not evaluated, so its reward starts at the first node below it.
         return [_REWARDS[self.reward](own[max(1, place) :]) for place in range(len(own))]
 

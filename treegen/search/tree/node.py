@@ -1,4 +1,4 @@
-"""Nodes of a search: a piece of text, its path from the root, and what a model can compute there.
+"""Nodes of a search: pieces of text with their paths from the root, which a model can continue.
 
 A node is immutable text with a live cache behind it. `sample` draws children, whose keys and values
 stay where they were generated. `extend` appends given text. `score` gives log-likelihoods of texts

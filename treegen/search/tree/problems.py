@@ -31,7 +31,7 @@ class SearchProblem:
 def name_problems(
     problems: Iterable[Any], flat: Callable[[Any], str | Sequence[int]]
 ) -> list[SearchProblem]:
-    """Return problems with names: those of (name, prompt) pairs, and numbers for plain prompts.
+    """Return problems with their given names; a problem without a name gets its number.
 
     Args:
         problems: Prompts, (name, prompt) pairs, or SearchProblems, which are kept unchanged.

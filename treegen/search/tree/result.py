@@ -1,4 +1,4 @@
-"""The outcome of a search: what a strategy returns, and the record that is stored."""
+"""The outcome of a search as a strategy returns it, and the result that is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treegen.search.tree.tracebacks import detach
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What a strategy returns.
+    """The return value of a strategy.
 
     best: the best candidate; if there is none, the best unfinished node.
     candidates: finished solutions, best first.
@@ -187,7 +187,7 @@ def warn_if_all_failed(results: Sequence[SearchResult], *, stacklevel: int = 3) 
 
 
 def to_outcome(returned: object) -> SearchOutcome | None:
-    """Return the outcome for what a search returned; None if that is another value.
+    """Convert the return value of a search to an outcome; return None for other values.
 
     Raises:
         InputError: A sequence has nodes and other things.

@@ -1,4 +1,4 @@
-"""The texts of a search tree and their paths: what strategies, reports and records read."""
+"""The texts of a search tree and their paths, as strategies, reports and records read them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TextNode(NonCopyable):
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was recorded about the node; it stays in its tree."""
+        """Clear what was recorded about the node; it stays in its tree."""
         self.value: float | None = None
         self.visits = 0
         self.prior: float | None = None
