@@ -93,8 +93,8 @@ __all__ = [
     "search_task",
 ]
 
-# Which public names live where. A module is imported when one of them is first asked for, so that
-# `import treegen` and `treegen --help` do not pay for torch.
+# The modules of the public names. A module is imported when one of its names is first used, so that
+# `import treegen` and `treegen --help` do not import torch.
 _MODULES: Final = {
     "treegen.engine.segments.prefix_cache": "Kept",
     "treegen.cluster.cluster": "Cluster",
@@ -118,7 +118,7 @@ _MODULES: Final = {
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-# Hidden from type checkers: to them, a module with __getattr__ has every attribute.
+# Hidden from type checkers, to which a module with __getattr__ has every attribute.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,11 +1,11 @@
-"""The `treegen` command, also as `python -m treegen`: a signal ends it quietly while it starts."""
+"""The `treegen` command, also as `python -m treegen`. A signal during startup ends it quietly."""
 
 import signal
 
 
 def main() -> int:
-    """Run the command line; returns the exit code, as `treegen.cli.main.main` does."""
-    # Until there are handlers, Ctrl-C would end the imports with a traceback, or be lost in one.
+    """Run the command line; return the exit code of `treegen.cli.main.main`."""
+    # Until handlers are installed, Ctrl-C would interrupt an import with a traceback, or be lost.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from treegen.cli.main import main as run

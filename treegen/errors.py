@@ -1,8 +1,8 @@
-"""Errors that treegen raises on purpose; the message says what is wrong and what to do."""
+"""The errors that treegen raises on purpose; each message says what is wrong and what to do."""
 
 
 class TreegenError(Exception):
-    """Base of every error that is the caller's to mend; the CLI prints it in one line."""
+    """Base of every error that the caller can fix; the CLI prints it in one line."""
 
 
 class InputError(TreegenError, ValueError):
@@ -22,11 +22,11 @@ class ModelError(TreegenError):
 
 
 class CapacityError(TreegenError):
-    """The work needs more key-value memory or context than there is."""
+    """The work needs more key-value memory or context than is available."""
 
 
 class CacheFullError(CapacityError):
-    """The work needs more key-value memory than there is, and could be done with more."""
+    """The work needs more key-value memory than is available; a larger cache would suffice."""
 
 
 class ContextError(CapacityError):
@@ -34,15 +34,15 @@ class ContextError(CapacityError):
 
 
 class BusyError(TreegenError):
-    """Too much is under way to take more now; the same may be asked for again later."""
+    """Too much work is pending to accept more; the same request may succeed later."""
 
 
 class StoppedError(InputError):
-    """What was asked for is not done, because who was asked is closed or about to be."""
+    """The request is not served, because the server or model is closed or about to close."""
 
 
 class TaskError(TreegenError):
-    """The code of a task fails, or gives what no task may."""
+    """The code of a task fails, or returns something that is not allowed."""
 
 
 class RunError(TreegenError):
@@ -54,24 +54,24 @@ class RunInUseError(RunError):
 
 
 class WorkerError(TreegenError):
-    """Workers of a cluster are lost, or a problem breaks them; the rest of the work is kept."""
+    """Workers of a cluster were lost, or a problem crashes them; the rest of the work is kept."""
 
 
 class InternalError(TreegenError):
-    """A mistake of treegen's own, such as a run that cannot go on; please report it."""
+    """A bug in treegen, such as a run that cannot continue; please report it."""
 
 
 class NumericsError(TreegenError):
-    """The model returned logits that are not numbers."""
+    """The model returned logits that are not finite."""
 
 
 class ModelWarning(UserWarning):
-    """The model can be used, but not in all that its files promise."""
+    """The model can be used, but not everything that its files specify is supported."""
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of treegen, for messages.
+    """Return the command that installs an extra of treegen, for messages.
 
-    The name `treegen` belongs to somebody else on PyPI, so no command names it.
+    The name `treegen` belongs to another project on PyPI, so no command uses it.
     """
     return f"pip install '.[{extra}]' in treegen's checkout, or 'WHEEL[{extra}]' for its wheel"

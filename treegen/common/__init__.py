@@ -1,1 +1,1 @@
-"""What any room may use: its nouns, devices, numbers as text, and how handles on a model behave."""
+"""Types and helpers that any package may use: parameters, outputs, devices, files, formatting."""

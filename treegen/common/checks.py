@@ -18,13 +18,20 @@ _T = TypeVar("_T")
 
 
 def check_number(name: str, value: object) -> None:
-    """Raise InputError for what is not a finite number."""
+    """Raise InputError unless the value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
         raise InputError(f"{name} must be a finite number, got {value!r}")
 
 
 def check_int(name: str, value: object, least: int | None = None, most: int | None = None) -> None:
-    """Raise InputError for what is not a whole number, or out of its bounds."""
+    """Raise InputError unless the value is an integer within its bounds.
+
+    Args:
+        name: Name of the value in messages.
+        value: The value.
+        least: Lower bound; None is no bound.
+        most: Upper bound; None is no bound.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name} must be an integer, got {value!r}")
     if least is not None and value < least:
@@ -34,7 +41,7 @@ def check_int(name: str, value: object, least: int | None = None, most: int | No
 
 
 def check_bool(name: str, value: object) -> None:
-    """Raise InputError for what is neither True nor False, such as the word "false"."""
+    """Raise InputError unless the value is True or False; the word "false" is not."""
     if not isinstance(value, bool):
         raise InputError(f"{name} must be True or False, got {value!r}")
 
@@ -43,7 +50,8 @@ def device_name(value: object) -> str:
     """Return the text that names a device.
 
     Args:
-        value: Text, or a `torch.device`. Builds of torch read a bare number differently.
+        value: Text, or a `torch.device`. A bare number is an error, because builds of torch read it
+            differently.
 
     Raises:
         InputError: It is neither.
@@ -57,15 +65,15 @@ def device_name(value: object) -> str:
 
 
 def is_finite(value: float) -> bool:
-    """Return whether a number is finite as a float, which a whole number may be too large for."""
+    """Return whether a number is finite as a float; an integer may be too large for one."""
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number too large for a float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def as_tuple(name: str, values: Any) -> tuple[Any, ...]:
-    """Return what a list has, and nothing for None; raise InputError for what is no list."""
+    """Return the elements of a list as a tuple, () for None; raise InputError for other values."""
     if values is None:
         return ()
     if isinstance(values, bytes) or not isinstance(values, Iterable):
@@ -74,10 +82,10 @@ def as_tuple(name: str, values: Any) -> tuple[Any, ...]:
 
 
 def check_argument_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Make a function raise InputError for an argument of another type than its annotation's.
+    """Make a function raise InputError for an argument whose type does not match its annotation.
 
-    Only types are checked, and elements of lists and tuples; bounds of numbers are the function's
-    own matter. An annotation that names what is imported for type checkers alone is not checked.
+    Only types are checked, also of elements of lists and tuples. The function itself checks bounds
+    of numbers. An annotation whose names are imported only for type checkers is not checked.
 
     Args:
         function: A function, a coroutine function or an `__init__`.
@@ -91,7 +99,7 @@ def check_argument_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def check(args: tuple[Any, ...], given: dict[str, Any]) -> None:
         try:
             bound = signature.bind(*args, **given)
-        except TypeError:  # the function itself says which name is wrong or missing
+        except TypeError:  # the call itself reports which name is wrong or missing
             return
         for name, value in bound.arguments.items():
             if name not in kinds:
@@ -119,10 +127,10 @@ def check_argument_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def checked_class(kind: type[_T]) -> type[_T]:
-    """Make a class, such as a dataclass, check the arguments of its constructor as `checked` does.
+    """Make a class check the arguments of its constructor as `check_argument_types` does.
 
     Args:
-        kind: The class, which is changed.
+        kind: The class, such as a dataclass; it is changed in place.
 
     Returns:
         The class.
@@ -132,7 +140,7 @@ def checked_class(kind: type[_T]) -> type[_T]:
 
 
 def _kind_of(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
-    """Return the type that a parameter's annotation names; Any if it cannot be told."""
+    """Return the type in a parameter's annotation; Any if it cannot be resolved."""
     kind = parameter.annotation
     if parameter.kind is parameter.VAR_KEYWORD or kind is parameter.empty:
         return Any
@@ -158,7 +166,7 @@ def _is_of(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         number = numbers.Integral if kind is int else numbers.Real
         is_number = isinstance(value, number) and not isinstance(value, bool)
-        return is_number and value == value  # NaN is no number
+        return is_number and value == value  # false for NaN
     if origin is abc.Callable:
         return callable(value)
     if origin in (abc.Sequence, abc.Iterable, abc.Collection, tuple, list):

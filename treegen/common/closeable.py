@@ -1,4 +1,4 @@
-"""What a `with` block closes."""
+"""Objects that a `with` block closes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _T = TypeVar("_T")
 
 
 class Closeable(ABC):
-    """Is closed at the end of its `with` block."""
+    """An object that is closed at the end of its `with` block."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it and free what it holds."""
+        """End the object and free what it holds."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,7 +27,7 @@ class Closeable(ABC):
 
 @contextmanager
 def use_context_value(variable: ContextVar[_T], value: _T) -> Iterator[None]:
-    """Give a context variable a value until the end of a `with` block."""
+    """Set a context variable until the end of a `with` block."""
     token = variable.set(value)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Copies between the host and a device that do not make either wait.
+"""Copies between host and device that block neither of them.
 
-From ordinary memory a copy to a GPU may first wait for all that the GPU has to do. From pinned
-memory it is queued like a kernel, and the host goes on.
+A copy from pageable memory to a GPU may first wait for all work queued on the GPU. A copy from
+pinned memory is queued like a kernel, and the host continues.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch import Tensor
 
 
 def use_device(device: torch.device) -> AbstractContextManager[object]:
-    """While open, kernels and events go to this device, which may be another GPU than the first."""
+    """Make a device current inside, so that kernels and events go to the right GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """While open, types are as they are written, although a caller may train with others."""
+    """Disable autocast inside, so that types stay as written in the code."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on a device; on a CPU it may share the array's memory."""
+    """Return the array as a tensor on a device; on a CPU it may share the array's memory."""
     return pin_array(array, device).to(device, non_blocking=True)
 
 
 def to_device_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Arrays as tensors on a device, by one copy, because to queue a copy costs the host time."""
+    """Return arrays as tensors on a device, in one copy, because queueing copies takes time."""
     if device.type == "cpu":
         return [to_device(array, device) for array in arrays]
-    pieces, stops = [np.zeros(8, np.uint8)], []  # a tensor of no bytes could not be viewed
+    pieces, stops = [np.zeros(8, np.uint8)], []  # because an empty tensor cannot be viewed
     stop = 8
     for array in arrays:
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -54,19 +54,23 @@ def to_device_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> 
 
 
 def pin_array(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on the host from which a copy to the device is queued."""
+    """Return the array as a host tensor from which a copy to the device can be queued."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 class StagingBuffer:
-    """Memory from which the host fills tensors of a device, taken in turns.
+    """Pinned memory through which the host fills tensors of a device, used in turns.
 
-    To pin fresh memory for each copy would cost more than the copy.
+    Pinning fresh memory for each copy would cost more than the copy.
     """
 
     def __init__(self, turns: int = 8) -> None:
-        """No memory is taken yet. turns: copies after which memory is used again."""
+        """Create a buffer without memory.
+
+        Args:
+            turns: Number of copies after which memory is reused.
+        """
         self._pieces: list[tuple[Tensor, torch.cuda.Event | None]] = [
             (torch.empty(0, dtype=torch.uint8), None) for _ in range(turns)
         ]
@@ -79,31 +83,40 @@ class StagingBuffer:
         device: torch.device,
         write: Callable[[NDArray[Any]], None],
     ) -> Tensor:
-        """A tensor filled like those of `fill`, copied while the device does what it has to do."""
+        """Return a new tensor, filled as by `fill`; its copy overlaps the device's queued work.
+
+        Args:
+            shape: Shape of the tensor.
+            dtype: Type of the tensor.
+            device: Device of the tensor.
+            write: Sets the values of a flat array of the tensor's type.
+        """
         if device.type != "cuda":
             made = torch.empty(*shape, dtype=dtype, device=device)
             write(made.view(-1).numpy())
             return made
-        main, beside = torch.cuda.current_stream(device), _stream_beside(device)
-        with torch.cuda.stream(beside):
+        main, copy_stream = torch.cuda.current_stream(device), _stream_beside(device)
+        with torch.cuda.stream(copy_stream):
             made = torch.empty(*shape, dtype=dtype, device=device)
             self.fill(made, made.numel(), write)
-        main.wait_stream(beside)
-        made.record_stream(main)  # its memory goes to no other copy before what is queued there
+        main.wait_stream(copy_stream)
+        made.record_stream(main)  # keeps its memory from other copies until `main` has used it
         return made
 
     def fill(self, target: Tensor, num: int, write: Callable[[NDArray[Any]], None]) -> None:
         """Fill the first `num` numbers of a dense tensor, without waiting for the device.
 
         Args:
-            write: Is given an array of so many numbers, of the tensor's type, and sets them.
+            target: The tensor.
+            num: Number of values to fill.
+            write: Sets the values of an array of `num` numbers of the tensor's type.
         """
         on_gpu = target.device.type == "cuda"
         num_bytes = num * target.itemsize
         self._turn = (self._turn + 1) % len(self._pieces)
         piece, event = self._pieces[self._turn]
         if event is not None:
-            event.synchronize()  # long over
+            event.synchronize()  # usually returns at once, because that copy ended long ago
         if len(piece) < num_bytes:
             piece = torch.empty(2 * num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
             event = torch.cuda.Event() if on_gpu else None
@@ -117,19 +130,19 @@ class StagingBuffer:
 
 @functools.cache
 def _stream_beside(device: torch.device) -> torch.cuda.Stream:
-    """The one stream of copies beside a device's work.
+    """Return the one stream for copies that overlap a device's work.
 
-    Memory of a stream is used again for that stream alone. So runs that each had a stream of their
-    own would leave memory behind.
+    Memory of a stream is reused only for that stream. So if each run had its own stream, it would
+    leave memory behind.
     """
     return torch.cuda.Stream(device)
 
 
 class AsyncHostCopy:
-    """Tensors on their way to the host."""
+    """Tensors that are being copied to the host."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Queue the copies behind what the device is doing, one for each piece of memory."""
+        """Queue the copies after the device's queued work, one for each piece of memory."""
         self._event: torch.cuda.Event | None = None
         if tensors[0].device.type != "cuda":
             self._copies = list(tensors)
@@ -139,17 +152,18 @@ class AsyncHostCopy:
         self._event.record()
 
     def wait(self) -> list[NDArray[Any]]:
-        """The tensors as arrays, once they are there."""
+        """Wait for the copies; return the tensors as arrays."""
         if self._event is not None:
             self._event.synchronize()
         return [copy.numpy() for copy in self._copies]
 
 
 def copy_together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Copies of tensors; those that are parts of one piece of memory are copied as one.
+    """Copy tensors; those that share one piece of memory are copied together.
 
     Args:
-        copy: Makes a copy of a tensor of bytes.
+        tensors: The tensors.
+        copy: Copies a tensor of bytes.
     """
     whole: dict[int, Tensor] = {}
     copies = []

@@ -1,7 +1,7 @@
-"""What guesses the next tokens of rows, and what it is told.
+"""The interface of drafters, which propose the next tokens of rows.
 
-A guess never changes a sample. A row draws at each guessed position what it would draw anyway, and
-a guess is accepted only if it is that draw.
+A draft never changes a sample. A row draws at each drafted position what it would draw anyway, and
+a draft token is accepted only if it equals that draw.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 NOTHING = -1
-"""In place of a token where nothing is drafted."""
+"""Fills positions of an array where nothing is drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """A sample under way, as a drafting function gets it.
+    """A sample being decoded, as a drafting function gets it.
 
-    prompt_id: the id of its prompt. sample_index: its number among the samples of the prompt.
+    prompt_id: the id of its prompt.
+    sample_index: its index among the samples of the prompt.
     prompt: the token ids of the prompt; in a search at least the last of them.
     tokens: the token ids that the sample has generated so far.
     """
@@ -34,17 +35,18 @@ class DraftContext:
 
 
 DraftFunction = Callable[[Sequence[DraftContext]], Sequence[Sequence[int]]]
-"""Guesses, for each of some samples, which tokens come next; as many as it likes, or none."""
+"""Proposes the next tokens of each of some samples; any number of tokens, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """The tokens that R rows are thought to draw next, K at most.
+    """The tokens that are proposed for R rows, at most K per row.
 
     tokens_RK: the tokens; NOTHING after the last one of a row.
-    chance_R: how likely the first of each row is to be accepted.
-    kind_R: what they were guessed by; the drafter is told how its guesses of a kind fared.
-    later_R: how likely each further one is, if those before it were; None for as likely.
+    chance_R: probability that the first token of each row is accepted.
+    kind_R: how they were proposed; the drafter is told the acceptance of each kind.
+    later_R: probability that each further token is accepted, if the earlier ones were; None for the
+    same probability as the first.
     """
 
     tokens_RK: Ints
@@ -55,12 +57,14 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """What rows have drawn.
+    """The tokens that R rows have drawn.
 
-    slots: the slots of R rows. request: the number of each row's request.
+    slots: the slots of the rows.
+    request: the number of each row's request.
     sample: the index of each row's sample.
-    count: how many tokens each row had before.
-    tokens_RA: the new tokens; after `num_R` of them the rest is not used.
+    count: the number of tokens that each row had before.
+    tokens_RA: the new tokens; only the first `num_R` of each row are used.
+    num_R: the number of new tokens of each row.
     """
 
     slots: Ints
@@ -72,7 +76,7 @@ class NewTokens:
 
 
 class PromptInfo(Protocol):
-    """A request, as far as a drafter is told: the id and the tokens of its prompt."""
+    """The part of a request that a drafter sees: the id and the tokens of its prompt."""
 
     @property
     def id(self) -> str:
@@ -86,20 +90,36 @@ class PromptInfo(Protocol):
 
 
 class Drafter(Protocol):
-    """Guesses tokens. All arrays are over rows; nothing may be done for a row in Python."""
+    """Proposes tokens. All arrays are over rows; no implementation loops over rows in Python."""
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
-        """Learn what rows have drawn. request_of: gives a request by its number."""
+        """Learn the tokens that rows have drawn.
+
+        Args:
+            new: The new tokens.
+            request_of: Returns a request by its number.
+        """
         ...
 
     def run_deferred(self) -> None:
-        """Do what may wait until the device is busy."""
+        """Do work that may wait until the device is busy."""
         ...
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
-        """Guess the next tokens of rows. room_R: how many of each can be used at most."""
+        """Propose the next tokens of rows.
+
+        Args:
+            slots: The slots of R rows.
+            room_R: Maximum number of tokens that each row can use.
+        """
         ...
 
     def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
-        """How guesses fared: of so many that were verified, so many were accepted."""
+        """Learn how many draft tokens were accepted.
+
+        Args:
+            kind_R: How each row's tokens were proposed.
+            tried_R: Number of tokens that were verified.
+            accepted_R: Number of tokens that were accepted.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Amounts of memory and tables as people write and read them. No torch here."""
+"""Formats sizes and tables for people, and parses sizes. No torch here."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _UNITS = {
 
 
 def parse_bytes(amount: int | str) -> int:
-    """Bytes of an amount such as 2_000_000, "512MiB" or "2 GiB".
+    """Return the bytes of a size such as 2_000_000, "512MiB" or "2 GiB".
 
     Raises:
-        InputError: it is no such amount, or not positive.
+        InputError: It is not such a size, or not positive.
     """
     if isinstance(amount, int) and not isinstance(amount, bool) and amount > 0:
         return amount
@@ -40,7 +40,7 @@ def parse_bytes(amount: int | str) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """A size with the unit that suits it: "512 B", "1.5 KiB", "16.0 GiB"."""
+    """Return a size with a suitable unit: "512 B", "1.5 KiB", "16.0 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
@@ -48,14 +48,14 @@ def format_bytes(size: float) -> str:
     return f"{size:,.1f} TiB"
 
 
-# These are unsafe: C0 but tab and newline, DEL, C1, the characters of Unicode's Bidi_Control
+# Unsafe characters: C0 except tab and newline, DEL, C1, the characters of Unicode's Bidi_Control
 # property, the line and paragraph separators (some terminals and pagers break lines there), and
-# lone surrogates, which no UTF-8 stream can take.
+# lone surrogates, which UTF-8 cannot encode.
 _UNSAFE: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-# What ASCII has of safe characters, by which most texts are known to be safe at once.
+# The safe characters of ASCII, by which most texts are found to be safe at once.
 _SAFE: Final = bytes([9, 10, *range(32, 127)])
 
 
@@ -68,8 +68,8 @@ def safe_text(text: str) -> str:
     r"""Return `text` with every character that could steer a terminal written out, as in \x1b.
 
     Newline and tab stay. The result encodes in UTF-8 and is unchanged by a second call. It may
-    still hold rich markup: print it as `rich.text.TokenText`, or with `markup=False`. Backslashes
-    are not doubled, so it is for reading and cannot be turned back.
+    still contain rich markup: print it as `rich.text.Text`, or with `markup=False`. Backslashes are
+    not doubled, so it is for reading and cannot be converted back.
     """
     if text.isascii() and not text.encode("ascii").translate(None, _SAFE):
         return text
@@ -77,12 +77,18 @@ def safe_text(text: str) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """Return a text that UTF-8 can hold: halves of surrogate pairs become question marks."""
+    """Return a text that UTF-8 can encode: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
-    """Return a table in Markdown. right: the columns to align on the right, as for numbers."""
+    """Return a table in Markdown.
+
+    Args:
+        head: The column headings.
+        rows: The cells of each row.
+        right: Indices of the columns to align on the right, such as numbers.
+    """
     cells = [[one_line(text) for text in row] for row in (head, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
     lines = [
@@ -99,5 +105,5 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
 
 
 def one_line(text: str) -> str:
-    """Return a text as a cell of a Markdown table takes it."""
+    """Return a text as a cell of a Markdown table, in one line."""
     return safe_text(text).replace("\n", " ").replace("|", "\\|")

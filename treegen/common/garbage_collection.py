@@ -1,4 +1,4 @@
-"""Large results are read without a look at them by Python's collector of cycles."""
+"""Pauses Python's garbage collector while large results are read."""
 
 import atexit
 import gc
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Fewer new objects than these are gone through in less time than it takes to count what is frozen.
+# Collecting fewer new objects than this takes less time than counting the frozen ones.
 _MANY: Final = 10_000
 
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Leave cycles of objects where they are meanwhile.
+    """Pause the garbage collector inside.
 
-    What is read of a run is millions of objects without a cycle. The collector would go through all
-    of them each time that they have become a quarter more, which takes a quarter of the time. Nor
-    does it go through them at the end, for they then count as old, if they are many, or when the
-    process ends.
+    Reading a run creates millions of objects without cycles. The collector would traverse all of
+    them each time that their number has grown by a quarter, which takes a quarter of the time. It
+    does not traverse them afterwards either: if they are many, they are moved to the oldest
+    generation, and they are frozen before the process ends.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -35,15 +35,15 @@ def pause_gc() -> Iterator[None]:
 
 @contextmanager
 def freeze_gc() -> Iterator[None]:
-    """Leave the objects that there are now out of collections meanwhile; newer ones are collected.
+    """Exclude the existing objects from collections inside; newer ones are collected.
 
-    So what is made of a large run may have cycles, such as pictures, and they do not pile up.
+    So objects that are made from a large run may have cycles, such as plots, without piling up.
     """
-    mine = not gc.get_freeze_count()  # a program may have frozen its own for good
-    if mine:
+    is_outermost = not gc.get_freeze_count()  # the program may have frozen its objects for good
+    if is_outermost:
         gc.freeze()
     try:
         yield
     finally:
-        if mine:
+        if is_outermost:
             gc.unfreeze()

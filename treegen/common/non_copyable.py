@@ -1,4 +1,4 @@
-"""Objects that live in a model's memory, and so are not copied."""
+"""Objects that live in a model's memory, and therefore are not copied."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from treegen.errors import InputError
 
 
 class NonCopyable:
-    """Copying gives the same object; pickling raises an error that says what to do instead.
+    """An object whose copy is the object itself, and whose pickling raises an error with advice.
 
-    Libraries that copy their states, such as controllers of searches, may have nodes in them. A
-    real copy of a node would copy its session, its cache and its model. A node, unlike the others,
-    is pickled by its key.
+    Libraries that copy their states, such as controllers of searches, may store nodes in them. A
+    real copy of a node would copy its session, its cache and its model. Nodes are the exception:
+    they are pickled by their keys.
     """
 
     __slots__ = ()

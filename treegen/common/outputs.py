@@ -1,4 +1,4 @@
-"""What sampling returns: completions, scores, and an account of the work. No torch here."""
+"""Results of sampling: completions, scores, status and usage. No torch here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length", "confidence", "error"]
 OWN_KEYS: Final = "own keys"
-"""The name of the last level of a decode step, which each row reads for itself."""
+"""Name of the last level of a decode step, which each row reads separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Where the reasoning of a sample ends, and its answer begins.
+    """The reasoning in a sample, which comes before its answer.
 
-    num_tokens: tokens of the thinking, both tags included.
-    end: characters of the sample's text that are thinking, tags included.
-    is_closed: whether it came to its end; else there is no answer.
-    is_forced: whether it was closed because its budget (`max_thinking_tokens`) was used up.
+    num_tokens: number of tokens of the reasoning, including both tags.
+    end: number of characters of the sample's text that are reasoning, including the tags.
+    is_closed: whether the reasoning ended; otherwise there is no answer.
+    is_forced: whether it was ended because its budget (`max_thinking_tokens`) was used up.
     """
 
     num_tokens: int
@@ -31,22 +31,23 @@ class Thinking:
 
 
 def answer_after(text: str, thinking: Thinking | None) -> str:
-    """The part of a sample's text that is its answer; empty if the thinking never ended."""
+    """Return the answer in a sample's text; empty if the reasoning never ended."""
     return text if thinking is None else text[thinking.end :].lstrip("\n")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopLogprobs:
-    """The likeliest tokens in the place of each of some tokens.
+    """The likeliest tokens at each of N positions.
 
-    tokens: int32 [N, K], the likeliest first. logprobs: float32 [N, K], natural logarithms.
+    tokens: int32 [N, K], the likeliest first.
+    logprobs: float32 [N, K], natural logarithms.
     """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
 
     def pairs(self) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """(token id, logprob) pairs for each token, as `Completion.top_logprobs` has them."""
+        """Return (token id, logprob) pairs for each position, as in `Completion.top_logprobs`."""
         rows = zip(self.tokens.tolist(), self.logprobs.tolist(), strict=True)
         return tuple(tuple(zip(*row, strict=True)) for row in rows)
 
@@ -56,9 +57,9 @@ class Score:
     """Log-likelihood of one continuation given its context.
 
     tokens: the token ids of the continuation.
-    logprobs: the natural-log probability of each.
+    logprobs: the natural-log probability of each token.
     is_greedy: whether every token is the model's likeliest.
-    top: the likeliest tokens in the place of each, if they were asked for.
+    top: the likeliest tokens at each position, if requested.
     """
 
     tokens: tuple[int, ...]
@@ -77,24 +78,24 @@ class Completion:
     """One finished sample.
 
     prompt_id: the id of its prompt.
-    sample_index: its number among the samples of the prompt, from 0.
+    sample_index: its index among the samples of the prompt, from 0.
     seed: the seed of its draws. It follows from the seed of the run, the prompt's id (or tokens, if
-    it has no id) and the number of samples of the prompt before this one.
-    text: what was generated, cut before the stop string and without special tokens.
-    tokens: all generated token ids, those of the stop included.
+    it has no id) and the number of earlier samples of the prompt.
+    text: the generated text, cut before the stop string and without special tokens.
+    tokens: all generated token ids, including those of the stop.
     logprobs: natural-log probability of each token under the model, before temperature, unless
-    `SamplingParams.logprobs_mode` asks for that of the draw.
+    `SamplingParams.logprobs_mode` requests that of the sampled distribution.
     finish_reason: "stop" (a stop string, a stop token or end of sequence), "length", "confidence"
-    (it became less confident than `SamplingParams.min_confidence`), or "error" (its structure, such
-    as a grammar, allows no further token or is too much for llguidance; a warning says why).
+    (its confidence fell below `SamplingParams.min_confidence`), or "error" (its structure, such as
+    a grammar, allows no further token or is too much for llguidance; a warning says why).
     stop: the stop string or the stop token id that ended it; None for other reasons. A stop string
     that is a special token is given as the string, the model's own end of sequence as its id.
-    top_logprobs: for each token the likeliest (token id, logprob) pairs, if asked for.
-    confidences: the confidence at each token, if asked for; see `SamplingParams.confidence`.
-    certainties: the self-certainty at each token, if asked for.
-    thinking: where the thinking in it ends, if it has one and `reasoning_tags` tell.
-    prompt_logprobs: those of the prompt's tokens but the first, if `SamplingParams.prompt_logprobs`
-    asks for them. All samples of a prompt have the same object.
+    top_logprobs: for each token the likeliest (token id, logprob) pairs, if requested.
+    confidences: the confidence at each token, if requested; see `SamplingParams.confidence`.
+    certainties: the self-certainty at each token, if requested.
+    thinking: the reasoning in it, if it has some and `reasoning_tags` is set.
+    prompt_logprobs: log-probabilities of the prompt's tokens except the first, if requested by
+    `SamplingParams.prompt_logprobs`. All samples of a prompt share one object.
     """
 
     prompt_id: str
@@ -113,7 +114,7 @@ class Completion:
 
     @property
     def answer(self) -> str:
-        """The text after the thinking; empty if the thinking never ended."""
+        """The text after the reasoning; empty if the reasoning never ended."""
         return answer_after(self.text, self.thinking)
 
     @property
@@ -123,22 +124,22 @@ class Completion:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens, by vLLM's name."""
+        """The tokens, under vLLM's name."""
         return self.tokens
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens, those of the stop included."""
+        """Number of generated tokens, including those of the stop."""
         return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is under way now.
+    """The current load.
 
-    rows: samples that are being decoded.
-    pages: pages in use.
-    num_pages: pages of the cache.
+    rows: number of samples being decoded.
+    pages: number of pages in use.
+    num_pages: number of pages of the cache.
     """
 
     rows: int
@@ -148,10 +149,16 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker of a cluster now.
+    """The current state of one worker of a cluster.
 
-    where: its machine. tokens: decoded in this run. tokens_per_second: of late. deaths: how often
-    its process was lost.
+    name: its name.
+    where: its machine.
+    tokens: number of tokens decoded in this run.
+    tokens_per_second: its recent speed.
+    rows: number of samples being decoded.
+    pages: number of pages in use.
+    num_pages: number of pages of its cache.
+    deaths: how often its process was lost.
     """
 
     name: str
@@ -172,12 +179,12 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class LevelRows:
-    """One level of the tree at work now.
+    """One level of the tree that is being sampled now.
 
-    depth: segments above it, from 0.
-    segments: the segments of this depth that have rows below them.
-    rows: those rows.
-    kept: those of the rows whose segment of this depth is kept.
+    depth: number of segments above it, from 0.
+    segments: number of segments of this depth that have rows below them.
+    rows: number of these rows.
+    kept: number of these rows whose segment of this depth is kept.
     """
 
     depth: int
@@ -193,23 +200,23 @@ class Usage:
     prompt_tokens_computed: prompt tokens that went through the model.
     prompt_tokens_reused: prompt tokens whose keys and values were kept from an earlier call.
     prompt_tokens_unshared: prompt tokens if each sample had computed its own prompt.
-    images_encoded: images that went through the model's tower.
+    images_encoded: images that went through the model's vision tower.
     decoded_tokens: generated tokens of finished and live samples.
-    drafted_tokens, accepted_tokens: tokens that were guessed, and those of them that were drawn.
-    recomputed_tokens: tokens that were computed again after their pages had been taken away.
-    prefill_steps, decode_steps: passes of each kind.
+    drafted_tokens, accepted_tokens: draft tokens, and the number of them that were accepted.
+    recomputed_tokens: tokens that were computed again after their pages had been freed.
+    prefill_steps, decode_steps: number of passes of each kind.
     preemptions: how often a row lost its pages to other rows.
-    peak_rows, peak_pages: most rows and pages that were in use at a time.
-    num_pages, page_size: pages of the cache, and tokens of a page.
+    peak_rows, peak_pages: maximum number of rows and pages in use at a time.
+    num_pages, page_size: number of pages of the cache, and tokens per page.
     key_tokens_read: keys that decode steps read in each layer.
     key_tokens_unshared: keys that they would have read if each row read its whole context.
-    seconds, prefill_seconds, decode_seconds: time in all, and of each kind of pass.
+    seconds, prefill_seconds, decode_seconds: time in total, and of each kind of pass.
     impl: the attention implementation.
-    kernels: for each level, in how many decode steps which kernel read it. "level 0" is nearest the
-    root. The last level is "own keys", which each row reads for itself.
-    eager_because: why decode steps were not replayed as CUDA graphs; empty where they were, where
-    they were not wanted, and on a CPU.
-    uncompiled_because: why layers ran uncompiled, likewise.
+    kernels: for each level, the number of decode steps by kernel that read it. "level 0" is nearest
+    the root. The last level is "own keys", which each row reads separately.
+    eager_because: why decode steps were not replayed as CUDA graphs; empty if they were, if graphs
+    were turned off, and on a CPU.
+    uncompiled_because: why layers ran uncompiled; empty in the same cases.
     """
 
     prompt_tokens_computed: int = 0
@@ -239,17 +246,21 @@ class Usage:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoded tokens over the whole run's time, prefill included."""
+        """Decoded tokens per second of the whole run, including prefill."""
         return self.decoded_tokens / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a row draws in a pass on average: 1 without guesses that were accepted."""
+        """Mean number of tokens that a row draws in a pass: 1 without accepted draft tokens."""
         passes = self.decoded_tokens - self.accepted_tokens
         return self.decoded_tokens / passes if passes > 0 else 1.0
 
     def count_kernels(self, names: Sequence[str]) -> None:
-        """Count a decode step. names: the kernel of each level, from the root to the rows' own."""
+        """Count a decode step.
+
+        Args:
+            names: The kernel of each level, from the root to the rows' own keys.
+        """
         last = len(names) - 1
         for place, name in enumerate(names):
             steps = self.kernels.setdefault(f"level {place}" if place < last else OWN_KEYS, {})
@@ -257,5 +268,5 @@ class Usage:
 
 
 def in_order(levels: Iterable[str]) -> list[str]:
-    """Names of levels as `Usage.kernels` has them, from the root to the rows' own keys."""
+    """Return names of levels as in `Usage.kernels`, sorted from the root to the rows' own keys."""
     return sorted(levels, key=lambda level: (level == OWN_KEYS, len(level), level))

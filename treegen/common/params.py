@@ -1,4 +1,4 @@
-"""How to sample: the parameters of one request, checked when they are made. No torch here."""
+"""Sampling parameters of one request, checked when they are made. No torch here."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_TEMPERATURE = 1e4
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_REPETITION = 1e4
-# What a sample must be; at most one of them is given.
+# Parameters that give a sample a structure; at most one of them may be given.
 STRUCTURES = ("json_schema", "regex", "grammar", "choice")
-# By which a draw depends on the tokens before it, and the values that change nothing.
+# Parameters that make a draw depend on earlier tokens, with the values that change nothing.
 PENALTIES: Mapping[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -31,14 +31,14 @@ PENALTIES: Mapping[str, Any] = {
     "no_repeat_ngram_size": 0,
     "bad_words": (),
 }
-MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
+MAX_COUNT = 2**31 - 1  # larger numbers of tokens have no use, and overflow
 
 
 _Kind = TypeVar("_Kind", bound=type)
 
 
 def _reject_unknown_arguments(kind: _Kind) -> _Kind:
-    """Let a dataclass refuse an unknown argument as treegen does, and not by a TypeError."""
+    """Make a dataclass raise InputError for an unknown argument, instead of TypeError."""
     init: Callable[..., None] = kind.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
@@ -69,66 +69,69 @@ class SamplingParams:
 
     The order of operations is logit_bias and min_tokens, repetition_penalty, frequency_penalty,
     presence_penalty, no_repeat_ngram_size and bad_words, temperature, min_p, top_k, top_p (each
-    filter on what the one before it left, renormalised), then one draw.
+    filter applies to what the previous one left, renormalised), then one draw.
 
     temperature: 0 is greedy decoding; then all samples of a prompt are one decode.
-    top_p: keep the fewest most likely tokens whose probability reaches this, in (0, 1].
+    top_p: keep the fewest most likely tokens whose probabilities sum to at least this, in (0, 1].
     top_k: keep this many most likely tokens; 0 keeps all.
     min_p: keep tokens at least this fraction as likely as the likeliest, in [0, 1].
-    max_tokens: generated tokens at most, the stop token included.
-    min_tokens: generated tokens before a stop token may be drawn or a stop string may end.
-    stop: strings that end a sample. They may span tokens, and are cut from its text. A string that
-    is a special token of the tokenizer stops at that token.
-    stop_token_ids: token ids that end a sample, besides the model's own end-of-sequence ids.
-    ignore_eos: go on after the model's end-of-sequence ids.
+    max_tokens: maximum number of generated tokens, including the stop token.
+    min_tokens: number of generated tokens before which no stop token is drawn and no stop string
+    ends the sample.
+    stop: strings that end a sample. They may span tokens, and are cut from the sample's text. A
+    string that is a special token of the tokenizer stops at that token.
+    stop_token_ids: token ids that end a sample, in addition to the model's end-of-sequence ids.
+    ignore_eos: whether to continue after the model's end-of-sequence ids.
     seed: decides every draw, together with the prompt's name and the sample's index. None is 0,
-    with one difference: a prompt without a name then gets further samples in each further call;
-    see `LLM.generate`.
-    logprobs: how many likeliest alternatives to report per token.
-    prompt_logprobs: report the log-probabilities of the prompt's tokens too, with so many likeliest
-    alternatives; None does not. Searches do not report them.
-    confidence: report the confidence at each token: minus the mean log-probability of so many
-    likeliest tokens, as in DeepConf, where it is 20. 0 reports none.
-    min_confidence: end a sample once its last `confidence_window` tokens have a lower mean
-    confidence; its finish reason is "confidence". None never does.
-    confidence_window: how many tokens that is. A shorter sample goes on.
+    with one difference: a prompt without a name then gets further samples in each further call; see
+    `LLM.generate`.
+    logprobs: number of likeliest alternatives to report per token.
+    prompt_logprobs: report the log-probabilities of the prompt's tokens too, with this many
+    likeliest alternatives; None does not. Searches do not report them.
+    confidence: report the confidence at each token: minus the mean log-probability of this many
+    likeliest tokens, as in DeepConf, which uses 20. 0 reports none.
+    min_confidence: end a sample once the mean confidence of its last `confidence_window` tokens is
+    lower than this; its finish reason is "confidence". None never does.
+    confidence_window: number of tokens of this mean. A sample with fewer tokens is not ended.
     self_certainty: report at each token how far the model's distribution is from the uniform one:
-    the Kullback-Leibler divergence of the distribution from it, in nats.
-    logprobs_mode: of which distribution log-probabilities are: "raw_logprobs" of the model's own,
-    "processed_logprobs" of the one that is drawn from, after temperature, biases and filters.
-    n: samples per prompt, for flat prompts (`LLM.generate`); trees say it per node.
-    include_stop: leave the stop string, or the text of the stop token, in the text. It may be
-    given as include_stop_str_in_output too, which is vLLM's name for it.
-    logit_bias: token id -> what is added to its logit, from -100 (practically never drawn) to 100.
-    presence_penalty: subtracted from the logit of each token that the sample has, from -2 to 2.
-    frequency_penalty: subtracted from the logit of a token once for each time that the sample has
-    it, from -2 to 2. In a search both count what was drawn on the way to a node as the sample's.
-    repetition_penalty: the logit of each token that the prompt or the sample has is divided by it
-    if positive, and multiplied if negative, as in transformers; above 0, and 1 changes nothing.
-    no_repeat_ngram_size: never draw a token that makes a sequence of so many tokens which the
-    prompt or the sample has already, as in transformers; 0 allows all.
-    bad_words: strings that a sample may not have, as the tokens that the tokenizer makes of them at
-    the start of a text and after a space; of space alone, such as a newline, as it is. Where it and
-    no_repeat_ngram_size allow no token, they allow all.
+    their Kullback-Leibler divergence, in nats.
+    logprobs_mode: "raw_logprobs" reports log-probabilities of the model's own distribution,
+    "processed_logprobs" those of the sampled one, after temperature, biases and filters.
+    n: samples per prompt, for flat prompts (`LLM.generate`); trees give it per node.
+    include_stop: keep the stop string, or the text of the stop token, in the text. vLLM's name
+    include_stop_str_in_output is accepted too.
+    logit_bias: token id -> number added to its logit, from -100 (practically never drawn) to 100.
+    presence_penalty: subtracted from the logit of each token that the sample contains, from -2 to
+    2.
+    frequency_penalty: subtracted from a token's logit once for each time that the sample contains
+    it, from -2 to 2. In a search both penalties count the tokens generated on the path to a node as
+    the sample's.
+    repetition_penalty: divides the logit of each token of the prompt or the sample if the logit is
+    positive, and multiplies it if negative, as in transformers. Above 0; 1 changes nothing.
+    no_repeat_ngram_size: never draw a token that completes a sequence of this many tokens which the
+    prompt or the sample already contains, as in transformers; 0 allows all.
+    bad_words: strings that a sample may not contain, as tokenized at the start of a text and after
+    a space; strings of whitespace alone, such as a newline, only as tokenized without a space.
+    Where bad_words and no_repeat_ngram_size exclude every token, they exclude none.
     json_schema: a sample must be JSON of this schema: a mapping, JSON as text, or a pydantic model.
     regex: a sample must match this regular expression, from its first character to its last.
     grammar: a sample must be a text of this grammar, in Lark's or GBNF's form.
-    choice: a sample must be one of these texts. One of these four at most. Each draw is from the
-    tokens that may come next, renormalised; where only one text can come next, it is spelled as the
-    tokenizer spells it. A sample ends where it may end and draws that, and at max_tokens in any
-    case. If a sample reasons first, the grammar begins after its reasoning. Needs the extra
-    "structured".
-    max_thinking_tokens: most reasoning tokens, the opening tag not counted; 0 turns reasoning
-    off. A sample that still reasons then gets the tokens of `thinking_end`, and goes on with its
-    answer. These tokens count as generated ones, with the model's log-probabilities.
+    choice: a sample must be one of these texts. At most one of json_schema, regex, grammar and
+    choice may be given. Each draw is from the tokens that may come next, renormalised; where only
+    one text can come next, its tokens are those of the tokenizer. A sample ends where it may end
+    and draws the end, and always at max_tokens. If a sample reasons first, the grammar starts after
+    its reasoning. Needs the extra "structured".
+    max_thinking_tokens: maximum number of reasoning tokens, not counting the opening tag; 0 turns
+    reasoning off. A sample that still reasons then gets the tokens of `thinking_end`, and continues
+    with its answer. These tokens count as generated tokens, with the model's log-probabilities.
     reasoning_tags: the tags before and after the reasoning, such as ("<think>", "</think>"), by
     which `Completion.thinking` separates reasoning and answer; "auto" takes the known tags of the
-    tokenizer or the chat template. With a budget None is "auto".
-    thinking_end: the text that ends the reasoning when its budget is used up; by default a
-    newline, the closing tag and two newlines.
+    tokenizer or the chat template. With max_thinking_tokens, None is "auto".
+    thinking_end: the text that ends the reasoning when its budget is used up; by default a newline,
+    the closing tag and two newlines.
 
     Raises:
-        InputError: a value is out of range or not supported.
+        InputError: A value is out of range or not supported.
     """
 
     temperature: float = 1.0
@@ -274,10 +277,10 @@ class SamplingParams:
                 raise InputError(f"bad_words must be text that is not empty, got {word!r}")
 
     def _check_structure(self) -> None:
-        given = [name for name in STRUCTURES if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise InputError(f"{' and '.join(given)} cannot go together; give one of them")
-        if not given:
+        names = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(names) > 1:
+            raise InputError(f"{' and '.join(names)} cannot go together; give one of them")
+        if not names:
             return
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
@@ -293,7 +296,7 @@ class SamplingParams:
                 raise InputError(f"choice must be texts that are not empty, got {self.choice!r}")
         if self.ignore_eos or self.min_tokens:
             raise InputError(
-                f"{given[0]} says where a sample ends; leave out ignore_eos and min_tokens"
+                f"{names[0]} says where a sample ends; leave out ignore_eos and min_tokens"
             )
 
     def _check_thinking(self) -> None:
@@ -319,14 +322,14 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, llm: Any, **others: Any) -> SamplingParams:
-        """Return what the checkpoint of an LLM recommends in its generation_config.json.
+        """Return the sampling parameters that the checkpoint's generation_config.json recommends.
 
         Args:
             llm: An LLM, AsyncLLM or Cluster.
-            others: Further parameters, such as max_tokens or n; they replace what is recommended.
+            **others: Further parameters, such as max_tokens or n; they replace recommended ones.
 
         Raises:
-            InputError: the checkpoint recommends nothing, or a value cannot be used.
+            InputError: The checkpoint recommends nothing, or a value cannot be used.
         """
         spec = getattr(llm, "spec", None) or llm.llm.spec
         if not spec.recommended:
@@ -343,7 +346,7 @@ class SamplingParams:
 
     @property
     def drawing(self) -> tuple[object, ...]:
-        """Return the parameters by which rows are drawn and ended.
+        """Parameters that decide how rows are drawn and ended.
 
         `n` and `max_tokens` are not among them, because each request has its own.
         """
@@ -379,7 +382,7 @@ class SamplingParams:
 
     @property
     def reports_processed(self) -> bool:
-        """Whether log-probabilities are of another distribution than the model's own."""
+        """Whether reported log-probabilities differ from the model's own distribution."""
         changes = (self.top_p, self.top_k, self.min_p, self.temperature or 1, self.min_tokens)
         same = changes == (1, 0, 0, 1, 0) and not self.biases and not self.looks_back
         same = same and self.structure is None
@@ -387,7 +390,7 @@ class SamplingParams:
 
     @property
     def structure(self) -> tuple[str, str] | None:
-        """Which of STRUCTURES a sample must have, and that as text; None if any text will do."""
+        """The name in STRUCTURES and its value as text; None if a sample may be any text."""
         for name in STRUCTURES:
             value = getattr(self, name)
             if value is not None:
@@ -396,14 +399,14 @@ class SamplingParams:
 
     @property
     def looks_back(self) -> bool:
-        """Whether a draw depends on the tokens before it, by more than the model."""
+        """Whether penalties make a draw depend on earlier tokens, in addition to the model."""
         return bool(self.penalties)
 
     @property
     def penalties(self) -> dict[str, Any]:
-        """Those of PENALTIES that change something, by name."""
-        given = {name: getattr(self, name) for name in PENALTIES}
-        return {name: value for name, value in given.items() if value != PENALTIES[name]}
+        """The parameters of PENALTIES that change something, by name."""
+        values = {name: getattr(self, name) for name in PENALTIES}
+        return {name: value for name, value in values.items() if value != PENALTIES[name]}
 
     @property
     def banned(self) -> tuple[str, ...]:
@@ -412,13 +415,13 @@ class SamplingParams:
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """The (token id, number) pairs of logit_bias, by token."""
+        """The (token id, number) pairs of logit_bias, sorted by token id."""
         return tuple(sorted((self.logit_bias or {}).items()))
 
 
 def _schema_text(schema: Any) -> str:
-    """A JSON schema as text; InputError for what is none."""
-    if hasattr(schema, "model_json_schema"):  # a model of pydantic's
+    """Return a JSON schema as text; raises InputError if it is not one."""
+    if hasattr(schema, "model_json_schema"):  # a pydantic model
         schema = schema.model_json_schema()
     try:
         if isinstance(schema, str):
@@ -438,7 +441,7 @@ Params = SamplingParams | Mapping[str, Any]
 
 
 def check_params(params: Params | None) -> SamplingParams:
-    """The parameters that are given, or the usual ones; InputError for anything else."""
+    """Return the given sampling parameters, or the defaults; raises InputError for other types."""
     if isinstance(params, Mapping):
         _check_names(params)
         return SamplingParams(**params)
@@ -450,10 +453,10 @@ def check_params(params: Params | None) -> SamplingParams:
 
 
 def check_tree_params(params: Params | None) -> SamplingParams:
-    """The parameters of trees and searches, which say themselves how many samples they take.
+    """Return the parameters of trees and searches, which give the number of samples themselves.
 
     Raises:
-        InputError: they are none, or have an n.
+        InputError: They are no sampling parameters, or have an n.
     """
     params = check_params(params)
     if params.n != 1:

@@ -1,4 +1,4 @@
-"""A bar that shows how far a call is, by tqdm: in a notebook as a widget, else on stderr."""
+"""A progress bar by tqdm: a widget in a notebook, otherwise text on stderr."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ _Item = TypeVar("_Item")
 def show_progress(
     items: Iterable[_Item], total: int, progress: bool | None, unit: str = "samples"
 ) -> Iterator[_Item]:
-    """Yield items, and show how many of them have come.
+    """Yield items, and show how many of them have arrived.
 
     Args:
-        total: How many will.
-        progress: Whether to show it; None does so in a notebook.
+        items: The items.
+        total: Number of items to expect.
+        progress: Whether to show a bar; None shows one in a notebook only.
+        unit: Name of the items.
     """
     if not (in_notebook() if progress is None else progress):
         return iter(items)
     from tqdm.auto import tqdm
 
-    found: Iterator[_Item] = iter(tqdm(items, total=total, unit=f" {unit}"))
-    return found
+    bar: Iterator[_Item] = iter(tqdm(items, total=total, unit=f" {unit}"))
+    return bar
 
 
 def check_progress(progress: object) -> None:
-    """Raise InputError for what says neither to show a bar nor to show none."""
+    """Raise InputError unless this is True, False or None."""
     if progress is not None and not isinstance(progress, bool):
         raise InputError(f"progress must be True, False or None, got {progress!r:.60}")
 
 
 def in_notebook() -> bool:
-    """Return whether this is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     kernel = sys.modules.get("IPython")
     shell = kernel.get_ipython() if kernel is not None else None
     return shell is not None and hasattr(shell, "kernel")

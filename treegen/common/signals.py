@@ -1,4 +1,4 @@
-"""The first of some signals asks a loop to stop; the second ends the process."""
+"""Signal handling: the first of some signals asks a loop to stop, the second ends the process."""
 
 import os
 import re
@@ -10,41 +10,40 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-# Ctrl-C, what `kill` sends, and a terminal that was closed.
+# Sent by Ctrl-C, by `kill`, and when a terminal is closed.
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _RACE: Final = re.compile(r"Signal (\d+) ignored due to race condition")
 
 
 def second_signal_handler(signum: int) -> signal.Handlers:
-    """Return what a second signal does, for `signal.signal`: it ends the process.
+    """Return the handler for a second signal, for `signal.signal`: it ends the process.
 
-    But SIGHUP does nothing any more. For a terminal that is closed sends two of them: one by way of
-    the shell, and one when the shell has ended.
+    A second SIGHUP is ignored, because a closed terminal sends two: one through the shell, and one
+    when the shell has ended.
     """
     return signal.SIG_IGN if signum == signal.SIGHUP else signal.SIG_DFL
 
 
 def expect_second() -> None:
-    """Let a second signal that came together with the first do what `second_signal_handler` says.
+    """Apply `second_signal_handler` to a second signal that arrived together with the first.
 
-    Python finds it among those to handle once it has no handler any more, and tells of that race
-    with a traceback.
+    Python finds no handler for such a signal any more, and reports that race with a traceback.
     """
     before = sys.unraisablehook
 
     def hook(told: "sys.UnraisableHookArgs") -> None:
-        found = _RACE.match(str(told.exc_value))
-        if found is None:
+        match = _RACE.match(str(told.exc_value))
+        if match is None:
             before(told)
-        elif signal.getsignal(int(found[1])) is signal.SIG_DFL:
-            os.kill(os.getpid(), int(found[1]))
+        elif signal.getsignal(int(match[1])) is signal.SIG_DFL:
+            os.kill(os.getpid(), int(match[1]))
 
     sys.unraisablehook = hook
 
 
 class StopFlag:
-    """The signal that asked the process to stop, or None. Loops call it to poll."""
+    """The signal that asked the process to stop, or None. Loops call the flag to poll it."""
 
     __slots__ = ("_signum",)
 
@@ -52,30 +51,30 @@ class StopFlag:
         self._signum: int | None = None
 
     def __call__(self) -> int | None:
-        """Return the number of the first signal that came; None while none has."""
+        """Return the number of the first signal that arrived; None if none has."""
         return self._signum
 
     def set(self, signum: int) -> None:
-        """Note `signum`, unless one is noted already."""
+        """Record `signum`, unless a signal is recorded already."""
         if self._signum is None:
             self._signum = signum
 
 
 @contextmanager
 def graceful_signals() -> Iterator[StopFlag]:
-    """Yield a flag that the first of `SIGNALS` sets; a second one ends the process
-    (`second_signal_handler`).
+    """Yield a flag that the first of `SIGNALS` sets; a second one ends the process.
 
-    At the end the previous handlers are put back, and the flag keeps its value. A signal that the
-    process was started to ignore (nohup, a background job) stays ignored. Outside the main thread,
-    where Python allows no handlers, nothing is installed and the flag is never set.
+    What the second signal does is set by `second_signal_handler`. At the end the previous handlers
+    are restored, and the flag keeps its value. A signal that the process was started to ignore
+    (nohup, a background job) stays ignored. Outside the main thread, where Python allows no
+    handlers, nothing is installed and the flag is never set.
     """
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    # getsignal gives None for a handler that was not installed from Python. It could not be put
-    # back, so it stays.
+    # getsignal returns None for a handler that was not installed from Python. It could not be
+    # restored, so it is not replaced.
     previous = {
         s: handler
         for s in SIGNALS

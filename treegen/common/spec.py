@@ -1,4 +1,4 @@
-"""The shape of a model: what a plan and a cache need to know of it. No torch here."""
+"""The shape of a model: what plans and caches need to know about it. No torch here."""
 
 import math
 import warnings
@@ -11,15 +11,16 @@ from treegen.errors import ModelWarning
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """Keys and values of which a token keeps a latent (multi-head latent attention, DeepSeek-V2).
+    """Shape of keys and values in multi-head latent attention (MLA, DeepSeek-V2).
 
-    Each head makes its key and its value of the latent by a product. The last numbers of a key are
-    rotated, and the same for all heads.
+    The cache keeps one latent per token, from which each head derives its key and its value by a
+    product. The last numbers of a key are rotated, and the same for all heads.
 
-    heads: query heads, and as many heads of keys and values.
-    rank: numbers of a latent.
-    rope: rotated numbers, which are kept behind it.
-    nope: numbers of a head's key that are made of the latent; v_dim: those of its value.
+    heads: number of query heads, which is also the number of key and value heads.
+    rank: numbers per latent.
+    rope: rotated numbers per token, which are stored after the latent.
+    nope: numbers of a head's key that are derived from the latent.
+    v_dim: numbers of a head's value.
     """
 
     heads: int
@@ -30,7 +31,7 @@ class LatentSpec:
 
     @property
     def kept(self) -> int:
-        """Numbers that are kept of a token."""
+        """Numbers stored per token."""
         return self.rank + self.rope
 
     @property
@@ -40,15 +41,15 @@ class LatentSpec:
 
     @property
     def expanded(self) -> int:
-        """Numbers in the keys and values of all heads, which are made of one token's latent."""
+        """Numbers in the keys and values of all heads, derived from one token's latent."""
         return self.heads * (self.k_dim + self.v_dim)
 
     def copy_pages(self, kept_size: int, size: int) -> int:
-        """Pages that the keys and values of all heads take, for each page of tokens.
+        """Return the number of pages for expanded keys and values per page of tokens.
 
         Args:
             kept_size: Bytes of a number in a page.
-            size: Bytes of a number of these keys and values.
+            size: Bytes of a number of the expanded keys and values.
         """
         pages = -(-self.expanded * size // (self.kept * kept_size))
         while pages * self.kept * kept_size % size:
@@ -58,14 +59,14 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The keys and values of one attention layer.
+    """Shape of the keys and values of one attention layer.
 
-    kv_heads: key heads, and as many value heads.
+    kv_heads: number of key heads, which is also the number of value heads.
     k_dim, v_dim: numbers in one head's key and value.
-    shared_with: an earlier layer whose keys and values this one uses as they are. Such a layer
+    shared_with: index of an earlier layer whose keys and values this layer reuses. Such a layer
     needs no memory of its own.
-    latent: how they are made of latents. Then one head is kept, and its value is the first v_dim
-    numbers of its key: the latent. None if keys and values are kept as they are.
+    latent: how keys and values are derived from latents; None if they are stored themselves. With
+    latents, one head is stored, and its value is the first v_dim numbers of its key, the latent.
     """
 
     kv_heads: int
@@ -76,7 +77,7 @@ class LayerSpec:
 
     @property
     def numbers(self) -> int:
-        """Numbers that are kept of a token, if the layer needs memory of its own."""
+        """Numbers stored per token, if the layer needs memory of its own."""
         return self.kv_heads * (self.k_dim + (0 if self.latent is not None else self.v_dim))
 
     @property
@@ -87,14 +88,14 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """One tensor of the state that a recurrent layer keeps of a sequence.
+    """One tensor of the state that a recurrent layer keeps per sequence.
 
-    kind: what it is to the layer: "conv", "recurrent" or "linear".
-    index: which of that kind.
+    kind: its kind in the layer: "conv", "recurrent" or "linear".
+    index: its index among the tensors of that kind.
     shape: its shape for one sequence.
-    dtype: its type by torch's name.
-    itemsize: bytes of one number.
-    is_stepwise: whether the layer goes on from it by one token at a time only.
+    dtype: name of its torch type.
+    itemsize: bytes per number.
+    is_stepwise: whether the layer can continue from it only one token at a time.
     """
 
     kind: str
@@ -112,17 +113,18 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSpec:
-    """What a recurrent layer takes to list updates of a state without making them.
+    """Sizes of update lists, which keep updates of a recurrent layer's state to apply later.
 
-    Rows that start from one state need no state of their own for a while: each keeps a list of its
-    updates, a key and a value of each token. Lists lie in pages. A slot for states can be cut into
-    `pages` of them, each with room for `page_tokens` updates.
+    Rows that start from one shared state need no state of their own for a while: each keeps a list
+    of its updates, with a key and a value per token. Lists are stored in pages. A state slot can be
+    cut into `pages` pages, each with room for `page_tokens` updates.
 
     k_heads: heads of keys and queries; each serves v_heads / k_heads heads of values.
+    v_heads: heads of values.
     k_dim, v_dim: numbers in a key and in a value.
-    itemsize: bytes of one number of a list.
-    corrects: whether a value is corrected by what the state holds under its key. The gated delta
-    rule does so, Mamba2 does not.
+    itemsize: bytes per number of a list.
+    corrects: whether a value is corrected by what the state holds under its key, as in the gated
+    delta rule, but not in Mamba2.
     """
 
     k_heads: int
@@ -139,7 +141,7 @@ class DeltaSpec:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a state of float32 in one layer."""
+        """Bytes of a float32 state in one layer."""
         return 4 * self.v_heads * self.k_dim * self.v_dim
 
     @property
@@ -149,7 +151,7 @@ class DeltaSpec:
 
     @property
     def pages(self) -> int:
-        """Pages that a slot can be cut into."""
+        """Number of pages that a state slot can be cut into."""
         for pages in (16, 8, 4, 2):
             if self._tokens_of(pages) >= _FEWEST_UPDATES:
                 return pages
@@ -157,7 +159,7 @@ class DeltaSpec:
 
     @property
     def page_tokens(self) -> int:
-        """Updates that a page has room for; 0 where a list does not pay."""
+        """Number of updates that a page has room for; 0 where a list does not pay."""
         return self._tokens_of(self.pages)
 
     def _tokens_of(self, pages: int) -> int:
@@ -174,63 +176,70 @@ class DeltaSpec:
 
     @property
     def own_tokens(self) -> int:
-        """Updates that a row with a state of its own lists before it makes them, by cost.
+        """Number of updates that a row with its own state lists before it applies them, by cost.
 
-        To make n updates takes to read the state and to write it. Meanwhile n / 2 of them are read
-        in each step. The sum of both is least at the square root of four states' worth of updates.
+        Applying n updates costs one read and one write of the state. Until then, each step reads n
+        / 2 updates on average. The total cost is lowest at the square root of four states' worth of
+        updates.
         """
         return max(math.isqrt(4 * self.state_bytes // self.token_bytes), 1)
 
     @property
     def own_pages(self) -> int:
-        """Pages for these."""
+        """Number of pages for these updates."""
         return max(round(self.own_tokens / self.page_tokens), 1)
 
     def shared_tokens(self, siblings: int) -> int:
-        """Updates that a row lists before it gets a state of its own, by cost.
+        """Return the number of updates that a row lists before it gets its own state, by cost.
 
-        With a state of its own a row reads that state, and own_tokens / 2 updates.
+        With its own state a row reads that state and own_tokens / 2 updates.
 
         Args:
-            siblings: Rows that start from the same state, and read it once for all of them.
+            siblings: Number of rows that start from the same state, and read it once for all of
+                them.
         """
         spared = self.state_bytes * (siblings - 1) // max(siblings, 1) // self.token_bytes
         return min(spared + self.own_tokens, (self.pages + self.own_pages) * self.page_tokens)
 
     def row_slots(self, max_tokens: int, siblings: int) -> float:
-        """Slots that a row takes, which has so many tokens at most; pages are parts of one."""
+        """Return the state slots that a row takes; pages are fractions of a slot.
+
+        Args:
+            max_tokens: Maximum number of tokens of the row.
+            siblings: Number of rows that start from the same state.
+        """
         to_come = max_tokens - 1  # the last token is never an input
         if to_come > self.shared_tokens(siblings):
             return 1 + self.own_pages / self.pages
         return max(-(-to_come // self.page_tokens), 1) / self.pages
 
 
-_FEWEST_UPDATES = 8  # in a page
+_FEWEST_UPDATES = 8  # minimum number of updates per page
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model: its layers, its vocabulary, its context.
 
-    name: what messages call it: its directory or its hub name.
-    model_type: what transformers calls its family.
-    layers: its layers that attend.
-    vocab_size: logits of a token.
-    context_length: tokens of a text at most.
+    name: its name in messages: its directory or its hub name.
+    model_type: the name of its family in transformers.
+    layers: its attention layers.
+    vocab_size: logits per token.
+    context_length: maximum number of tokens of a text.
     eos_token_ids: the ids that end a text.
-    itemsize: bytes of one number in the cache.
-    windows: the sliding window of each layer that attends; None for a layer that sees all keys.
+    itemsize: bytes per number in the cache.
+    windows: the sliding window of each attention layer; None for a layer that sees all keys.
     unreached: parts of the model that a text never reaches (image and sound towers).
-    states: what each recurrent layer keeps of a sequence; empty for a model without any.
+    states: the state tensors of each recurrent layer; empty for a model without recurrent layers.
     num_weights: numbers in all weights that a text reaches.
-    num_in_linears: those of them in linear layers that may run in FP8.
-    delta: how rows list updates of these states; None where all of them have their own states.
-    recommended: how the checkpoint recommends to sample, as pairs of names and values of
-    SamplingParams; empty if it does not.
-    recommended_note: one line on how samples by them differ from those of transformers' `generate`;
-    empty if they do not.
-    copy_pages: of a model with latents, pages that the keys and values of all heads take for each
-    page of tokens, in the type that it computes in.
+    num_in_linears: number of these in linear layers that may run in FP8.
+    delta: sizes of update lists of these states; None if every row has its own states.
+    recommended: sampling parameters that the checkpoint recommends, as pairs of names and values of
+    SamplingParams; empty if it recommends none.
+    recommended_note: one line on how samples with these parameters differ from those of
+    transformers' `generate`; empty if they do not.
+    copy_pages: for a model with latents, the number of pages for expanded keys and values per page
+    of tokens, in the type of the computation.
     """
 
     name: str
@@ -251,7 +260,7 @@ class ModelSpec:
     copy_pages: int = 0
 
     def take_recommended(self) -> dict[str, Any]:
-        """Return the recommended sampling, for use; warn of what is not taken.
+        """Return the recommended sampling parameters, and warn about those that are not supported.
 
         Returns:
             Arguments of SamplingParams by name; empty if nothing is recommended.
@@ -267,23 +276,23 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
-        own = (layer for layer in self.layers if layer.shared_with is None)
-        return sum(layer.numbers for layer in own) * self.itemsize
+        """Bytes of keys and values per token over all layers."""
+        layers = (layer for layer in self.layers if layer.shared_with is None)
+        return sum(layer.numbers for layer in layers) * self.itemsize
 
     @property
     def expanded_bytes_per_token(self) -> int:
-        """The same if keys and values of all heads were kept, as most models keep theirs."""
-        own = (layer for layer in self.layers if layer.shared_with is None)
-        return sum(layer.expanded for layer in own) * self.itemsize
+        """Bytes per token if keys and values of all heads were stored, as in most models."""
+        layers = (layer for layer in self.layers if layer.shared_with is None)
+        return sum(layer.expanded for layer in layers) * self.itemsize
 
     @property
     def latent(self) -> LatentSpec | None:
-        """How keys and values are made of latents, if it is the same in all layers; else None."""
-        found = {layer.latent for layer in self.layers}
-        return found.pop() if len(found) == 1 else None
+        """How keys and values are derived from latents; None unless the same in all layers."""
+        latents = {layer.latent for layer in self.layers}
+        return latents.pop() if len(latents) == 1 else None
 
 
 def sum_bytes(states: Iterable[StateSpec]) -> int:
-    """Bytes of the state of one sequence in one layer."""
+    """Return the bytes of the state of one sequence in one layer."""
     return sum(state.num_bytes for state in states)

@@ -1,4 +1,4 @@
-"""Words that were nearly right."""
+"""Suggestions for misspelled words and for names of other tools."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import Final
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return '; did you mean ...?' for the closest known words, or nothing."""
+    """Return '; did you mean ...?' for the closest known words, or ""."""
     close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
@@ -44,7 +44,7 @@ FOREIGN: Final = {
     "enable_lora": "adapter",
     "lora_modules": "adapter",
 }
-"""Names of other tools, such as vLLM, for what is called otherwise here."""
+"""Names of parameters in other tools, such as vLLM, and their names here."""
 
 _NO_COUNTERPART: Final = {
     "do_sample": "leave it out: temperature=0.0 is greedy, any other draws",
@@ -53,11 +53,11 @@ _NO_COUNTERPART: Final = {
     "enable_prefix_caching": "leave it out: what prompts share is always computed once",
     "skip_special_tokens": "leave it out: texts have no special tokens",
 }
-"""Names of other tools for what needs no name here, with what to do."""
+"""Names in other tools that have no counterpart here, with advice."""
 
 
 def hint_at(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean NAME=?" for a name that is not known, what to do, or nothing."""
+    """Return "; did you mean NAME=?" for an unknown name, or advice, or ""."""
     known = list(known)
     foreign = FOREIGN.get(name)
     if foreign is not None and foreign in known:

@@ -1,4 +1,4 @@
-"""Threads that share one run: they take turns."""
+"""Locks for threads that share one run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ _Result = TypeVar("_Result")
 
 
 class Synchronized:
-    """Threads may share it: while one is in a method marked `synchronized`, others wait for
-    theirs.
+    """An object that threads may share.
+
+    While one thread is in a method marked `synchronized`, other threads wait for their turn.
     """
 
     _turn: threading.RLock
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Create the object with its lock."""
         made = super().__new__(cls)
         made._turn = threading.RLock()
         return made
@@ -33,7 +35,7 @@ _Shared = TypeVar("_Shared", bound=Synchronized)
 def synchronized(
     method: Callable[Concatenate[_Shared, _Args], _Result],
 ) -> Callable[Concatenate[_Shared, _Args], _Result]:
-    """Mark a method as one that a single thread at a time is in."""
+    """Mark a method that only one thread at a time may run."""
 
     @wraps(method)
     def alone(self: _Shared, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
@@ -44,15 +46,19 @@ def synchronized(
 
 
 class ExclusiveSection:
-    """A part of an object's work that threads may not do side by side."""
+    """A part of an object's work that threads must not do at the same time."""
 
     def __init__(self, what: str) -> None:
-        """what: the object's name in messages."""
+        """Create the section.
+
+        Args:
+            what: Name of the object in messages.
+        """
         self._what, self._lock = what, threading.RLock()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Do a part of the work; raise InputError if another thread is at it."""
+        """Hold the section; raise InputError if another thread holds it."""
         if not self._lock.acquire(blocking=False):
             raise InputError(
                 f"another thread is at work with this {self._what}; use it in one thread at a time"

@@ -1,7 +1,7 @@
-"""Versions of torch and transformers that the tests have passed on.
+"""Versions of torch and transformers that the tests have passed with.
 
-treegen uses interfaces of both that may change in any minor version, so pyproject.toml allows these
-minor versions only. Who installs others in spite of that gets a warning when a model is loaded.
+treegen uses interfaces of both that may change in any minor version, so pyproject.toml allows only
+these minor versions. If others are installed anyway, loading a model warns.
 """
 
 import re
@@ -13,26 +13,26 @@ from typing import Final
 from treegen.errors import ModelWarning
 
 TESTED: Final = {"torch": ((2, 11), (2, 15)), "transformers": ((5, 17), (5, 24))}
-"""The lowest and the highest minor version of each."""
+"""The lowest and the highest tested minor version of each package."""
 
 
 @cache
 def warn_untested() -> None:
-    """Warn, once in a process, of imported versions that the tests have not been run with."""
-    told = [
+    """Warn, once per process, about imported versions that the tests have not been run with."""
+    problems = [
         f"{name} {version} is installed, and treegen was tested with {name} "
         f"{_text(lowest)} to {_text(highest)}"
         for name, (lowest, highest) in TESTED.items()
         if name in sys.modules
         and not lowest <= _minor(version := sys.modules[name].__version__) <= highest
     ]
-    if told:
+    if problems:
         names = " ".join(
             f"'{name}>={_text(lowest)},<{_text((highest[0], highest[1] + 1))}'"
             for name, (lowest, highest) in TESTED.items()
         )
         warnings.warn(
-            f"{'; '.join(told)}; models may fail to load or be wrong: pip install {names}",
+            f"{'; '.join(problems)}; models may fail to load or be wrong: pip install {names}",
             ModelWarning,
             stacklevel=3,
         )

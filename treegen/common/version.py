@@ -1,4 +1,4 @@
-"""The version, for those who may not import the package that imports them."""
+"""The version, for modules that must not import the package that imports them."""
 
 from typing import Final
 

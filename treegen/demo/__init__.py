@@ -1,7 +1,7 @@
 """The small model that comes with treegen, and problems for it: `LLM("demo")`, `treegen demo`.
 
-examples/train_demo in the repository trained it on problems that are made up by rule. MODEL_CARD.md
-says what it can do, and how that was measured. It was never trained on the problems here.
+examples/train_demo in the repository trained it on synthetic problems, which do not include the
+problems here. MODEL_CARD.md says what it can do, and how that was measured.
 """
 
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 NAME: Final = "demo"
-"""What stands for the model where a checkpoint directory or a hub name is asked for."""
+"""Names the model where a checkpoint directory or a hub name is expected."""
 
 NOTICE: Final = "bundled demo model, synthetic problems; give model= and data= for yours"
 
 MODEL_NOTICE: Final = "bundled demo model; give model= for yours"
 
-# By task, the settings that go with the demo model where the user gives none.
+# By task, the default settings for the demo model.
 _EVALUATIONS: Final[dict[str, dict[str, Any]]] = {
-    # The model was taught to end an answer with a blank line.
+    # The model was trained to end an answer with a blank line.
     "gsm8k": {
         "data": "words.jsonl",
         "fewshot_file": "words_fewshot.jsonl",
@@ -37,7 +37,7 @@ _FILES: Final = ("data", "fewshot_file")
 
 
 def model_path() -> Path:
-    """Return the directory of the checkpoint, in the format of transformers."""
+    """Return the directory of the checkpoint, in transformers' format."""
     return Path(str(files("treegen.demo").joinpath("model")))
 
 
@@ -47,10 +47,14 @@ def data_path(name: str) -> Path:
 
 
 def fill_defaults(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
-    """Return a user's settings, filled up with the demo model and what goes with it for the task.
+    """Add the demo model and its settings for the task to a user's settings.
 
-    They are returned as they are if they name a model, or if the demo model does not know the task.
-    The demo's problems and solved examples are left out if the user names data.
+    The settings are returned unchanged if they name a model, or if the demo model does not know the
+    task. The demo's problems and solved examples are left out if the user names data.
+
+    Args:
+        given: The user's settings.
+        search: Whether the task is searched.
     """
     known = (_SEARCHES if search else _EVALUATIONS).get(str(given.get("task")))
     if "model" in given or known is None:

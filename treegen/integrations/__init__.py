@@ -1,0 +1,1 @@
+"""Integrations with other tools: an OpenAI server, lm-eval, Inspect AI, TRL, and files of texts."""

@@ -1,7 +1,7 @@
-"""Searches in a loop of your own: they ask, you sample however you like, and you tell.
+"""Searches in a loop of your own: they ask for samples and scores, and you tell them the answers.
 
-The searches are the same async functions that `LLM.search` runs. `ask` returns their requests, as
-plain values that can go to a remote model, a queue or a person. `tell` takes the answers, in any
+The searches are the same async functions that `LLM.search` runs. `ask` returns their requests as
+plain values, which can go to a remote model, a queue or a person. `tell` takes the answers, in any
 order.
 """
 
@@ -32,7 +32,7 @@ from treegen.search.tree.problems import name_problems
 from treegen.search.tree.result import SearchResult, warn_if_all_failed
 
 MODEL_END: Final = -1
-"""A value of `Completion.stop`: the model itself ended the text, by a token that is not known."""
+"""A value of `Completion.stop`: the model itself ended the text, by an unknown token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TextContext:
 
     tokens: the prompt, if it was given as token ids; otherwise empty.
     text: the text after these tokens.
-    num_tokens: tokens of both.
+    num_tokens: number of tokens of both.
     """
 
     tokens: tuple[int, ...]
@@ -49,20 +49,21 @@ class TextContext:
     num_tokens: int
 
     def append_text(self, text: str, num_tokens: int) -> TextContext:
-        """The context with text appended."""
+        """Return the context with `text` appended, which has `num_tokens` tokens."""
         return TextContext(self.tokens, self.text + text, self.num_tokens + num_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
-    """Samples that a search waits for, one for each seed.
+    """Samples that a search waits for, one per seed.
 
     id: the same in every run of the same search, so answers can be stored under it.
     search: name of the search.
-    context: what the samples continue.
-    key: the key of the node, which the seeds follow from.
-    indices: the index of each sample. seeds: the seed of each.
-    params: how they are to be drawn.
+    context: the text that the samples continue.
+    key: key of the node; the seeds follow from it.
+    indices: index of each sample.
+    seeds: seed of each sample.
+    params: sampling parameters.
     """
 
     id: str
@@ -76,7 +77,13 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
-    """Log-likelihoods that a search waits for: of each text after a context."""
+    """Log-likelihoods that a search waits for: of each text after a context.
+
+    id: the same in every run of the same search, so answers can be stored under it.
+    search: name of the search.
+    context: the text before the texts.
+    texts: the texts to score.
+    """
 
     id: str
     search: str
@@ -89,10 +96,12 @@ SearchRequest = SampleRequest | ScoreRequest
 
 @dataclass(slots=True, eq=False)
 class _PendingRequest:
-    """A request that was not answered, or whose answers the search has not got.
+    """A request whose answers the search has not received yet.
 
-    call: what stands in the search's line, if it has one.
-    answers: None until they are told, and of a request that is withdrawn.
+    search: the search that waits.
+    future: what the search awaits.
+    call: the request's place in the call queue of the search, if it has one.
+    answers: None until they arrive, and for a cancelled request.
     """
 
     search: BudgetedSearch
@@ -102,11 +111,11 @@ class _PendingRequest:
 
     @property
     def is_open(self) -> bool:
-        """Whether it waits for answers."""
+        """Whether the request waits for answers."""
         return self.answers is None and not self.future.done()
 
     def deliver(self, num_kept: int) -> None:
-        """Give the search its answers; of samples only the first."""
+        """Give the search its answers; of samples only the first `num_kept`."""
         is_sample = self.call is not None and self.call.num_samples
         if not self.future.done():
             self.future.set_result(
@@ -116,13 +125,19 @@ class _PendingRequest:
 
 @dataclass(slots=True)
 class _RequestBackend:
-    """The backend of the searches: it lists requests and waits for their answers."""
+    """The backend of the searches: it lists requests and waits for their answers.
+
+    count_tokens: counts the tokens of a text; None if they are not counted.
+    new: requests that `ask` has not returned yet.
+    waiting: requests that have no answers yet, or whose answers the search has not received.
+    """
 
     count_tokens: Callable[[str], int] | None
     new: list[SearchRequest] = field(default_factory=list)
     waiting: dict[SearchRequest, _PendingRequest] = field(default_factory=dict)
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
+        """Return the context of a prompt, and count its tokens."""
         if isinstance(content, str):
             context = TextContext((), content, self._count(content))
         else:
@@ -131,6 +146,7 @@ class _RequestBackend:
         return context
 
     def extend(self, context: Context, content: str | Parts) -> Context:
+        """Return the context with text appended; images raise InputError."""
         assert isinstance(context, TextContext)
         if not isinstance(content, str):
             if any(part.get("type") != "text" for part in content):
@@ -146,6 +162,15 @@ class _RequestBackend:
         params: SamplingParams,
         search: BudgetedSearch,
     ) -> Sequence[BackendSample | None]:
+        """Request one sample per index, and wait for the answers.
+
+        Args:
+            context: The text that the samples continue.
+            key: Key of the node; the seeds follow from it.
+            indices: Index of each sample.
+            params: Sampling parameters.
+            search: The search that asks.
+        """
         from treegen.prompts.plan.seeds import row_seed
 
         assert isinstance(context, TextContext)
@@ -162,22 +187,36 @@ class _RequestBackend:
     async def score(
         self, context: Context, texts: Sequence[str], search: BudgetedSearch
     ) -> list[Score]:
+        """Request the log-likelihood of each text after a context, and wait for the answers.
+
+        Args:
+            context: The text before the texts.
+            texts: The texts to score.
+            search: The search that asks.
+        """
         assert isinstance(context, TextContext)
-        asked = repr((context.tokens, context.text, list(texts))).encode()
-        name = f"{search.name}/score {hashlib.blake2b(asked, digest_size=8).hexdigest()}"
+        content = repr((context.tokens, context.text, list(texts))).encode()
+        name = f"{search.name}/score {hashlib.blake2b(content, digest_size=8).hexdigest()}"
         request = ScoreRequest(name, search.name, context, tuple(texts))
         return await self._answer(request, search) or []
 
     def release(self, context: Context) -> None:
-        """There is nothing to forget."""
+        """Do nothing, because a context holds no memory."""
 
     def cancel(self, search: BudgetedSearch) -> None:
-        for letter in list(self.waiting.values()):
-            if letter.search is search and not letter.future.done():
-                letter.future.set_result(None)
+        """Answer all open requests of a search with nothing."""
+        for pending in list(self.waiting.values()):
+            if pending.search is search and not pending.future.done():
+                pending.future.set_result(None)
 
     def completion(self, request: SampleRequest, place: int, text: str) -> Completion:
-        """The completion that a plain text stands for."""
+        """Return the Completion for an answer that is plain text.
+
+        Args:
+            request: The request that was answered.
+            place: The sample's place in the request.
+            text: Text of the sample.
+        """
         params, stops = request.params, request.params.stops
         count = None if self.count_tokens is None else self.count_tokens(text)
         reason: FinishReason = "stop"
@@ -192,33 +231,33 @@ class _RequestBackend:
         return Completion(request.key, index, seed, text, (), (), reason, stop)
 
     def num_tokens(self, completion: Completion) -> int:
-        """Generated tokens of an answer; if it has no token ids, those of its text."""
+        """Return the number of generated tokens; of the text's tokens if there are no token ids."""
         return completion.num_tokens or self._count(completion.text)
 
     def _count(self, text: str) -> int:
         return 0 if self.count_tokens is None else self.count_tokens(text)
 
     async def _answer(self, request: SearchRequest, search: BudgetedSearch) -> Any:
-        letter = _PendingRequest(search, asyncio.get_running_loop().create_future())
-        self.waiting[request] = letter
+        pending = _PendingRequest(search, asyncio.get_running_loop().create_future())
+        self.waiting[request] = pending
         self.new.append(request)
         if search.line is not None:
             samples = len(request.indices) if isinstance(request, SampleRequest) else 0
             most = request.params.max_tokens if isinstance(request, SampleRequest) else 0
-            letter.call = QueuedCall(
-                num_samples=samples, num_open=samples or 1, return_=letter.deliver, most=most
+            pending.call = QueuedCall(
+                num_samples=samples, num_open=samples or 1, return_=pending.deliver, most=most
             )
-            search.line.join(letter.call)
+            search.line.join(pending.call)
         try:
-            return await letter.future
+            return await pending.future
         finally:
             del self.waiting[request]
-            if search.line is not None and letter.call is not None:
-                search.line.leave(letter.call)
+            if search.line is not None and pending.call is not None:
+                search.line.leave(pending.call)
 
 
 class AskTell(Closeable):
-    """Searches whose samples and scores you make yourself.
+    """Searches whose samples and scores you compute yourself.
 
         searches = AskTell(fn, problems, params)
         while requests := searches.ask():
@@ -227,8 +266,8 @@ class AskTell(Closeable):
         searches.results
 
     One `ask` returns the requests of all searches. Requests have the same ids in every run. So a
-    loop that was killed gets back to where it was by telling answers again that were stored by id.
-    Close it, or use `with`, if you leave before the end.
+    loop that was killed can return to its state: store answers by id, and tell them again. Close
+    it, or use `with`, if you leave before the end.
     """
 
     @check_argument_types
@@ -241,16 +280,19 @@ class AskTell(Closeable):
         budget: Budget | None = None,
         count_tokens: Callable[[str], int] | None = None,
     ) -> None:
-        """Searches that have not begun.
-
-        Raises InputError if an argument cannot be used, or two problems have one name.
+        """Prepare the searches; they start with the first `ask`.
 
         Args:
+            fn: The search: an async function of the root node of a problem.
             problems: Prompts (text or token ids), or (name, prompt) pairs. The name of an unnamed
                 prompt is its number.
-            budget: Of each search.
-            count_tokens: Counts the tokens of a text, for the account and the budget. Without it
-                only the tokens of Completions count.
+            params: Default sampling parameters of the searches.
+            budget: Budget of each search.
+            count_tokens: Counts the tokens of a text, for usage and budget. Without it only the
+                tokens of Completions count.
+
+        Raises:
+            InputError: An argument cannot be used, or two problems have the same name.
         """
         params = check_tree_params(params)
         self._mail = _RequestBackend(count_tokens)
@@ -269,7 +311,7 @@ class AskTell(Closeable):
             for each in name_problems(problems, _flat)
         ]
         self.results: list[SearchResult | None] = [None] * len(self._searches)
-        """In the order of the problems; None for a search that has not ended."""
+        """Results in the order of the problems; None for a search that has not ended."""
         self._closing = False
         self._loop = IdleLoop(self._on_idle, self._on_idle, self._mail)
         self._running = [
@@ -283,10 +325,10 @@ class AskTell(Closeable):
         return all(result is not None for result in self.results)
 
     def ask(self) -> list[SearchRequest]:
-        """Run the searches as far as they go, and return what they newly wait for.
+        """Run the searches until all of them wait, and return their new requests.
 
-        The list is empty if all searches are done, or wait for requests that were returned before.
-        If they wait for something else, such as a tool, this call waits too.
+        The list is empty if all searches are done, or wait only for requests that were returned
+        before. If they wait for something else, such as a tool, this call waits too.
         """
         if not self._loop.is_closed():
             run_apart(self._loop.run_forever)
@@ -297,31 +339,35 @@ class AskTell(Closeable):
         return [request for request in new if self.is_wanted(request)]
 
     def is_wanted(self, request: SearchRequest) -> bool:
-        """Whether a request is unanswered and its search still waits for it."""
+        """Return whether a request is unanswered and its search still waits for it."""
         return request in self._mail.waiting and self._mail.waiting[request].is_open
 
     def tell(self, request: SearchRequest, answers: Sequence[Completion | Score | str]) -> bool:
-        """Answer a request; `ask` goes on from there.
+        """Answer a request; the next `ask` continues its search.
 
-        Returns False, and drops the answers, if the search no longer waits for them.
-
-        How a plain text ended is read from it. It ended with a stop string if the request includes
-        stop strings and the text ends with one; by length if it has max_tokens tokens (by
+        How a plain text ended is derived from the text. It ended with a stop string if the request
+        includes stop strings and the text ends with one; by length if it has max_tokens tokens (by
         count_tokens); otherwise the model ended it. If stop strings are not included, the text does
-        not show whether one of them or the model ended it. It then counts as one that goes on. Give
-        a Completion with stop=MODEL_END if the model ended it.
-
-        Raises InputError for answers of a wrong number or kind, and for texts without tokens under
-        a budget of tokens if there is no count_tokens, because they would never use it up.
+        not show whether a stop string or the model ended it, so it counts as not ended by the
+        model. Give a Completion with stop=MODEL_END if the model ended it.
 
         Args:
+            request: A request that `ask` returned.
             answers: For samples, a Completion for each index, or just the text of the new node. For
                 scores, a Score for each text.
+
+        Returns:
+            Whether the answers were used. False if the search no longer waits for them.
+
+        Raises:
+            InputError: The answers have the wrong number or kind, or texts have no token counts
+                under a budget of tokens, which they would never use up. Give `count_tokens` for
+                such a budget.
         """
         if not self.is_wanted(request):
             return False
-        letter = self._mail.waiting[request]
-        search, line, call = letter.search, letter.search.line, letter.call
+        pending = self._mail.waiting[request]
+        search, line, call = pending.search, pending.search.line, pending.call
         kind: type[Completion | Score] = Score
         if isinstance(request, SampleRequest):
             wanted, kind = len(request.indices), Completion
@@ -346,10 +392,10 @@ class AskTell(Closeable):
                 "a budget of tokens needs to know how many tokens an answer has; give AskTell "
                 "count_tokens, or answer with Completions that have their tokens"
             )
-        letter.answers = answers
+        pending.answers = answers
         if line is None or call is None:
             search.usage.tokens_decoded += sum(map(self._mail.num_tokens, completions))
-            letter.future.set_result(answers)
+            pending.future.set_result(answers)
             return True
         call.num_open = len(completions)
         for place, each in enumerate(completions):
@@ -363,7 +409,7 @@ class AskTell(Closeable):
                 search.stop(reason)
 
     def close(self) -> None:
-        """End searches that have not ended; they get no result."""
+        """End unfinished searches; they get no result."""
         if self._loop.is_closed():
             return
         self._closing = True
@@ -384,7 +430,7 @@ class AskTell(Closeable):
             return True
         if self._loop.aside.resume_searches(busy=False):
             return True
-        unanswered = any(letter.is_open for letter in self._mail.waiting.values())
+        unanswered = any(pending.is_open for pending in self._mail.waiting.values())
         if unanswered or self.done:
             self._loop.stop()
             return True

@@ -1,4 +1,4 @@
-"""What computes the samples and scores of a search: a model here, or whatever answers requests."""
+"""The backend interface: computes samples and scores with a local model or by external requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Context(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens from the start of the prompt."""
+        """Number of tokens from the start of the prompt."""
         ...
 
 
@@ -27,27 +27,27 @@ class MultiModelContext(Context, Protocol):
     """The text up to a node that several LLMs can sample from."""
 
     def on(self, llm: str) -> Context:
-        """The context for one of them; raises InputError for a name that is not known."""
+        """Return the context for one of the LLMs; raises InputError for an unknown name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendSample:
-    """One sample, and the context that ends with it."""
+    """One sample, and the context up to its end."""
 
     completion: Completion
     context: Context
 
 
 class Backend(Protocol):
-    """What computes the samples and scores of nodes."""
+    """Computes the samples and scores of nodes."""
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
-        """The context of a prompt."""
+        """Return the context of a prompt, and count its tokens in `usage`."""
         ...
 
     def extend(self, context: Context, content: str | Parts) -> Context:
-        """The context with text, or with texts and images, appended."""
+        """Return the context with text, or with texts and images, appended."""
         ...
 
     async def sample(
@@ -58,23 +58,38 @@ class Backend(Protocol):
         params: SamplingParams,
         search: BudgetedSearch,
     ) -> Sequence[BackendSample | None]:
-        """One sample per index, in that order.
+        """Draw one sample per index, in that order.
 
         A sample is a function of (search.origin_of(key), index, params).
-        It is None if the search was stopped before the sample had ended.
+
+        Args:
+            context: The text that the samples continue.
+            key: Key of the node.
+            indices: Index of each sample.
+            params: Sampling parameters.
+            search: The search that asks.
+
+        Returns:
+            The samples; None for each that had not ended when the search was stopped.
         """
         ...
 
     async def score(
         self, context: Context, texts: Sequence[str], search: BudgetedSearch
     ) -> list[Score]:
-        """Log-likelihood of each text after a context."""
+        """Return the log-likelihood of each text after a context.
+
+        Args:
+            context: The text before the texts.
+            texts: The texts to score.
+            search: The search that asks.
+        """
         ...
 
     def release(self, context: Context) -> None:
-        """Forget a context; what other contexts share with it stays."""
+        """Release a context; what other contexts share with it stays."""
         ...
 
     def cancel(self, search: BudgetedSearch) -> None:
-        """End all that a search waits for: its awaits return what they have."""
+        """End all pending calls of a search; its awaits return the results that have arrived."""
         ...

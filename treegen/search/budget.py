@@ -1,4 +1,4 @@
-"""What a search may spend, and what it has spent."""
+"""The budget of a search, its usage, and the reasons for stopping it."""
 
 from __future__ import annotations
 
@@ -12,34 +12,39 @@ from treegen.errors import InputError, TreegenError
 
 
 class StopReason(Enum):
-    """What ended a search early. The sentence beside it is for people; programs read this."""
+    """The reason why a search ended early, for programs. A sentence for people is stored too."""
 
     BUDGET = "budget"
     STOPPED = "stopped"
-    """The search, or whoever runs it, has called `stop`."""
+    """The search, or the code that runs it, called `stop`."""
     SOLVED = "solved"
     CLOSED = "closed"
     INTERRUPTED = "interrupted"
-    """The whole run was: the search is to be done again."""
+    """The whole run was interrupted, so the search has to be repeated."""
     LEFT_OUT = "left out"
-    """It was not done at all; see `Cluster`."""
+    """The search was skipped; see `Cluster`."""
 
 
 @checked_class
 class BudgetReached(TreegenError):
-    """A search asked for more after its budget was used up, or after it was stopped.
+    """A search made a call after its budget was used up, or after it was stopped.
 
     by: what ended it.
     """
 
     def __init__(self, message: str = "", by: StopReason = StopReason.BUDGET) -> None:
-        """message: a sentence."""
+        """Create the error.
+
+        Args:
+            message: A sentence for people.
+            by: What ended the search.
+        """
         super().__init__(message)
         self.by = by
 
 
 class BudgetIgnored(asyncio.CancelledError):
-    """A search asked for more in spite of BudgetReached, so often that it would never end.
+    """A search kept making calls despite BudgetReached, so often that it would never end.
 
     It ends the search as BudgetReached would, but `except Exception` does not catch it.
     """
@@ -47,12 +52,14 @@ class BudgetIgnored(asyncio.CancelledError):
 
 @dataclass(slots=True)
 class SearchUsage:
-    """What one search has cost.
+    """The cost of one search.
 
-    tokens_decoded: generated tokens, those of cancelled samples included. Under a budget of tokens
-    a cancelled sample counts at most as many as the longest that came while it was under way.
+    tokens_decoded: generated tokens, including those of cancelled samples. Under a budget of tokens
+    a cancelled sample counts at most as many as the longest sample that arrived while it was being
+    drawn.
     tokens_prefilled: given or recomputed tokens that went through the model, each counted once.
-    tokens_reprompted: what prefilling the whole context anew for every call would have computed.
+    tokens_reprompted: tokens that would be computed if every call prefilled its whole context
+    again.
     calls: sample and score calls.
     nodes: children made; the root does not count.
     started: when the search began, on the clock of `time.monotonic`.
@@ -68,7 +75,7 @@ class SearchUsage:
     seconds: float = 0.0
 
     def elapsed_seconds(self) -> float:
-        """Seconds since the search began, or that it took if it has ended."""
+        """Return the seconds since the search began, or that it took if it has ended."""
         return self.seconds or time.monotonic() - self.started
 
 
@@ -76,20 +83,20 @@ class SearchUsage:
 class Budget:
     """Limits of one search; None is no limit.
 
-    tokens: decoded tokens, those of prompts that ask for values included.
+    tokens: decoded tokens, including those of prompts that ask for values.
     calls: sample and score calls.
     seconds: wall time.
-    nodes: children, those of given text included.
+    nodes: children, including those of given text.
 
-    tokens, calls and nodes are never exceeded. If a call asks for more children than are
-    left, only those are drawn. tokens counts samples in the order in which they were asked for:
-    the one that does not end within the tokens left is cut, and so are all that were asked for
-    after it. So what a budget cuts follows from the search alone. Samples begin side by side while
-    all of them are sure to end within the budget. With `AskTell` samples come whole, so tokens may
-    be exceeded by those of one call.
+    tokens, calls and nodes are never exceeded. If a call asks for more children than the limits
+    allow, only those that are allowed are drawn. Samples count towards the tokens in the order of
+    the calls: the sample that does not end within the remaining tokens is cut, and so are all
+    samples requested after it. So what a budget cuts follows from the search alone. Samples start
+    concurrently while all of them are sure to end within the budget. With `AskTell` samples arrive
+    whole, so the samples of one call may exceed the tokens.
 
-    seconds ends samples after the pass under way. It ends at once whatever else a search awaits,
-    such as a tool. It cannot end code that does not await, such as a loop or `time.sleep`.
+    seconds ends samples after the current pass. It immediately ends anything else that a search
+    awaits, such as a tool. It cannot end code that does not await, such as a loop or `time.sleep`.
     """
 
     tokens: int | None = None
@@ -107,7 +114,7 @@ class Budget:
                 raise InputError(f"budget {item.name} must be more than 0, got {limit!r}")
 
     def describe_exceeded(self, usage: SearchUsage) -> str | None:
-        """A sentence on the limit that is reached; None if none is."""
+        """Return a sentence on the limit that is reached; None if none is."""
         for name, spent in (
             ("tokens", usage.tokens_decoded),
             ("calls", usage.calls),
@@ -119,15 +126,15 @@ class Budget:
         return self.describe_limit("seconds") if self.is_over(usage) else None
 
     def is_over(self, usage: SearchUsage) -> bool:
-        """Whether the time is used up."""
+        """Return whether the time is used up."""
         return self.seconds is not None and usage.elapsed_seconds() >= self.seconds
 
     def describe_limit(self, name: str) -> str:
-        """The sentence that the limit of that name is reached."""
+        """Return the sentence that the limit of that name is reached."""
         return f"budget of {getattr(self, name):,} {name} reached"
 
 
 def check_budget(budget: object) -> None:
-    """Raise InputError unless this is a Budget or None."""
+    """Raise InputError unless the value is a Budget or None."""
     if budget is not None and not isinstance(budget, Budget):
         raise InputError(f"budget is {budget!r}; give a Budget, such as Budget(tokens=1000)")

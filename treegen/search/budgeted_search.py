@@ -1,4 +1,4 @@
-"""The account of a search: what it may ask for, what it has cost, and where its seeds come from."""
+"""The budget and usage of a search, and the origin of its seeds."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ from treegen.search.call_queue import CallQueue
 _PATIENCE: Final = 100_000
 """How often BudgetReached is raised before BudgetIgnored is."""
 _MORE: Final = 1000
-"""How often it is raised again after that."""
+"""How often BudgetReached is raised again after each BudgetIgnored."""
 _ENDS: Final = 3
-"""How often BudgetIgnored is raised."""
+"""How often BudgetIgnored is raised before the search is abandoned."""
 
 
 class BudgetedSearch(NonCopyable):
-    """The name, the budget, the account and the randomness of one problem's search.
+    """The name, budget, usage and randomness of one problem's search.
 
-    origin: a text that the seeds of its samples follow from, beside their paths and the seed of the
-    params; by default the name.
+    origin: text that the seeds of its samples follow from, in addition to their paths and the seed
+    of the params; by default the name.
     usage: what the search has cost so far.
-    line: its calls in their order, if its budget counts them.
-    stopped: why nothing more may be asked for; None while it may.
-    is_abandoned: whether the search goes on asking whatever is raised, so that it was given up.
-    num_asked: calls for samples and scores that are under way.
+    line: its calls in order, if its budget counts them; otherwise None.
+    stopped: why further calls are not allowed; None while they are.
+    is_abandoned: whether the search was given up, because it kept making calls despite every error.
+    num_asked: pending calls for samples and scores.
     """
 
     def __init__(self, name: str, budget: Budget | None, origin: str | None) -> None:
-        """Nothing is asked for yet."""
+        """Create a search without calls.
+
+        Args:
+            name: Name of the search.
+            budget: Its limits; None is no limit.
+            origin: Text that the seeds follow from; None is the name.
+        """
         self.name = name
         self.origin = origin if origin is not None else name
         self.budget = budget or Budget()
@@ -43,18 +49,23 @@ class BudgetedSearch(NonCopyable):
         self.num_asked = self._num_drawing = self._num_refused = self._num_ended = 0
 
     def origin_of(self, key: str) -> str:
-        """The origin of the seeds of a node's samples."""
+        """Return the origin of the seeds of a node's samples."""
         return self.origin + key.removeprefix(self.name)
 
     def stop(self, reason: str, by: StopReason = StopReason.STOPPED) -> None:
-        """End the search. Asking again raises BudgetReached. reason: for people."""
+        """End the search. Further calls raise BudgetReached.
+
+        Args:
+            reason: A sentence for people.
+            by: The reason for programs.
+        """
         if self.stopped is None:
             self.stopped = BudgetReached(reason, by)
 
     def check(self) -> None:
-        """Raise BudgetReached if nothing more may be asked for.
+        """Raise BudgetReached if no further call is allowed.
 
-        Calls under way were within the budget when they began, and may come to their ends.
+        Pending calls were within the budget when they started, and may finish.
         """
         if self.stopped is None and (reason := self.budget.describe_exceeded(self.usage)):
             self.stopped = BudgetReached(reason)
@@ -62,14 +73,14 @@ class BudgetedSearch(NonCopyable):
             self._refuse(str(self.stopped), self.stopped.by)
 
     def return_next(self) -> bool:
-        """Let the first call in line return if its results are there; whether it does.
+        """Let the first queued call return if its results are complete; return whether it does.
 
         Call it when nothing of the search can run.
         """
         return self.line is not None and self.line.return_next()
 
     def max_fitting_samples(self, n: int, max_tokens: int) -> int:
-        """How many of n samples are sure to end within the budget of tokens; 0 if none is."""
+        """Return how many of n samples are sure to end within the budget of tokens; at least 0."""
         if self.budget.tokens is None:
             return n
         left = self.budget.tokens - self.usage.tokens_decoded
@@ -77,10 +88,12 @@ class BudgetedSearch(NonCopyable):
 
     @contextmanager
     def drawing(self, n: int) -> Iterator[int]:
-        """Draw samples inside; yields how many of n the budget has room for.
+        """Draw samples inside; yield how many of n the budget has room for.
 
-        Each sample takes a node and at least one token. Raises BudgetReached if there is no room
-        for one sample.
+        Each sample takes a node and at least one token.
+
+        Raises:
+            BudgetReached: There is no room for one sample.
         """
         self.check()
         granted = min(n, self.check_room("nodes", "tokens"))
@@ -93,7 +106,7 @@ class BudgetedSearch(NonCopyable):
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Inside, something is asked of the model."""
+        """Count the code inside as a pending call of the model."""
         self.num_asked += 1
         try:
             yield
@@ -101,9 +114,10 @@ class BudgetedSearch(NonCopyable):
             self.num_asked -= 1
 
     def check_room(self, *names: Literal["nodes", "tokens"]) -> int:
-        """How many samples the named limits have room for beside those under way.
+        """Return how many samples the named limits have room for, besides the pending ones.
 
-        Raises BudgetReached if there is no room for one sample.
+        Raises:
+            BudgetReached: There is no room for one sample.
         """
         spent = {"nodes": self.usage.nodes, "tokens": self.usage.tokens_decoded}
         room = sys.maxsize
@@ -119,7 +133,7 @@ class BudgetedSearch(NonCopyable):
         self._num_refused += 1
         if self._num_refused <= _PATIENCE:
             raise BudgetReached(reason, by)
-        self._num_refused -= _MORE  # for what cleans up after the search
+        self._num_refused -= _MORE  # so that the search's cleanup code gets BudgetReached again
         self._num_ended += 1
         self.is_abandoned = self._num_ended >= _ENDS
         raise BudgetIgnored(reason)

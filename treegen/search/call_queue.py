@@ -1,13 +1,14 @@
 """The calls of a search that has a budget, in the order in which it made them.
 
-A budget counts samples in the order in which they were asked for, as if each were drawn after the
-one before. So what it cuts follows from the search alone, however many rows decode at once and
-whichever sample ends first:
+A budget counts samples in the order of the calls, as if each sample were drawn after the previous
+one. So what it cuts follows from the search alone, however many rows decode at once and whichever
+sample ends first:
 
-- Samples begin together as long as all of them are sure to end within the tokens that are left.
-  The others wait. If nothing is under way, the next one begins and is cut where the budget ends.
-- Calls return in the order in which they were made, one at a time, each once the search has come
-  to rest after the one before. So parts of a search that run side by side go on in the same order.
+- Samples start together as long as all of them are sure to end within the remaining tokens. The
+  rest wait. If no sample is being drawn, the next one starts and is cut where the budget ends.
+- Calls return in the order in which they were made, one at a time. Each returns once the search has
+  nothing left to run after the previous return. So concurrent parts of a search resume in the same
+  order.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
 class QueuedCall:
     """A call for samples or scores.
 
-    num_samples: samples that it asks for; 0 for scores.
-    most: the most tokens of one sample.
-    begin: begins samples; gets the place of the first among its own, their number, and the most
-    tokens of each. None if they begin by themselves and are never cut.
-    return_: called when it may return; gets how many of its samples the budget has room for.
-    num_begun: samples that have begun.
-    num_open: results that are to come.
-    held: tokens that samples under way may take.
-    tokens: of each sample that has ended, by its place.
-    seen: tokens of the longest sample that another call returned since this one was made.
+    num_samples: number of samples requested; 0 for scores.
+    num_open: results still to come.
+    return_: called when the call may return; gets how many of its samples fit the budget.
+    most: maximum number of tokens of one sample.
+    begin: starts samples; gets the place of the first sample in the call, their number, and the
+    maximum number of tokens of each. None if they start by themselves and are never cut.
+    num_begun: samples that have started.
+    held: tokens reserved for samples being drawn.
+    tokens: number of tokens of each sample that has ended, by its place.
+    seen: tokens of the longest sample that another call returned since this call was made.
     """
 
     num_samples: int
@@ -51,7 +52,7 @@ class QueuedCall:
 
     @property
     def num_waiting(self) -> int:
-        """Samples that have not begun."""
+        """Number of samples that have not started."""
         return 0 if self.begin is None else self.num_samples - self.num_begun
 
 
@@ -59,15 +60,15 @@ class CallQueue:
     """The calls of one search that have not returned."""
 
     def __init__(self, budget: Budget, usage: SearchUsage) -> None:
-        """A line without calls."""
+        """Create an empty queue."""
         self._limit, self._usage = budget.tokens, usage
         self._calls: deque[QueuedCall] = deque()
         self._waiting: deque[QueuedCall] = deque()  # those with samples that have not begun
-        self._held = self._spent = 0  # of all calls in line
+        self._held = self._spent = 0  # sums over all queued calls
 
     @staticmethod
     def of(budget: Budget, usage: SearchUsage) -> CallQueue | None:
-        """The line of a search; None if its budget does not count what it asks for."""
+        """Return the queue of a search; None if its budget has no limit but seconds."""
         limits = (budget.tokens, budget.calls, budget.nodes)
         return None if all(limit is None for limit in limits) else CallQueue(budget, usage)
 
@@ -77,7 +78,7 @@ class CallQueue:
         return self._calls
 
     def join(self, call: QueuedCall) -> None:
-        """Add a call at the end of the line, and begin what fits."""
+        """Append a call to the queue, and start the samples that fit."""
         self._calls.append(call)
         if call.num_waiting:
             self._waiting.append(call)
@@ -86,14 +87,16 @@ class CallQueue:
     def record_end(
         self, call: QueuedCall, place: int, tokens: int, *, held: int = 0, is_cut: bool = False
     ) -> None:
-        """Note that a sample has ended.
+        """Record that a sample has ended.
 
         Args:
-            tokens: How many it took.
-            held: The most that it might have taken.
-            is_cut: Whether it would have gone on if `held` were `call.most`.
+            call: Call of the sample.
+            place: Place of the sample in the call.
+            tokens: Tokens that the sample took.
+            held: Tokens that were reserved for it.
+            is_cut: Whether the sample would have continued with a limit of `call.most` tokens.
         """
-        # One that is cut counts as more than there is, so that nothing begins after it.
+        # A cut sample counts as more tokens than the budget has, so that nothing starts after it.
         call.tokens[place] = self._limit + 1 if is_cut and self._limit is not None else tokens
         call.num_open -= 1
         call.held -= held
@@ -102,10 +105,10 @@ class CallQueue:
         self._begin()
 
     def leave(self, call: QueuedCall) -> None:
-        """Take out a call whose results nobody waits for any more.
+        """Remove a call whose results nobody waits for any more.
 
-        How far its samples had come depends on the moment. So under a budget of tokens each counts
-        as if it had decoded side by side with the longest one that another call returned.
+        How far its samples had come depends on timing. So under a budget of tokens each counts as
+        if it had decoded in parallel with the longest sample that another call returned.
         """
         if call not in self._calls:
             return
@@ -119,7 +122,7 @@ class CallQueue:
         self._begin()
 
     def return_next(self) -> bool:
-        """Let the first call return if its results are there; whether it does."""
+        """Let the first call return if its results are complete; return whether it does."""
         if not self._calls:
             return False
         call = self._calls[0]
@@ -169,16 +172,16 @@ class CallQueue:
                 self._waiting.popleft()
 
     def _fitting(self, call: QueuedCall) -> tuple[int, int]:
-        """How many samples of the next call may begin, and the most tokens of each."""
+        """Return how many samples of the next call may start, and the token limit of each."""
         if self._limit is None:
             return call.num_waiting, call.most
         left = self._limit - self._usage.tokens_decoded - self._held - self._spent
         if left >= call.most:
             return min(call.num_waiting, left // call.most), call.most
         if self._held or call is not self._calls[0]:
-            return 0, 0  # until all before it have returned
+            return 0, 0  # wait until all earlier calls have returned
         if left > 0:
             return 1, left
-        call.num_open -= call.num_waiting  # these never begin
+        call.num_open -= call.num_waiting  # these never start
         call.num_samples = call.num_begun
         return 0, 0

@@ -1,7 +1,7 @@
-"""Ways to say how good nodes are. A strategy takes any function of the type Evaluate.
+"""Functions that give nodes values. A strategy takes any function of the type Evaluate.
 
 An Evaluate gets nodes that compete with each other, such as all candidates of one level. It returns
-a finite number for each; higher is better. The strategy keeps the number as `node.value`.
+a finite number for each; higher is better. The strategy stores the number as `node.value`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from treegen.search.tree.node import Search, SearchNode, is_ended
 
 Evaluate = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
 
-# "not 2" and "2 or 3" are no choices.
+# "not 2" and "2 or 3" do not count as choices.
 _CHOICE: Final = re.compile(
     r"\bbest choice is(?:(?!\bnot\b|n['\u2019]t\b)[^0-9]){0,20}([0-9]{1,9})(?!\.?[0-9])"
     r"(?! ?(?:or|and|/|,) ?[0-9])",
@@ -35,13 +35,13 @@ async def evaluate_nodes(nodes: Sequence[SearchNode], evaluate: Evaluate) -> lis
     """Return the values that `evaluate` gives nodes.
 
     Raises:
-        InputError: it gives another number of values, or one that is not finite.
+        InputError: It gives a wrong number of values, or a value that is not finite.
     """
-    given = await evaluate(nodes) if nodes else []
+    returned = await evaluate(nodes) if nodes else []
     try:
-        values = [float(value) for value in given]
+        values = [float(value) for value in returned]
     except (TypeError, ValueError):
-        raise InputError(f"evaluate must give a list of numbers, got {given!r:.200}") from None
+        raise InputError(f"evaluate must give a list of numbers, got {returned!r:.200}") from None
     if len(values) != len(nodes):
         raise InputError(
             f"evaluate gave {len(values)} values for {len(nodes)} nodes; "
@@ -53,27 +53,28 @@ async def evaluate_nodes(nodes: Sequence[SearchNode], evaluate: Evaluate) -> lis
 
 
 async def mean_logprob(nodes: Sequence[SearchNode]) -> list[float]:
-    """Mean log-probability of the generated tokens from the root on; 0 if there are none."""
+    """Return each node's mean log-probability of the generated tokens from the root; 0 if none."""
     return [fmean(node.path_logprobs or (0.0,)) for node in nodes]
 
 
 async def min_logprob(nodes: Sequence[SearchNode]) -> list[float]:
-    """Log-probability of the least likely generated token from the root on; 0 if there is none."""
+    """Return each node's lowest log-probability of a generated token from the root; 0 if none."""
     return [min(node.path_logprobs, default=0.0) for node in nodes]
 
 
 async def sum_logprob(nodes: Sequence[SearchNode]) -> list[float]:
-    """Log-probability of all generated tokens from the root on."""
+    """Return each node's total log-probability of the generated tokens from the root."""
     return [math.fsum(node.path_logprobs) for node in nodes]
 
 
 @check_argument_types
 def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) -> Evaluate:
-    """Evaluate each node by a Python function, in a thread while other searches go on.
+    """Evaluate each node by a Python function, in a thread while other searches run.
 
     Args:
-        threads: Most calls at once. With 1 the function is never called twice at a time; with 0 it
-            is called in the searches' own thread, which then waits for it.
+        function: Returns the value of a node.
+        threads: Maximum number of concurrent calls. With 1, calls never overlap. With 0, the
+            function is called in the searches' own thread, which then waits for it.
     """
     check_int("threads", threads, least=0)
     pool = Threads(threads)
@@ -84,7 +85,7 @@ def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) ->
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         if not threads or not nodes:
             return [value(node) for node in nodes]
-        if threads == 1:  # all of them in one go
+        if threads == 1:  # evaluate all nodes in one call
             return await in_thread(nodes[0], lambda: [*map(value, nodes)], threads=pool())
         parts = (in_thread(node, value, node, threads=pool()) for node in nodes)
         return await gather(parts)
@@ -105,11 +106,11 @@ def value_prompt(
     Nodes with the same question have the same value. A search asks each question once.
 
     Args:
-        prompt_of: Makes the question, a prompt of its own.
+        prompt_of: Makes the question, a separate prompt.
         read: Reads a number from an answer.
-        overrides: As for `SearchNode.sample`.
+        n: Answers to draw per question.
+        **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
-
     check_int("n", n, least=1)
 
     async def judge(search: Search, text: str) -> float:
@@ -124,13 +125,13 @@ def value_prompt(
 
 @check_argument_types
 def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, float]) -> Evaluate:
-    """Ask how likely each of some answers is; the value is the mean of their worths.
+    """Score possible answers to a question; a node's value is the expected worth of the answer.
 
     Nothing is sampled. The answers are scored after the question, and their worths are weighted by
     their probabilities.
 
     Args:
-        prompt_of: Makes the question, a prompt of its own.
+        prompt_of: Makes the question, a separate prompt.
         choices: Answer -> worth, such as {" sure": 20, " likely": 1, " impossible": 0.001}.
     """
     if not choices:
@@ -160,13 +161,14 @@ def vote_prompt(
     n: int = 5,
     **overrides: Any,
 ) -> Evaluate:
-    """Let the model vote between the nodes, n times; the value of a node is its share of votes.
+    """Let the model vote between the nodes n times; the value of a node is its share of votes.
 
     Args:
         prompt_of: Makes the question, which numbers the nodes' texts from 1.
         read: Gets an answer and the number of nodes. It returns the number of the node that the
-            answer names, or None if it names none; by default `read_choice`.
-        overrides: As for `SearchNode.sample`.
+            answer names, or None if it names none. The default is `read_choice`.
+        n: Votes to draw.
+        **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
     check_int("n", n, least=1)
     reader = read or read_choice
@@ -188,12 +190,14 @@ def vote_prompt(
 
 @check_argument_types
 def read_choice(text: str, num: int) -> int | None:
-    """Return the number of the choice that a text makes, from 1 to num; None if it makes none.
+    """Return the number that a text chooses, from 1 to num; None if it chooses none.
 
-    It is the number after the last "best choice is", or else the only number in the text.
+    This is the number after the last "best choice is", or else the only number in the text.
     """
-    found = _CHOICE.findall(text) or (numbers if len(numbers := _NUMBER.findall(text)) == 1 else [])
-    choice = int(found[-1]) if found else 0
+    matches = _CHOICE.findall(text) or (
+        numbers if len(numbers := _NUMBER.findall(text)) == 1 else []
+    )
+    choice = int(matches[-1]) if matches else 0
     return choice if 1 <= choice <= num else None
 
 
@@ -207,11 +211,12 @@ def rollouts(
     leaves, with their values.
 
     Args:
-        done: Whether a node is the end of a solution.
+        n: Samples per node.
+        done: Whether a node ends a solution.
         evaluate: Gives the values of the ends.
-        overrides: As for `SearchNode.sample`, such as stop=() and a larger max_tokens.
+        **overrides: Sampling parameters as for `SearchNode.sample`, such as stop=() and a larger
+            max_tokens.
     """
-
     check_int("n", n, least=1)
 
     async def play(node: SearchNode) -> list[SearchNode]:
@@ -238,15 +243,17 @@ def along_path(evaluate: Evaluate, combine: Callable[[float, float], float] = mi
     """Combine the value of a step with the value of the steps before it.
 
     Args:
-        combine: With min a path is as good as its worst step, with operator.mul it is the product.
+        evaluate: Gives the value of a step.
+        combine: Combines the value of the path so far and that of the step. With `min` a path is as
+            good as its worst step; with `operator.mul` it is the product of its steps.
     """
 
     async def accumulate(nodes: Sequence[SearchNode]) -> list[float]:
-        own = await evaluate_nodes(nodes, evaluate)
+        step_values = await evaluate_nodes(nodes, evaluate)
         before = [_value_above(node) for node in nodes]
         return [
             value if above is None else combine(above, value)
-            for above, value in zip(before, own, strict=True)
+            for above, value in zip(before, step_values, strict=True)
         ]
 
     return accumulate
@@ -263,7 +270,7 @@ def _once_per_question(
     prompt_of: Callable[[SearchNode], str], judge: Callable[[Search, str], Awaitable[float]]
 ) -> Evaluate:
     """Evaluate nodes by a question; a search asks the same question once."""
-    # By search, because what a search draws must not depend on the searches that ran before it.
+    # Keyed by search, because a search's draws must not depend on searches that ran before it.
     known: WeakKeyDictionary[Search, dict[str, float]] = WeakKeyDictionary()
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Event loops that tell when all their coroutines wait."""
+"""Event loops that notice when all their coroutines wait."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from treegen.search.budget import BudgetIgnored, BudgetReached
 from treegen.search.external_calls import ExternalCallQueue, running_loop
 
 _ROUNDS: Final = 1000
-"""Rounds of an event loop after which it is looked after though it never had to wait."""
+"""Busy rounds of an event loop after which `on_busy` is called."""
 
 
 _BEHIND: Final = 1.0
-"""Seconds to wait for the ends of tasks where another one never ends."""
+"""Seconds to wait for tasks to end while another task never ends."""
 
 
 class _IdleSelector(selectors.DefaultSelector):
@@ -43,13 +43,13 @@ class _IdleSelector(selectors.DefaultSelector):
 
 
 LEFT: Final[list[object]] = []
-"""What stays behind: if it were collected, it would be asked to end, which it does not."""
+"""Coroutines and tasks that ignore every error, kept so that no GeneratorExit is raised in them."""
 
 
 async def suspend_forever() -> None:
-    """Suspend for good the task that awaits this, because no exception ends it."""
+    """Suspend the awaiting task for good, because no exception ends it."""
     loop = running_loop()
-    if loop is None:  # `Session.tell` drives the coroutine
+    if loop is None:  # `Session.step` drives the coroutine
         await _YieldForever()
         return
     task = asyncio.current_task()
@@ -67,32 +67,40 @@ class _YieldForever:
 
 
 class IdleLoop(asyncio.SelectorEventLoop):
-    """An event loop that calls `on_idle` whenever it would wait. It does not wait if that is true.
+    """An event loop that calls `on_idle` whenever it would wait, and waits only if that is false.
 
     `on_idle` returns false if coroutines wait for something that the loop itself knows of, such as
     the network or a timer.
 
-    `on_busy` is called if the loop has not waited for a thousand rounds. Some coroutine then asks
-    again and again whether something is there yet, which must not hold up what it asks for.
+    `on_busy` is called if the loop has not waited for a thousand rounds. Some coroutine then polls
+    for a result, which must not block the computation of that result.
 
     backend: computes the samples that are awaited in the loop.
     behind: tasks that nothing ends.
-    aside: what is awaited beside them. ending: whether all tasks are being cancelled.
+    aside: the external calls of its searches.
+    ending: whether all tasks are being cancelled.
     """
 
     def __init__(
         self, on_idle: Callable[[], bool], on_busy: Callable[[], object], backend: object
     ) -> None:
-        """A loop in which nothing runs yet."""
+        """Create a loop in which nothing runs yet.
+
+        Args:
+            on_idle: Called when the loop would wait; returns whether it must not.
+            on_busy: Called when the loop has not waited for long.
+            backend: Computes the samples that are awaited in the loop.
+        """
         super().__init__(_IdleSelector(on_idle, on_busy))
         self.backend, self.aside, self.ending = backend, ExternalCallQueue(), False
         self.behind: set[asyncio.Task[Any]] = set()
-        _loops[id(backend)] = self  # which keeps the backend, so that no other has its id
+        _loops[id(backend)] = self  # the loop keeps the backend alive, so its id stays unique
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Tell of an error that nobody awaited, unless it is that a search was over.
+        """Report an error that nobody awaited, unless it is the end of a search or of the program.
 
-        Tasks that a search has left behind end so. What ends the program was raised already.
+        Tasks that a search leaves behind end with BudgetReached or BudgetIgnored. Errors that end
+        the program were raised already.
         """
         known = BudgetReached | BudgetIgnored | KeyboardInterrupt | SystemExit
         if not isinstance(context.get("exception"), known):
@@ -100,23 +108,27 @@ class IdleLoop(asyncio.SelectorEventLoop):
 
 
 _loops: WeakValueDictionary[int, IdleLoop] = WeakValueDictionary()
-"""By the ids of their backends."""
+"""Loops by the ids of their backends."""
 
 _driven: ContextVar[object] = ContextVar("_driven", default=None)
 
 
 def drive_backend(backend: object) -> AbstractContextManager[None]:
-    """Inside, the code that runs a coroutine also computes what it awaits of the backend."""
+    """Declare that the code inside, which runs a coroutine, also computes what it awaits.
+
+    Args:
+        backend: The backend that computes it.
+    """
     return use_context_value(_driven, backend)
 
 
 def check_loop(backend: object) -> None:
-    """Raise InputError if nothing would ever compute what is awaited of a backend."""
+    """Raise InputError if nothing would ever compute what is awaited from a backend."""
     loop = running_loop()
     if loop is None or _driven.get() is backend:
         return
-    own = _loops.get(id(backend))
-    if own is not None and own is not loop and not isinstance(loop, IdleLoop):
+    own_loop = _loops.get(id(backend))
+    if own_loop is not None and own_loop is not loop and not isinstance(loop, IdleLoop):
         raise InputError(
             "a node is awaited in another event loop than that of its search, such as in a thread; "
             "await it in the search function, or in a task of its loop"
@@ -129,7 +141,7 @@ def check_loop(backend: object) -> None:
 
 
 def run_apart(run: Callable[[], object]) -> None:
-    """Run an event loop, in a thread of its own if a loop runs already, as in a notebook."""
+    """Run an event loop, in a separate thread if a loop already runs, as in a notebook."""
     if running_loop() is not None:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
@@ -142,7 +154,7 @@ def end_loop(loop: IdleLoop) -> None:
     loop.ending = True
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
-        task.cancel()  # before the loop runs, so that none begins meanwhile
+        task.cancel()  # before the loop runs, so that no task starts
     try:
         run_apart(lambda: loop.run_until_complete(_ends(loop, tasks)))
     finally:
@@ -154,7 +166,7 @@ async def _ends(loop: IdleLoop, tasks: Iterable[asyncio.Task[object]]) -> None:
     while waiting - loop.behind:
         _, waiting = await asyncio.wait(waiting, timeout=_BEHIND if loop.behind else None)
         if loop.behind and waiting:
-            break  # they may wait for one that stays behind
+            break  # they may wait for a task that never ends
     await loop.shutdown_asyncgens()
     loop.aside.close()
     await loop.shutdown_default_executor()
@@ -164,12 +176,12 @@ T = TypeVar("T")
 
 
 async def gather(parts: Iterable[Awaitable[T]]) -> list[T]:
-    """Run parts of a search side by side and return what they return, in order.
+    """Run parts of a search concurrently and return their results, in order.
 
-    Unlike with asyncio.gather, nothing outlives the call. If one part fails, the others are
-    cancelled. A reached budget is not the failure of one part: it ends what each of them waits for.
-    So all parts come to their own ends, and what they have drawn is in the tree. Then BudgetReached
-    is raised here.
+    Unlike with asyncio.gather, no part outlives the call. If one part fails, the others are
+    cancelled. A reached budget is not the failure of one part: it ends the pending calls of all
+    parts. So all parts end by themselves, and what they have drawn is in the tree. Then
+    BudgetReached is raised here.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     waiting = set(tasks)
@@ -182,7 +194,7 @@ async def gather(parts: Iterable[Awaitable[T]]) -> list[T]:
     finally:
         for task in waiting:
             task.cancel()
-        # It awaits all tasks, so that asyncio reports no second failure as never retrieved.
+        # Await all tasks, so that asyncio does not report a second failure as never retrieved.
         await asyncio.gather(*tasks, return_exceptions=True)
     return [task.result() for task in tasks]
 

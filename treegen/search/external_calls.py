@@ -1,9 +1,9 @@
-"""What searches wait for beside the model that samples: functions in threads, and other models.
+"""Calls that searches await outside the sampling model: functions in threads, and other models.
 
-None of it holds up other searches. A search goes on with its answers only when nothing of its own
-is under way: when no sample or score that it has asked for is to come, and all such answers are
-there. It then gets them in the order of the nodes that they are about. So a tree does not depend
-on how long a function took, or on what else was computed meanwhile.
+None of them blocks other searches. A search resumes with their results only when none of its
+samples or scores is pending and all its external results have arrived. It then gets the results in
+the order of their nodes. So a tree does not depend on how long a function took, or on what was
+computed at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ Y = TypeVar("Y")
 
 
 class SearchLike(Protocol):
-    """A search. num_asked: calls of the model that it has under way."""
+    """A search.
+
+    num_asked: its pending calls of the model.
+    """
 
     num_asked: int
 
@@ -49,10 +52,12 @@ class NodeLike(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """Something that a search waits for, and the place of the node that it is about.
+    """An external call of a search.
 
-    turn: done when the search may go on with it.
-    is_new: whether it is a function for which no pass of the model was held up yet.
+    work: the result to come.
+    turn: done when the search may resume with the result.
+    place: place of the node that the call is about.
+    is_new: whether it is a function that has not delayed a pass of the model yet.
     """
 
     work: asyncio.Future[Any]
@@ -63,29 +68,35 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Calls of a `BatchedFunction` that are not computed. looks: how often they could have been."""
+    """Calls of a `BatchedFunction` that are not computed yet.
+
+    looks: how often they could have been computed.
+    """
 
     calls: list[tuple[Sequence[Any], asyncio.Future[Any]]] = field(default_factory=list)
     looks: int = 0
 
 
 class ExternalCallQueue:
-    """What the searches of one event loop wait for beside the model."""
+    """The external calls of the searches of one event loop."""
 
     def __init__(self) -> None:
-        """Nothing is waited for."""
+        """Create an empty queue."""
         self._calls: dict[SearchLike, list[_Call]] = {}
         self._batches: dict[BatchedFunction[Any, Any], _Batch] = {}
         self.threads = Threads(_THREADS)
 
     def close(self) -> None:
-        """Nothing is waited for any more; functions under way come to their ends by themselves."""
+        """Start no more functions in threads; those that run finish by themselves."""
         self.threads.close()
 
     def resume_searches(self, *, busy: bool) -> bool:
-        """Compute batches that are due, and let searches go on; returns whether any does.
+        """Compute batches that are due, and resume searches; return whether any search resumes.
 
-        Call it when nothing in the loop can run. busy: whether the model has work.
+        Call it when nothing in the loop can run.
+
+        Args:
+            busy: Whether the model has work.
         """
         for together, batch in list(self._batches.items()):
             batch.looks += 1
@@ -105,7 +116,7 @@ class ExternalCallQueue:
         return bool(ready) or (busy and self._linger())
 
     def _linger(self) -> bool:
-        """Give new functions a moment, so that quick ones cost their searches no pass."""
+        """Wait a moment for new functions, so that quick ones do not cost their searches a pass."""
         new = [
             call
             for search, calls in self._calls.items()
@@ -122,28 +133,38 @@ class ExternalCallQueue:
     async def run_call(
         self, search: SearchLike, work: asyncio.Future[T], place: Place, *, by_itself: bool
     ) -> T:
-        """The result of work, once the search has nothing else under way.
+        """Return the result of `work`, once nothing else of the search is pending.
 
         Args:
-            place: Of the node that it is about. Parts of a search go on in the order of their
-                places, and those of equal places in the order in which they asked.
-            by_itself: Whether the work goes on by itself, as a function in a thread does.
+            search: The search that waits.
+            work: The result to come.
+            place: Place of the node that the call is about. Parts of a search resume in the order
+                of their places; those with equal places in the order of their calls.
+            by_itself: Whether the work runs by itself, as a function in a thread does.
         """
         call = _Call(work, asyncio.get_running_loop().create_future(), place, by_itself)
         self._calls.setdefault(search, []).append(call)
         try:
             await call.turn
         finally:
-            if call in (mine := self._calls.get(search, [])):  # it was cancelled
-                mine.remove(call)
-                if not mine:
+            if call in (calls := self._calls.get(search, [])):  # the call was cancelled
+                calls.remove(call)
+                if not calls:
                     del self._calls[search]
             if not work.cancel() and not work.cancelled():
-                work.exception()  # nobody may ask for it
+                work.exception()  # mark the error as retrieved, because nobody may read it
         return work.result()
 
     def add(self, together: BatchedFunction[X, Y], items: Sequence[X]) -> asyncio.Future[list[Y]]:
-        """Items to compute with those of other searches."""
+        """Add items to the batch that a function computes for several searches.
+
+        Args:
+            together: The function.
+            items: Items of one search.
+
+        Returns:
+            A future of the items' results.
+        """
         future: asyncio.Future[list[Y]] = asyncio.get_running_loop().create_future()
         self._batches.setdefault(together, _Batch()).calls.append((items, future))
         return future
@@ -152,33 +173,40 @@ class ExternalCallQueue:
 class BatchedFunction(Generic[X, Y]):
     """A function of many items that is called for the items of many searches at once.
 
-        judge = Together(score_texts)
+        judge = BatchedFunction(score_texts)
         values = await judge(node, texts)
 
-    compute: gets items and returns as many results, each a function of its own item. It runs in the
-    searches' own thread, so that it does not disturb what the model computes.
-    size: items that are worth a call while the model has other work.
-    patience: passes of the model after which fewer are computed too.
+    compute: gets items and returns one result per item, each a function of its own item only. It
+    runs in the searches' own thread, so that it does not disturb what the model computes.
+    size: number of items that is worth a call while the model has other work.
+    patience: number of passes of the model after which fewer items are computed too.
     """
 
     def __init__(
         self, compute: Callable[[list[X]], Sequence[Y]], *, size: int = 64, patience: int = 8
     ) -> None:
-        """Nothing is computed yet."""
+        """Create the function.
+
+        Args:
+            compute: Returns one result per item.
+            size: Number of items that is worth a call while the model has other work.
+            patience: Number of passes of the model after which fewer items are computed too.
+        """
         self._compute, self.size, self.patience = compute, size, patience
 
     async def __call__(self, node: NodeLike, items: Sequence[X]) -> list[Y]:
-        """The results of items that the search of a node asks for.
+        """Return the results of items that the search of a node asks for.
 
-        If `compute` fails, each search's items are computed apart, and only those that fail raise.
+        If `compute` fails, each search's items are computed separately, and only those that fail
+        raise.
         """
-        aside = _aside()
+        queue = _aside()
         if not items:
             return []
-        if aside is None:  # nothing is waited for beside this
+        if queue is None:  # not in a loop of searches, so there is nothing to batch with
             return self._of(items)
-        future = aside.add(self, items)
-        return await aside.run_call(node.search, future, place_of(node), by_itself=False)
+        future = queue.add(self, items)
+        return await queue.run_call(node.search, future, place_of(node), by_itself=False)
 
     def answer(self, calls: Sequence[tuple[Sequence[X], asyncio.Future[list[Y]]]]) -> None:
         """Compute calls, and give each its results or its error."""
@@ -208,21 +236,21 @@ class BatchedFunction(Generic[X, Y]):
 
 
 class Threads:
-    """A pool of threads that is made when it is needed, and anew where it is sent to."""
+    """A thread pool that is created on first use; pickling copies only its size."""
 
     def __init__(self, num: int) -> None:
-        """num: most threads."""
+        """Create a pool of at most `num` threads."""
         self._num = num
         self._pool: ThreadPoolExecutor | None = None
 
     def __call__(self) -> Executor:
-        """The pool."""
+        """Return the pool."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._num, thread_name_prefix="treegen-reward")
         return self._pool
 
     def close(self) -> None:
-        """Begin nothing more in the threads there are."""
+        """Start no more calls in the pool."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
@@ -234,34 +262,37 @@ class Threads:
 async def in_thread(
     node: NodeLike, function: Callable[..., T], *args: Any, threads: Executor | None = None
 ) -> T:
-    """What a function returns about a node. It runs in a thread while other searches go on.
+    """Call a function about a node in a thread while other searches run; return its result.
 
     Args:
-        threads: Where it runs; by default in one of 32 threads of the run.
+        node: The node that the call is about.
+        function: The function to call.
+        *args: Its arguments.
+        threads: Executor to run it in; by default one of 32 threads of the run.
     """
     loop = running_loop()
-    if loop is None:  # a session's own loop: there is nothing else to go on with
+    if loop is None:  # a session drives the coroutine, and nothing else could run meanwhile
         return function(*args)
     call = partial(contextvars.copy_context().run, function, *args)
-    aside = _aside()
-    if aside is None:
+    queue = _aside()
+    if queue is None:
         return await loop.run_in_executor(threads, call)
-    work = loop.run_in_executor(threads or aside.threads(), call)
-    return await aside.run_call(node.search, work, place_of(node), by_itself=True)
+    work = loop.run_in_executor(threads or queue.threads(), call)
+    return await queue.run_call(node.search, work, place_of(node), by_itself=True)
 
 
 def place_of(node: NodeLike) -> Place:
-    """The place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
+    """Return the place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
     return tuple(each.order for each in node.path)
 
 
 def _aside() -> ExternalCallQueue | None:
-    """What is waited for in the running loop of searches; None in another loop, and in none."""
+    """Return the external calls of the running loop of searches; None outside such a loop."""
     return getattr(running_loop(), "aside", None)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread; None if none does."""
+    """Return the event loop that runs in this thread; None if none does."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

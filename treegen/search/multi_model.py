@@ -1,4 +1,4 @@
-"""Searches whose nodes several LLMs sample from, each with a cache of its own."""
+"""Searches whose nodes several LLMs sample from, each with its own cache."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ Content = str | Sequence[int]
 
 
 class SessionFactory(Protocol):
-    """What `search_with` needs of an LLM."""
+    """The interface of an LLM that `search_with` needs."""
 
     tokenizer: Any
 
     def session(self, params: SamplingParams | None = None) -> Session:
-        """Search trees of its own."""
+        """Open a session with search trees of its own."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class CrossModelContext:
-    """The text up to a node, in the caches of those LLMs that it was needed in.
+    """The text up to a node, in the caches of those LLMs that needed it.
 
     above: the context that it continues; None for a prompt.
-    content: its own text; for a prompt what each LLM gets.
+    content: its own text; for a prompt, the content for each LLM.
+    backends: the backend of each LLM, by the LLM's name.
     own: the context in each cache, by the LLM's name.
     """
 
@@ -53,7 +54,7 @@ class CrossModelContext:
     own: dict[str, Context] = field(default_factory=dict)
 
     def of(self, name: str) -> Context:
-        """The context in one LLM's cache. The text is computed there when it is sampled from."""
+        """Return the context in one LLM's cache; its text is computed at the first use."""
         if name not in self.own:
             backend = self.backends[name]
             if self.above is None:
@@ -65,59 +66,64 @@ class CrossModelContext:
         return self.own[name]
 
     def on(self, name: str) -> SelectedModelContext:
-        """The context, for one of the LLMs to sample from; raises InputError for another name."""
+        """Return the context for one of the LLMs; raises InputError for an unknown name."""
         if name not in self.backends:
             raise InputError(f"there is no LLM {name!r}; known: {', '.join(self.backends)}")
         return SelectedModelContext(self, name)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens from the start of the prompt, as one of the LLMs counts them."""
+        """Number of tokens from the start of the prompt, as one of the LLMs counts them."""
         return self.of(next(iter(self.own or self.backends))).num_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectedModelContext:
-    """A context, and the LLM that is to sample from it."""
+    """A context, and the name of the LLM that is to sample from it."""
 
     shared: CrossModelContext
     name: str
 
     @property
     def num_tokens(self) -> int:
-        """Tokens from the start of the prompt."""
+        """Number of tokens from the start of the prompt."""
         return self.shared.of(self.name).num_tokens
 
 
 class MultiModelBackend:
-    """The Backend of searches over several LLMs. The first one samples, if none is named."""
+    """The Backend of searches over several LLMs. The first one samples by default."""
 
     def __init__(
         self, backends: Mapping[str, LiveBackend], contents: Sequence[Mapping[str, Content]]
     ) -> None:
-        """contents: of the prompts that are known, what each LLM gets."""
+        """Create a backend that combines those of the LLMs.
+
+        Args:
+            backends: The backend of each LLM, by the LLM's name.
+            contents: For each known prompt, the content for each LLM.
+        """
         self._backends, self._contents = dict(backends), contents
         self._first = next(iter(self._backends))
 
-    # What a run needs
+    # Methods of RunBackend
 
     @property
     def scheduler(self) -> Scheduler:
-        """That of the first LLM, for the progress that is shown."""
+        """The scheduler of the first LLM, from which progress is shown."""
         return self._backends[self._first].scheduler
 
     @property
     def closed(self) -> bool:
-        """Whether the caches are gone."""
+        """Whether the caches are freed."""
         return any(backend.closed for backend in self._backends.values())
 
     @property
     def has_work(self) -> bool:
-        """Whether something that was asked for is not done."""
+        """Whether a requested result has not been computed."""
         return any(backend.has_work for backend in self._backends.values())
 
     def step(self) -> None:
-        """Run one forward pass of each LLM that something is wanted of."""
+        """Run one forward pass of each LLM that has work."""
         try:
             for backend in self._backends.values():
                 if backend.has_work:
@@ -132,31 +138,33 @@ class MultiModelBackend:
             backend.close()
 
     def prompts_together(self, contents: Sequence[Content], *, rows: int) -> list[Context]:
-        """Contexts of the prompts that are known, which each LLM stores once."""
-        found = {
+        """Return contexts of the known prompts, which each LLM stores once."""
+        contexts = {
             name: backend.prompts_together([each[name] for each in self._contents], rows=rows)
             for name, backend in self._backends.items()
         }
         return [
             CrossModelContext(
-                None, each, self._backends, {name: found[name][place] for name in found}
+                None, each, self._backends, {name: contexts[name][place] for name in contexts}
             )
             for place, each in enumerate(self._contents)
         ]
 
     def new_origin(self, context: Context, seed: int | None) -> str:
-        """The origin of the seeds of one more unnamed search of a prompt."""
+        """Return the origin of the seeds of a new unnamed search of a prompt."""
         assert isinstance(context, CrossModelContext)
         return self._backends[self._first].new_origin(context.of(self._first), seed)
 
-    # What nodes need
+    # Methods of Backend
 
     def prompt(self, content: Content, usage: SearchUsage) -> Context:
+        """Return the context of a text prompt; token ids raise InputError."""
         if not isinstance(content, str):
             raise InputError("token ids mean one LLM's tokens; give several LLMs text")
         return CrossModelContext(None, dict.fromkeys(self._backends, content), self._backends)
 
     def extend(self, context: Context, content: str | Parts) -> Context:
+        """Return the context with text, or with texts and images, appended."""
         assert isinstance(context, CrossModelContext)
         return CrossModelContext(context, content, self._backends)
 
@@ -168,6 +176,15 @@ class MultiModelBackend:
         params: SamplingParams,
         search: BudgetedSearch,
     ) -> Sequence[BackendSample | None]:
+        """Draw one sample per index, with the LLM of the context or else the first.
+
+        Args:
+            context: The text that the samples continue.
+            key: Key of the node.
+            indices: Index of each sample.
+            params: Sampling parameters.
+            search: The search that asks.
+        """
         shared, name = self._resolve_model(context)
         drawn = await self._backends[name].sample(shared.of(name), key, indices, params, search)
         return [
@@ -185,15 +202,24 @@ class MultiModelBackend:
     async def score(
         self, context: Context, texts: Sequence[str], search: BudgetedSearch
     ) -> list[Score]:
+        """Return the log-likelihood of each text, by the LLM of the context or else the first.
+
+        Args:
+            context: The text before the texts.
+            texts: The texts to score.
+            search: The search that asks.
+        """
         shared, name = self._resolve_model(context)
         return await self._backends[name].score(shared.of(name), texts, search)
 
     def release(self, context: Context) -> None:
+        """Release a context in every LLM's cache."""
         assert isinstance(context, CrossModelContext)
-        for name, own in context.own.items():
-            self._backends[name].release(own)
+        for name, own_context in context.own.items():
+            self._backends[name].release(own_context)
 
     def cancel(self, search: BudgetedSearch) -> None:
+        """End all calls that a search waits for."""
         for backend in self._backends.values():
             backend.cancel(search)
 
@@ -215,19 +241,26 @@ def search_with(
     budget: Budget | None = None,
     rows: int = 8,
 ) -> list[SearchResult]:
-    """Run a search of each problem over several LLMs; results in the order of the problems.
+    """Run a search of each problem over several LLMs; return results in the order of the problems.
 
-    The other arguments are those of `LLM.search`. A budget of tokens counts those of all LLMs. It
-    may be exceeded by the tokens that others than the one that reaches it have under way.
-
-    Raises InputError for prompts of token ids, and what `LLM.search` raises.
+    A budget of tokens counts those of all LLMs. When one LLM reaches it, the tokens that the others
+    are generating may exceed it.
 
     Args:
-        llms: By names of your own. `node.sample(n, llm=NAME)` and `node.score(texts, llm=NAME)` ask
-            one of them, and otherwise the first. What one generated is text to the others, which
-            compute it once they are asked there.
+        llms: LLMs by names of your choice. `node.sample(n, llm=NAME)` and `node.score(texts,
+            llm=NAME)` use the LLM of that name, by default the first. What one LLM generated is
+            text to the others, which compute it when they first need it.
+        fn: The search, as for `LLM.search`.
         problems: Text or chat messages, which each LLM renders by its own template, or (name,
             prompt) pairs.
+        params: Default sampling parameters.
+        concurrency: Maximum number of searches that run at once.
+        budget: Budget of each search.
+        rows: Rows that each search is expected to decode at once.
+
+    Raises:
+        InputError: Prompts are token ids, or an argument cannot be used. Errors of `LLM.search` are
+            raised too.
     """
     from treegen.search.run import SearchRun
     from treegen.search.session import flat_content
@@ -251,7 +284,10 @@ def search_with(
         run = SearchRun(
             backend,
             fn,
-            [replace(each, content=own[first]) for each, own in zip(listed, contents, strict=True)],
+            [
+                replace(each, content=by_llm[first])
+                for each, by_llm in zip(listed, contents, strict=True)
+            ],
             params=sessions[first].params,
             concurrency=concurrency,
             budget=budget,

@@ -1,4 +1,4 @@
-"""Ways to make the next steps of a node. A strategy takes any function of the type Propose."""
+"""Functions that make next steps of nodes. A strategy takes any function of the type Propose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treegen.search.event_loop import gather
 from treegen.search.tree.node import SearchNode, is_ended
 
 Propose = Callable[[SearchNode], Awaitable[Sequence[SearchNode]]]
-"""Makes the next steps of a node, as nodes below it; none if there is no way on."""
+"""Makes the next steps of a node, as nodes below it; none at a dead end."""
 
 Step = Callable[[SearchNode, int], Awaitable[Sequence[SearchNode]]]
 """Makes a given number of next steps of a node."""
@@ -25,7 +25,7 @@ def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
 
     Args:
         stop: The delimiters; () makes steps of max_tokens tokens.
-        overrides: As for `SearchNode.sample`.
+        **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
 
     async def step(node: SearchNode, n: int) -> list[SearchNode]:
@@ -38,7 +38,13 @@ def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
 
 @check_argument_types
 def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> Propose:
-    """Propose n independent continuations; the other arguments are those of `sample_step`."""
+    """Propose n independent continuations, each up to and including a delimiter.
+
+    Args:
+        n: Continuations per node.
+        stop: As for `sample_step`.
+        **overrides: Sampling parameters, as for `SearchNode.sample`.
+    """
     check_int("n", n, least=1)
     step = sample_step(stop, **overrides)
 
@@ -50,7 +56,7 @@ def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> 
 
 @check_argument_types
 def lines(text: str, node: SearchNode | None = None) -> list[str]:
-    """Return each line of a text that is not blank, stripped, with a newline at its end."""
+    """Return each non-blank line of a text, stripped and with a newline at its end."""
     return [line.strip() + "\n" for line in text.split("\n") if line.strip()]
 
 
@@ -64,14 +70,14 @@ def propose_lines(
 ) -> Propose:
     """Ask the model for a list of possible next steps, and append each to the node.
 
-    Asked twice at one node, the model gives the same answers.
+    The model gives the same answers each time that it is asked at one node.
 
     Args:
-        prompt_of: Makes the question, a prompt of its own.
-        parse: Gets an answer and the node that it is about, and returns the texts to append. A text
-            that comes twice is appended once.
+        prompt_of: Makes the question, a separate prompt.
+        parse: Gets an answer and the node that it is about, and returns the texts to append.
+            Duplicate texts are appended once.
         n: Answers to draw.
-        overrides: As for `SearchNode.sample`.
+        **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
     check_int("n", n, least=1)
 
@@ -91,7 +97,7 @@ def propose_lines(
 
 @check_argument_types
 def combine_proposers(*ways: Propose) -> Propose:
-    """Propose the steps of several ways, in the order of the ways."""
+    """Propose the steps of several proposers, in the order of the proposers."""
 
     async def propose(node: SearchNode) -> list[SearchNode]:
         return [step for steps in await gather(way(node) for way in ways) for step in steps]

@@ -1,4 +1,4 @@
-"""Values of reward models and verifiers, computed together for the nodes of many searches."""
+"""Values from reward models and verifiers, computed in one batch for the nodes of many searches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.verifier import MEMORY, load_verifier
 
 Encoded = tuple[list[int], list[int]]
-"""Token ids of a text, and the places after which it is judged."""
+"""Token ids of a text, and the positions after which it is judged."""
 
-# Shares that differ by less differ by what was computed beside them.
+# Smaller differences are noise that depends on the rest of the batch.
 _DECIMALS: Final = 6
 
 
 def whole_text(node: SearchNode) -> str:
-    """The prompt and the text after it."""
+    """Return the prompt and the text after it."""
     return prompt_text(node) + node.path_text
 
 
 def prompt_text(node: SearchNode) -> str:
-    """The prompt of a node's tree."""
+    """Return the prompt of a node's tree."""
     prompt = node.path[0].text
     if not prompt:
         raise InputError("the prompt was given as token ids; say what the model reads by text_of")
@@ -37,7 +37,7 @@ def prompt_text(node: SearchNode) -> str:
 
 
 def path_text(node: SearchNode) -> str:
-    """The text after the prompt."""
+    """Return the text after the prompt."""
     return node.path_text
 
 
@@ -56,11 +56,11 @@ def by_verifier(
 
     Args:
         verifier: From `load_verifier`; its `reduce` says how values of steps become one.
-        question_of: What it reads; by default the prompt, and the text after it.
-        answer_of: What it reads; by default the prompt, and the text after it.
-        name: The values are noted under it in `node.scores`.
-        batch_size: Texts that are worth a call while other searches decode. Those of all searches
-            under way are computed together.
+        question_of: Returns the question that the verifier reads; by default the prompt.
+        answer_of: Returns the answer that the verifier reads; by default the text after the prompt.
+        name: Name under which the values are stored in `node.scores`.
+        batch_size: Number of texts that is worth a call while other searches decode. Texts of all
+            running searches are computed together.
     """
 
     def encode(node: SearchNode) -> Encoded:
@@ -80,20 +80,23 @@ def reward_model(
     revision: str | None = None,
     memory: int | str = MEMORY,
 ) -> Evaluate:
-    """Evaluate nodes by a sequence classifier of transformers, which is loaded here.
+    """Load a sequence classifier of transformers and evaluate nodes by it.
 
-    Raises InputError for arguments that cannot be used, ModelError for a model that cannot be
-    loaded. The evaluation raises InputError for a text that is too long for the model.
+    The evaluation raises InputError for a text that is too long for the model.
 
     Args:
         name: A checkpoint directory or a hub name; safetensors only.
-        text_of: Gives the text that the model reads; by default the prompt and the text so far.
-        label: The output to take, by default the last, which for two labels is "right". The value
-            is the sigmoid of the only output, or the softmax share of one among several.
-        device: Where it computes; by default a GPU if there is one.
+        text_of: Returns the text that the model reads; by default the prompt and the text so far.
+        label: Index of the output to take, by default the last, which for two labels is "right".
+            The value is the sigmoid of a single output, or the softmax share of one among several.
+        device: Device to compute on; by default a GPU if there is one.
         batch_size: As for `by_verifier`.
-        revision: Of a hub name.
-        memory: Bytes of its cache, for what texts share.
+        revision: Revision of a hub name; by default the hub's default.
+        memory: Size of the cache for prefixes that texts share, in bytes or as text such as "1GiB".
+
+    Raises:
+        InputError: An argument cannot be used.
+        ModelError: The model cannot be loaded.
     """
     verifier = load_verifier(
         name, revision=revision, device=device, form=SEQUENCE, memory=memory, label=label
@@ -121,7 +124,7 @@ def _evaluate(
         if not nodes:
             return []
         texts = [encode(node) for node in nodes]
-        verifier.scorer.check_length([ids for ids, _ in texts])  # before others wait for it
+        verifier.scorer.check_length([ids for ids, _ in texts])  # fails before joining a batch
         values = await together(nodes[0], texts)
         for node, value in zip(nodes, values, strict=True):
             node.scores[name] = value

@@ -1,4 +1,4 @@
-"""Run hundreds of searches at once: all that wait for samples share every forward pass."""
+"""Runs hundreds of searches at once: all that wait for samples share every forward pass."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class RunBackend(Backend, Protocol):
 
     @property
     def scheduler(self) -> Scheduler:
-        """What the progress is read from."""
+        """The scheduler, from which progress is read."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """Whether something that was asked for is not done."""
+        """Whether a requested result has not been computed."""
         ...
 
     def prompts_together(
         self, contents: Sequence[str | Sequence[int]], *, rows: int
     ) -> list[Context]:
-        """Contexts of prompts that are known together. rows: rows to expect below each."""
+        """Return contexts of prompts known in advance, with `rows` rows expected below each."""
         ...
 
     def new_origin(self, context: Context, seed: int | None) -> str:
-        """The origin of the seeds of one more unnamed search of a prompt."""
+        """Return the origin of the seeds of a new unnamed search of a prompt."""
         ...
 
     def step(self) -> None:
@@ -56,9 +56,9 @@ class RunBackend(Backend, Protocol):
 
 
 class SearchRun(Iterator[SearchResult], Closeable):
-    """Results of searches as they finish; closing it ends those that have not.
+    """Results of searches as they finish; closing it ends unfinished searches.
 
-    names: of the problems, in their order.
+    names: names of the problems, in their order.
     closed: whether the run is over.
 
     A search that fails does not end the others: its result has the error and its tree so far.
@@ -77,11 +77,17 @@ class SearchRun(Iterator[SearchResult], Closeable):
         rows: int,
         dealt: bool = False,
     ) -> None:
-        """Made by `LLM.search_stream`.
+        """Create a run; `LLM.search_stream` does this.
 
         Args:
-            rows: Rows that each search is expected to have at once.
-            dealt: Begin only those searches that `deal` names.
+            backend: Computes samples and scores.
+            fn: The search: an async function of the root node of a problem.
+            problems: The problems.
+            params: Default sampling parameters.
+            concurrency: Maximum number of searches that run at once.
+            budget: Budget of each search.
+            rows: Rows that each search is expected to decode at once.
+            dealt: Start only those searches that `enqueue` names.
         """
         self.backend = backend
         self.names = [problem.name for problem in problems]
@@ -107,50 +113,50 @@ class SearchRun(Iterator[SearchResult], Closeable):
         self._alone = ExclusiveSection("run")
 
     def status(self) -> Status:
-        """What is under way now."""
+        """Return the current load."""
         return self.backend.scheduler.status()
 
     @property
     def usage(self) -> Usage:
-        """What was computed so far."""
+        """Usage so far, over all searches."""
         return self.backend.scheduler.usage
 
     def levels(self) -> tuple[LevelRows, ...]:
-        """Which levels of a tree rows read; of searches nobody tells."""
+        """Return no attention levels, because they are not reported for searches."""
         return ()
 
     def workers(self) -> tuple[WorkerStatus, ...]:
-        """What each worker does now; none where one LLM does all."""
+        """Return no workers, because one LLM runs all searches."""
         return ()
 
     @property
     def num_running(self) -> int:
-        """Searches under way."""
+        """Number of running searches."""
         return len(self._running)
 
     @property
     def num_unknown(self) -> int:
-        """Searches that have begun and whose results the iterator has not given."""
+        """Number of searches that have started and whose results the iterator has not returned."""
         return self.num_running + len(self._results)
 
     def enqueue(self, names: Iterable[str]) -> None:
-        """Begin the searches of some problems, as soon as fewer than `concurrency` run."""
+        """Start the searches of some problems, as soon as fewer than `concurrency` run."""
         self._waiting.extend(names)
 
     def take_back(self, most: int) -> list[str]:
-        """Drop searches that have not begun, the last first; returns their names."""
+        """Drop up to `most` searches that have not started, the last first; return their names."""
         return [self._waiting.pop() for _ in range(min(most, len(self._waiting)))]
 
     @property
     def has_work(self) -> bool:
-        """Whether a search is not over, or its result was not returned."""
+        """Whether a search is unfinished, or its result was not returned."""
         return not self.closed and bool(self._waiting or self._running or self._results)
 
     def take_results(self) -> list[SearchResult]:
-        """Results that are there and were not returned yet."""
-        found = list(self._results)
+        """Return the results that were not returned yet."""
+        results = list(self._results)
         self._results.clear()
-        return found
+        return results
 
     def __next__(self) -> SearchResult:
         while not self._results:
@@ -161,7 +167,7 @@ class SearchRun(Iterator[SearchResult], Closeable):
         return self._results.popleft()
 
     def in_order(self) -> list[SearchResult]:
-        """Use the run up; results in the order of the problems."""
+        """Run all searches to their ends; return results in the order of the problems."""
         with self:
             results = {result.name: result for result in self}
         warn_if_all_failed(list(results.values()), stacklevel=4)
@@ -170,9 +176,10 @@ class SearchRun(Iterator[SearchResult], Closeable):
     def step(self) -> None:
         """Run all searches until they wait, then one forward pass over what they wait for.
 
-        It is for a caller that looks around between passes. Results come from the iterator.
+        It is for a caller that checks something between passes. Results come from the iterator.
 
-        Raises InputError if another thread is in a step. It does not disturb that one.
+        Raises:
+            InputError: Another thread is in a step, which is not disturbed.
         """
         with self._alone():
             self._step()
@@ -182,7 +189,7 @@ class SearchRun(Iterator[SearchResult], Closeable):
             while self._waiting and len(self._running) < self._concurrency:
                 self._begin(*self._entries.pop(self._waiting.popleft()))
             run_apart(self._loop.run_forever)
-            if self.closed:  # a search has closed it
+            if self.closed:  # a search has closed the run
                 self.close()
             elif self.backend.has_work:
                 self.backend.step()
@@ -208,7 +215,7 @@ class SearchRun(Iterator[SearchResult], Closeable):
         return False  # all searches wait for something else, such as a tool
 
     def _on_busy(self) -> None:
-        """Do what is done in an idle loop, and stop it in any case: the caller may look around."""
+        """Do what `_on_idle` does, and always stop the loop, so that the caller gets control."""
         if not self.closed:
             self._on_idle()
             self._loop.stop()
@@ -230,19 +237,19 @@ class SearchRun(Iterator[SearchResult], Closeable):
     def _on_task_done(self, running: RunningSearch, task: asyncio.Task[None]) -> None:
         self._running.discard(running)
         if not task.cancelled():
-            task.exception()  # such as Ctrl-C, which `step` raises; asyncio would tell it again
+            task.exception()  # such as Ctrl-C: `step` raises it, so keep asyncio from reporting it
 
     def _note(self, result: SearchResult) -> None:
         if not self.closed:
             self._results.append(result)
 
     def close(self) -> None:
-        """End all searches; those that have not finished get no result."""
+        """End all searches; unfinished ones get no result."""
         self.closed = True
         self.backend.close()
         self._waiting.clear()
         self._entries.clear()
-        if self._loop.is_running():  # a search closes the run, which ends when that search waits
+        if self._loop.is_running():  # a search closed the run, which ends when that search waits
             self._loop.stop()
         elif not self._loop.is_closed():
             end_loop(self._loop)

@@ -1,4 +1,4 @@
-"""One search function under way: its time limit, its end, and its result."""
+"""One running search function: its time limit, its end, and its result."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult
 
 _AGAIN: Final = 0.1
-"""Seconds between ending two waits of one search; in them it cleans up after the first."""
+"""Seconds between ending two waits of one search, in which it cleans up after the first."""
 
 
 class RunningSearch:
-    """A search function in an event loop. It ends when the seconds of its budget are over.
+    """A search function in an event loop, which ends when the seconds of its budget are over.
 
-    What it awaits of the model then ends by itself. Whatever else it awaits, such as a tool, is
-    cancelled, and BudgetReached is raised there. So a strategy returns what it has found.
+    Its pending calls of the model then end by themselves. Anything else that it awaits, such as a
+    tool, is cancelled, and BudgetReached is raised there. So a strategy returns what it has found.
     """
 
     def __init__(
         self, loop: IdleLoop, fn: SearchFn, search: Search, on_end: Callable[[SearchResult], None]
     ) -> None:
-        """Begin the search. on_end: called with the result."""
+        """Start the search.
+
+        Args:
+            loop: The event loop.
+            fn: The search function.
+            search: The search that it works on.
+            on_end: Called with the result.
+        """
         self.search = search
         self._loop, self._on_end, self._is_over = loop, on_end, False
         self._stopped_by: StopReason | None = None
-        self._due: float | None = None  # once its time is over: when its next wait may end
-        self._raises: BudgetReached | None = None  # raised in place of a cancellation under way
+        self._due: float | None = None  # when `end_wait` may end its next wait, once time is up
+        self._raises: BudgetReached | None = None  # raised instead of the pending cancellation
         self.task = loop.create_task(self._run(fn))
         if (seconds := search.budget.seconds) is not None:
             loop.call_later(max(0.0, seconds - search.usage.elapsed_seconds()), self._time_is_up)
@@ -45,10 +52,11 @@ class RunningSearch:
             self._due = self._loop.time()
 
     def end_wait(self) -> bool:
-        """End the wait of a search whose time is over. False if it is not, or a wait just ended.
+        """End the wait of a search whose time is up; return whether a wait was ended.
 
-        Call it only when nothing in the loop can go on, or has gone on for long: then the search
-        waits for nothing of the model.
+        A wait is not ended right after the previous one. Call it only when nothing in the loop can
+        run, or when the loop has been busy for long: then the search waits for nothing of the
+        model.
         """
         if self._due is None or self._loop.time() < self._due or self.task.done():
             return False
@@ -59,7 +67,7 @@ class RunningSearch:
         return True
 
     def end_abandoned(self) -> bool:
-        """End a search that goes on asking whatever is raised; its task stays behind."""
+        """End a search that keeps making calls despite every error; its task stays suspended."""
         if not self.search.is_abandoned or self._is_over:
             return False
         reached = (
@@ -76,7 +84,7 @@ class RunningSearch:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit) and not self._loop.ending:
                 raise
-            failure = error  # it goes into the result, and other searches go on
+            failure = error  # it goes into the result, and other searches continue
             failure.__traceback__ = _outside(error.__traceback__)
         self._end(returned, failure)
 
@@ -85,14 +93,14 @@ class RunningSearch:
             return
         self._is_over = True
         self._stopped_by = self.search.stopped.by if self.search.stopped else None
-        self.search.close()  # before the result, for it counts calls that nobody waited for
+        self.search.close()  # before the result, because closing counts calls nobody waited for
         self._on_end(self._result(returned, failure))
 
     def _result(self, returned: object, failure: BaseException | None) -> SearchResult:
         try:
             result = SearchResult.of(self.search, returned, failure)
             return replace(result, stopped_by=self._stopped_by or result.stopped_by)
-        except Exception as error:  # what it has noted at a node is nothing that records can have
+        except Exception as error:  # the search stored something at a node that has no record form
             for node in self.search.nodes():
                 node.forget()
             return SearchResult.of(self.search, None, error)
@@ -122,7 +130,7 @@ class RunningSearch:
 
 
 def _outside(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the search function on; only its last entry if that is not reached."""
+    """Return a traceback that starts in the search function, or its last entry otherwise."""
     while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

@@ -1,6 +1,6 @@
 """A session: search trees whose caches live in a model, all sampled in the same steps.
 
-There are two ways to use it. `sample` and `score` ask many nodes at once and wait. `start` and
+There are two ways to use it. `sample` and `score` compute many nodes at once and wait. `start` and
 `step` are for a loop of your own. For searches written as coroutines see `LLM.search`.
 """
 
@@ -36,7 +36,7 @@ class Started(Generic[T]):
     """A call that `Session.start` started. It is done when `Session.step` has returned it.
 
     call: the coroutine.
-    tickets: what it waits for.
+    tickets: the results that it waits for.
     is_done: whether it has ended.
     error: what it raised; None if nothing.
     """
@@ -49,7 +49,7 @@ class Started(Generic[T]):
 
     @property
     def result(self) -> T:
-        """What the call returned. Raises what it raised, and InputError if it is not done."""
+        """The return value of the call; raises the call's error, and InputError if not done."""
         if self.error is not None:
             raise self.error
         if not self.is_done:
@@ -69,7 +69,7 @@ class Started(Generic[T]):
         """End the call with an error."""
         try:
             self.call.close()
-        except RuntimeError:  # it does not end
+        except RuntimeError:  # the coroutine ignores GeneratorExit
             LEFT.append(self.call)
         self.error, self.is_done = error, True
 
@@ -77,16 +77,21 @@ class Started(Generic[T]):
 class Session(Closeable, NonCopyable):
     """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block.
 
-    One thread at a time may use it; a second one meanwhile gets an InputError.
+    Only one thread at a time may use it; otherwise InputError is raised.
     """
 
     def __init__(self, backend: LiveBackend, params: SamplingParams) -> None:
-        """A session without any tree yet. params: what its searches sample with by default."""
+        """Create a session without trees.
+
+        Args:
+            backend: Computes samples and scores.
+            params: Default sampling parameters of its searches.
+        """
         self.backend, self.params = backend, params
         self._started: list[Started[Any]] = []
         self._num_roots = 0
         self._searches: WeakSet[Search] = WeakSet()
-        self._live: list[Search] = []  # they stay, though nobody may hold their nodes
+        self._live: list[Search] = []  # keeps searches alive whose nodes nobody holds
         self._looks_at = _MANY
         self._alone = ExclusiveSection("session")
 
@@ -100,18 +105,20 @@ class Session(Closeable, NonCopyable):
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> SearchNode:
-        """The root of a new search; what its prompt shares with others is stored once.
-
-        Raises InputError for a prompt, params or a budget that cannot be used.
+        """Return the root of a new search; prompt prefixes shared with other roots are stored once.
 
         Args:
-            name: The seeds of its samples follow from it. Without a name they follow from the
-                prompt and from the number of unnamed roots of that prompt before. These are counted
-                from when the LLM was made, or in this session if params have a seed.
-            params: How it samples; by default as the session does.
-            budget: Of this search.
-            tools: For the chat template.
-            chat_template_kwargs: For the chat template.
+            content: The prompt: text, token ids or chat messages.
+            name: The seeds of its samples follow from the name. Without a name they follow from the
+                prompt and the number of earlier unnamed roots of that prompt. These are counted
+                since the LLM was created, or in this session if params have a seed.
+            params: Sampling parameters; by default those of the session.
+            budget: Budget of this search.
+            tools: Tools for the chat template.
+            chat_template_kwargs: Further variables of the chat template.
+
+        Raises:
+            InputError: The prompt, the params or the budget cannot be used.
         """
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
@@ -141,32 +148,38 @@ class Session(Closeable, NonCopyable):
         return search.root
 
     def find(self, key: str) -> SearchNode:
-        """The node of a key (`SearchNode.key`), such as one that a controller has stored.
+        """Return the node with a key (`SearchNode.key`), such as one that a controller has stored.
 
-        Raises InputError if no node that is still in use has it, or several have, because their
-        roots were given one name.
+        Raises:
+            InputError: No node that is in use has the key; or several have, because their roots
+                share a name.
         """
-        found = []
+        matches = []
         for search in list(self._searches):
             with suppress(InputError):
-                found.append(search.find(key))
-        if len(found) != 1:
-            which = f"{len(found)} nodes" if found else "no node"
-            hint = "give each search a name of its own" if found else "take the key from node.key"
+                matches.append(search.find(key))
+        if len(matches) != 1:
+            which = f"{len(matches)} nodes" if matches else "no node"
+            hint = "give each search a name of its own" if matches else "take the key from node.key"
             raise InputError(f"the session has {which} of the key {key!r}; {hint}")
-        return found[0]
+        return matches[0]
 
     def sample(
         self, wanted: Mapping[SearchNode, int], **overrides: Any
     ) -> dict[SearchNode, list[SearchNode]]:
-        """Draw a number of children of each of several nodes at once; see `SearchNode.sample`."""
+        """Draw children of several nodes at once; see `SearchNode.sample`.
+
+        Args:
+            wanted: Node -> number of children.
+            **overrides: Sampling parameters, as for `SearchNode.sample`.
+        """
         self._check_own(wanted)
         with self._alone():
             calls = [node.sample(n, **overrides) for node, n in wanted.items()]
             return dict(zip(wanted, self._wait(calls), strict=True))
 
     def score(self, wanted: Mapping[SearchNode, Sequence[str]]) -> dict[SearchNode, list[Score]]:
-        """Log-likelihoods of texts after several nodes at once; see `SearchNode.score`."""
+        """Return the log-likelihoods of texts after several nodes; see `SearchNode.score`."""
         self._check_own(wanted)
         with self._alone():
             calls = [node.score(texts) for node, texts in wanted.items()]
@@ -195,7 +208,7 @@ class Session(Closeable, NonCopyable):
         return started
 
     def step(self) -> list[Started[Any]]:
-        """Run one forward pass if there is work; returns the calls that are done, each once."""
+        """Run one forward pass if there is work; return the calls that are done, each once."""
         self._work()
         done = [started for started in self._started if started.is_done]
         self._started = [started for started in self._started if not started.is_done]
@@ -227,12 +240,12 @@ class Session(Closeable, NonCopyable):
 
     @property
     def usage(self) -> Usage:
-        """What the session has computed so far, over all searches."""
+        """Usage of the session so far, over all searches."""
         return self.backend.scheduler.usage
 
     @property
     def closed(self) -> bool:
-        """Whether the session is over."""
+        """Whether the session is closed."""
         return self.backend.closed
 
     def close(self) -> None:
@@ -248,7 +261,13 @@ def flat_content(
     tokenizer: Any,
     template: Mapping[str, Any] | None = None,
 ) -> str | Sequence[int]:
-    """Text or token ids as they are; chat messages as token ids. template: see `Node`."""
+    """Return text and token ids unchanged, and chat messages as token ids.
+
+    Args:
+        content: Text, token ids or chat messages.
+        tokenizer: Renders and tokenizes messages.
+        template: Arguments of the chat template; see `Node`.
+    """
     node = Node(content, template=template or {})
     if node.has_messages or node.template:
         ids: list[int] = tokenize(node, tokenizer)[0].tokens.tolist()

@@ -1,4 +1,4 @@
-"""Loads verifiers that share prefixes of texts, where treegen can compute their models."""
+"""Loads verifiers, with a prefix cache where treegen can compute their models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from treegen.search.live.prefix_scorer import PrefixScorer
 
 MEMORY: Final = "1GiB"
-_TOY: Final = 24  # tokens of the text that tells whether treegen computes a model rightly
+_TOY: Final = 24  # tokens of the text that checks whether treegen computes a model correctly
 
-# Readers that are in use, which are not made twice.
+# Readers in use, by their settings, so that equal settings share one reader.
 _in_use: WeakValueDictionary[tuple[Any, ...], PrefixScorer] = WeakValueDictionary()
 
 
@@ -35,27 +35,29 @@ def load_verifier(
     memory: int | str = MEMORY,
     **settings: Any,
 ) -> Verifier:
-    """Load a model that judges, with a cache for what the texts share that it reads.
+    """Load a verifier, with a cache for the prefixes that the texts it reads share.
 
     Args:
         name: A checkpoint directory or a hub name; safetensors only.
-        device: By default a GPU if there is one.
-        form: By default what config.json says.
+        revision: Revision of a hub name; by default the hub's default.
+        device: Device to compute on; by default a GPU if there is one.
+        form: "SequenceClassification", "TokenClassification" or "CausalLM"; by default what
+            config.json says.
         share: Whether prefixes that texts share are computed once. Models that treegen cannot
-            compute, such as encoders, read each text whole; a warning says so.
-        memory: Bytes of the cache.
-        settings: Those of `Verifier`.
+            compute, such as encoders, read each text whole, with a warning.
+        memory: Size of the cache, in bytes or as text such as "1GiB".
+        **settings: Settings of `Verifier`.
 
     Raises:
-        InputError: settings that cannot be used.
-        ModelError: it cannot be loaded, or judges nothing.
-        CapacityError: the cache is too small, or larger than the memory.
+        InputError: Settings cannot be used.
+        ModelError: The model cannot be loaded, or gives no judgements.
+        CapacityError: The cache is too small, or larger than the memory.
     """
     where: dict[str, Any] = {"revision": revision, "device": device, "form": form}
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
-    asked = tuple(str(settings.get(each)) for each in ("label", "tokens"))
-    key = (*map(str, (name, *where.values(), memory)), *asked)
+    output_settings = tuple(str(settings.get(each)) for each in ("label", "tokens"))
+    key = (*map(str, (name, *where.values(), memory)), *output_settings)
     reader = _in_use.get(key)
     if reader is not None:
         return Verifier(scorer=reader.scorer, reader=reader, **settings)
@@ -66,10 +68,10 @@ def load_verifier(
     except CapacityError:
         raise
     except (TreegenError, RuntimeError) as error:
-        told = str(error).split("\n")[0]
-    del verifier  # its layers may attend by treegen now, and two models may not fit
+        reason = str(error).split("\n")[0]
+    del verifier  # its layers may already use treegen's attention, and two models may not fit
     warnings.warn(
-        f"{os.fspath(name)} reads each text whole, because treegen cannot compute it: {told}",
+        f"{os.fspath(name)} reads each text whole, because treegen cannot compute it: {reason}",
         ModelWarning,
         stacklevel=2,
     )
@@ -77,7 +79,7 @@ def load_verifier(
 
 
 def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
-    """What computes a verifier's model from now on, compared with the model's own class."""
+    """Return the prefix scorer of a verifier, checked against the model's own class."""
     from treegen.model.load_check import TOLERANCE
     from treegen.model.scorers.binary_head import as_tree_model, head_of, slice_head
     from treegen.search.live.prefix_scorer import PrefixScorer
@@ -94,16 +96,16 @@ def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
     model = as_tree_model(module, head, column, name)
     reader = PrefixScorer(model, scorer, memory=memory)
     limit = TOLERANCE[model.dtype]
-    # The second text goes on from the first.
+    # The second text continues the first, so this also checks the cache.
     got = [reader.score_prefixes([part], [[len(part) - 1]])[0][0] for part in parts]
     if not all(abs(a - b) <= limit for a, b in zip(got, want, strict=True)):
-        told = f"{name} gives {got} for a toy text, and {want} by its own class"
-        raise ModelError(f"{told}; try dtype float32, or another verifier")
+        mismatch = f"{name} gives {got} for a toy text, and {want} by its own class"
+        raise ModelError(f"{mismatch}; try dtype float32, or another verifier")
     return reader
 
 
 def _toy(scorer: Scorer) -> list[int]:
-    """Some tokens, the same every time, none of them special."""
+    """Return a fixed list of ordinary (not special) token ids."""
     special = set(scorer.tokenizer.all_special_ids)
     plain = [token for token in range(min(len(scorer.tokenizer), 5000)) if token not in special]
     length = min(_TOY, scorer.length or _TOY)

@@ -1,1 +1,1 @@
-"""Templates and patterns that files bring: run in processes with limits on time and memory."""
+"""Templates and patterns from files, run in processes with limits on time and memory."""

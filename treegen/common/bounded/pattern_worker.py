@@ -1,4 +1,4 @@
-"""What matches patterns in a process of its own; see treegen.common.bounded.patterns.
+"""Matches patterns in a separate process; see treegen.common.bounded.patterns.
 
 It imports nothing of treegen.
 """
@@ -9,11 +9,12 @@ from typing import Any
 
 
 def prepare(setup: list[str]) -> Callable[[Any], Any]:
-    """Return what answers requests.
+    """Return the function that answers requests.
 
     Args:
         setup: "last" and a pattern, for a function from a text to the first group of the last
-            match, or all of it; or "first" or "count", for functions of those names below.
+            match, or all of the match without groups; or "first" or "count", for `first_matches` or
+            `count_matches`.
     """
     kind, *sources = setup
     if kind == "first":
@@ -23,16 +24,16 @@ def prepare(setup: list[str]) -> Callable[[Any], Any]:
     pattern = re.compile(sources[0])
 
     def last_match(text: str) -> str | None:
-        found = None
+        last = None
         for match in pattern.finditer(text):
-            found = match[1] if pattern.groups else match[0]
-        return found
+            last = match[1] if pattern.groups else match[0]
+        return last
 
     return last_match
 
 
 def first_matches(request: tuple[list[str], list[str]]) -> dict[str, Any]:
-    """Return for each text which pattern is the first that matches at its start."""
+    """Return for each text the place of the first pattern that matches at its start."""
     sources, texts = request
     patterns = []
     for source in sources:

@@ -1,7 +1,7 @@
 """Regular expressions of users and of files, matched in bounded time.
 
-Python's matcher can take exponential time, and no check of a pattern can tell for sure. So a
-process of its own does the matching; see treegen.common.bounded.worker.
+Python's matcher can take exponential time, and checking a pattern cannot rule that out. So a
+separate process does the matching; see treegen.common.bounded.worker.
 """
 
 import re
@@ -13,7 +13,7 @@ from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
 
 MAX_TEXT: Final = 200_000
-"""The last characters of a text, which are all that is searched."""
+"""Number of last characters of a text that are searched."""
 MAX_PATTERN: Final = 1000
 SECONDS: Final = 1.0
 MATCH_SECONDS: Final = 10.0
@@ -26,13 +26,13 @@ _COUNTS: Final = FileWorker(
 
 
 class Pattern:
-    """A compiled pattern; the process starts with the first text and ends with this object."""
+    """A compiled pattern; its process starts with the first text and ends with this object."""
 
     def __init__(self, text: str) -> None:
         """Compile the pattern here, to check it.
 
         Raises:
-            InputError: it is no regular expression, is too long, or has several groups.
+            InputError: It is not a regular expression, is too long, or has several groups.
         """
         if len(text) > MAX_PATTERN:
             raise InputError(
@@ -58,36 +58,36 @@ class Pattern:
     def last(self, text: str) -> str | None:
         """Return the answer that the last match in a text gives; None if nothing matches.
 
-        Returns None too if matching takes longer than SECONDS. Only the last MAX_TEXT characters of
-        a text are searched.
+        Also returns None if matching takes longer than SECONDS. Only the last MAX_TEXT characters
+        of a text are searched.
 
         Raises:
-            TreegenError: the process that matches ended.
+            TreegenError: The process that matches ended.
         """
-        found: str | None = self._worker.ask(text[-MAX_TEXT:])
-        return found
+        answer: str | None = self._worker.ask(text[-MAX_TEXT:])
+        return answer
 
 
 class CountedPattern:
-    """A regular expression of somebody's data, whose matches in texts are counted."""
+    """A regular expression from a data set, whose matches in texts are counted."""
 
     def __init__(self, word: str, around: str = "{}", *, ignore_case: bool = False) -> None:
         """Compile the pattern here, to check it.
 
         Args:
-            word: The pattern, as the data have it.
-            around: What stands around it, with {} in its place.
-            ignore_case: Whether A and a are the same.
+            word: The pattern, as in the data.
+            around: A pattern in which {} is replaced by `word`.
+            ignore_case: Whether to ignore case.
 
         Raises:
-            ValueError: It is no regular expression.
+            ValueError: It is not a regular expression.
         """
         source, flags = around.replace("{}", word), re.IGNORECASE if ignore_case else 0
         try:
             self._pattern = re.compile(source, flags)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"{word[:40]!r} is no pattern: {error}") from None
-        # Mostly it is a word, which takes no more time than its text is long.
+        # Most patterns are plain words, which match in time linear in the text.
         self._is_plain = not set(word) & set("*+?{}()[]|\\.^$")
 
     def count(self, text: str) -> int | None:
@@ -98,23 +98,23 @@ class CountedPattern:
         """
         if self._is_plain:
             return sum(1 for _ in self._pattern.finditer(text))
-        found: int | None = _COUNTS.ask([self._pattern.pattern, self._pattern.flags, text])
-        return found
+        num_matches: int | None = _COUNTS.ask([self._pattern.pattern, self._pattern.flags, text])
+        return num_matches
 
 
 def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> list[int | None]:
     """Return for each text the place of the first pattern that matches at its start.
 
     Args:
-        patterns: Regular expressions, as somebody else's file has them.
-        texts: What they are matched with.
+        patterns: Regular expressions, as in a file.
+        texts: Texts to match.
         name: What messages call the patterns.
 
     Returns:
-        The places, None where no pattern matches.
+        The places; None where no pattern matches.
 
     Raises:
-        InputError: A pattern is no regular expression, or matching takes more than
+        InputError: A pattern is not a regular expression, or matching takes more than
             `MATCH_SECONDS` of CPU time.
         TreegenError: The process that matches ended.
     """
@@ -128,15 +128,15 @@ def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> l
         what=f"that matches {name}",
         site=False,
     )
-    found = worker.ask([list(patterns), list(texts)])
-    if found is None:
+    reply = worker.ask([list(patterns), list(texts)])
+    if reply is None:
         raise InputError(
             f"{name}: the regular expressions take more than {MATCH_SECONDS:g} s or too much "
             "memory; write them without nested repetitions"
         )
-    if "refused" in found:
+    if "refused" in reply:
         raise InputError(
-            f"{name}: {found['refused']}; write a regular expression, or escape it by a backslash"
+            f"{name}: {reply['refused']}; write a regular expression, or escape it by a backslash"
         )
-    places: list[int | None] = found["places"]
+    places: list[int | None] = reply["places"]
     return places

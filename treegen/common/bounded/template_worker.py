@@ -1,7 +1,7 @@
-"""What renders templates in processes of its own; see treegen.common.bounded.templates.
+"""Renders templates in a separate process; see treegen.common.bounded.templates.
 
 It imports nothing of treegen. Chat templates are rendered by transformers' own code, so that a text
-is byte by byte what `apply_chat_template` returns.
+is byte for byte what `apply_chat_template` returns.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-# Characters of a text: so many, and so many for each character of the request.
+# Maximum characters of a text: MOST_CHARS, plus MOST_TIMES per character of the request.
 MOST_CHARS = 2**22
 MOST_TIMES = 8
 _MOST_TOLD = 300  # characters of an error
@@ -17,7 +17,7 @@ _GENERATION = re.compile(r"\{%-?\+?\s*(end)?generation\s*-?\+?%\}")
 
 
 def prepare(kind: str) -> Callable[[Any], Any]:
-    """Return what answers requests for chats, or for rubrics."""
+    """Return the function that answers requests for chats ("chat") or for rubrics ("rubric")."""
     handle: Callable[[int, Any], Any] = {"chat": _chats, "rubric": _rubrics}[kind]()
 
     def answer(request: Any) -> Any:
@@ -25,9 +25,9 @@ def prepare(kind: str) -> Callable[[Any], Any]:
             return handle(*request)
         except MemoryError:
             raise
-        except Exception as error:  # a template is a program, and may raise anything
-            told = " ".join(f"{error}".split())[:_MOST_TOLD]
-            return {"refused": told or type(error).__name__}
+        except Exception as error:  # a template is a program, which may raise anything
+            message = " ".join(f"{error}".split())[:_MOST_TOLD]
+            return {"refused": message or type(error).__name__}
 
     return answer
 
@@ -35,8 +35,8 @@ def prepare(kind: str) -> Callable[[Any], Any]:
 def _check_length(text: str, room: int) -> dict[str, Any]:
     most = MOST_CHARS + MOST_TIMES * room
     if len(text) > most:
-        told = f"the text has {len(text):,} characters, more than {most:,}"
-        return {"refused": told}
+        message = f"the text has {len(text):,} characters, more than {most:,}"
+        return {"refused": message}
     return {"text": text}
 
 
@@ -44,31 +44,31 @@ def _chats() -> Callable[[int, Any], Any]:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
     class Templates(PreTrainedTokenizerBase):  # type: ignore[misc]
-        """What of a tokenizer has to do with chat templates."""
+        """The part of a tokenizer that renders chat templates."""
 
         special_tokens_map: Any = None
 
         def __init__(self, source: str, special: Mapping[str, str]) -> None:
-            # Its base sets attributes in another way.
+            # Bypasses the attribute handling of its base.
             self.__dict__.update(chat_template=source, special_tokens_map=special)
 
     def handle(room: int, request: Any) -> Any:
         if request["kind"] == "names":
             return _names(request["source"])
-        given = Templates(request["source"], request["special"])
-        text = given.apply_chat_template(request["messages"], tokenize=False, **request["how"])
+        tokenizer = Templates(request["source"], request["special"])
+        text = tokenizer.apply_chat_template(request["messages"], tokenize=False, **request["how"])
         return _check_length(text, room)
 
     return handle
 
 
 def _names(source: str) -> dict[str, list[str]]:
-    """Return the variables that a chat template reads, and the words that it has."""
+    """Return the variables that a chat template reads, and the words that it contains."""
     import jinja2
     from jinja2 import meta, nodes
 
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
-    # Transformers' own tag says which text the assistant's is.
+    # Remove transformers' own tag, which marks the assistant's text.
     parsed = environment.parse(_GENERATION.sub("", source))
     words = {const.value for const in parsed.find_all(nodes.Const)}
     return {
@@ -101,7 +101,7 @@ def _rubrics() -> Callable[[int, Any], Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, a mapping as its pairs, because a key may be no text."""
+    """Convert a value to JSON; a mapping becomes pairs, because its keys may not be text."""
     if isinstance(value, Mapping):
         return {"pairs": [[_plain(key), _plain(each)] for key, each in value.items()]}
     if isinstance(value, list | tuple):

@@ -1,9 +1,9 @@
 """Jinja templates of files, rendered in bounded time and memory.
 
-A template is a program of whoever wrote the file. Jinja's sandbox keeps it from the machine, but
-not from looping for ever, recursing or growing a text without end, and no check of a template can
-tell. So a process of its own renders: it gives up after a fixed CPU time, a fixed memory and a
-fixed length of the text.
+A template is a program by the author of the file. Jinja's sandbox keeps it from the machine, but
+not from looping forever, recursing or growing a text without end, and checking a template cannot
+rule that out. So a separate process renders it, within a fixed CPU time, memory and length of the
+text.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
 
 SECONDS: Final = 2.0
-"""CPU time of one template."""
+"""Maximum CPU time of one template."""
 _MEMORY: Final = 1 << 30
 _FILE: Final = Path(__file__).with_name("template_worker.py")
-# One process of each kind renders for all of this process.
+# One process of each kind serves all of this process.
 _CHATS: Final = FileWorker(
     _FILE, "chat", seconds=SECONDS, memory=_MEMORY, what="that renders chat templates", site=True
 )
@@ -37,8 +37,8 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: An
     """Return what `tokenizer.apply_chat_template(messages, tokenize=False, **how)` returns.
 
     Args:
-        tokenizer: A tokenizer of transformers. One with an `apply_chat_template` of its own has no
-            template from a file, and is called itself.
+        tokenizer: A tokenizer of transformers. A tokenizer that overrides `apply_chat_template` has
+            no template from a file, and is called directly.
         messages: Chat messages.
         **how: Further arguments, such as `add_generation_prompt` and those of the template.
 
@@ -46,7 +46,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: An
         The rendered text.
 
     Raises:
-        TemplateError: The template refuses the messages, or exceeds its limits.
+        TemplateError: The template rejects the messages, or exceeds its limits.
     """
     if not _is_stock(tokenizer):
         try:
@@ -58,7 +58,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: An
         how["tools"] = [_schema(tool) for tool in how["tools"]]
     try:
         source = tokenizer.get_chat_template(how.pop("chat_template", None), how.get("tools"))
-    except Exception as error:  # there are several templates, and none is the default
+    except Exception as error:  # such as several templates without a default
         raise TemplateError(" ".join(str(error).split())) from error
     return _text(
         _CHATS,
@@ -73,20 +73,20 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: An
 
 
 def read_names(source: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the variables that a chat template reads, and the texts that it has as constants.
+    """Return the variables that a chat template reads, and its text constants.
 
     Args:
         source: The template.
 
     Raises:
-        TemplateError: It is no template, or reading it exceeds the limits.
+        TemplateError: It is not a template, or reading it exceeds the limits.
     """
-    found = _ask(_CHATS, {"kind": "names", "source": source})
-    return frozenset(found["names"]), frozenset(found["words"])
+    reply = _ask(_CHATS, {"kind": "names", "source": source})
+    return frozenset(reply["names"]), frozenset(reply["words"])
 
 
 def render_rubric(source: str, values: Mapping[str, str]) -> str:
-    """Return the text of a rubric's template.
+    """Render a rubric's template.
 
     Args:
         source: The template.
@@ -104,7 +104,7 @@ def read_set(source: str, values: Mapping[str, str], keys: Sequence[str]) -> dic
     Args:
         source: The template.
         values: The variables that it may show.
-        keys: The names of those that it may set.
+        keys: Names of the variables that it may set.
 
     Raises:
         TemplateError: It cannot be rendered, or exceeds its limits.
@@ -119,8 +119,8 @@ def read_set(source: str, values: Mapping[str, str], keys: Sequence[str]) -> dic
 def _is_stock(tokenizer: Any) -> bool:
     base = sys.modules.get("transformers.tokenization_utils_base")
     stock = getattr(base, "PreTrainedTokenizerBase", None)
-    mine = getattr(type(tokenizer), "apply_chat_template", None)
-    return stock is not None and mine is stock.apply_chat_template
+    method = getattr(type(tokenizer), "apply_chat_template", None)
+    return stock is not None and method is stock.apply_chat_template
 
 
 def _text(worker: FileWorker, request: dict[str, Any]) -> str:
@@ -130,26 +130,26 @@ def _text(worker: FileWorker, request: dict[str, Any]) -> str:
 
 def _ask(worker: FileWorker, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        import jinja2  # noqa: F401 (looked for here, where the message can say what to install)
+        import jinja2  # noqa: F401 (imported here, so that the message can say what to install)
     except ImportError:
         raise TemplateError("templates need jinja2; install it: pip install jinja2") from None
     try:
         line = json.dumps(request, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"an argument of the template is no JSON: {error}") from None
-    found = worker.ask_line(f"[{len(line)}, {line}]")
-    if found is None:
+    reply = worker.ask_line(f"[{len(line)}, {line}]")
+    if reply is None:
         raise TemplateError(
             f"it takes more than {SECONDS:g} s or {_MEMORY >> 30} GiB; end its loops and recursion"
         )
-    if "refused" in found:
-        raise TemplateError(found["refused"])
-    answer: dict[str, Any] = found
+    if "refused" in reply:
+        raise TemplateError(reply["refused"])
+    answer: dict[str, Any] = reply
     return answer
 
 
 def _schema(tool: Any) -> Any:
-    """Return a tool as templates see it: transformers makes a JSON schema of a function."""
+    """Convert a tool for templates: transformers makes a JSON schema of a function."""
     if not isinstance(tool, Callable):  # type: ignore[arg-type]
         return tool
     from transformers.utils import get_json_schema
@@ -161,7 +161,7 @@ def _schema(tool: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what a template sees of an object that JSON has not, as transformers replaces it."""
+    """Convert an object that JSON cannot hold, in the way that transformers does for templates."""
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "dtype") and hasattr(value, "item") and not getattr(value, "shape", ()):

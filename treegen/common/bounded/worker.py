@@ -1,7 +1,7 @@
 """A process that answers requests, each in bounded CPU time and memory.
 
 Some code cannot be stopped from within: a match of a regular expression, a power with a billion
-digits. A thread that runs it cannot be stopped either. So a process of its own runs it. It gives up
+digits. A thread that runs it cannot be stopped either. So a separate process runs it. It gives up
 after a fixed CPU time, so that an answer does not depend on how busy the machine is. A request that
 cannot even be given up ends its process, and a fresh copy of the process takes the next one.
 """
@@ -33,13 +33,14 @@ class FileWorker:
     def __init__(
         self, file: Path, setup: object, *, seconds: float, memory: int, what: str, site: bool
     ) -> None:
-        """Start nothing yet.
+        """Store the settings; the process starts later.
 
         Args:
             file: Has a function `prepare(setup)`, which returns a function from requests to
                 answers.
-            seconds: CPU time of one request.
-            memory: Bytes by which a request may let the process's address space grow.
+            setup: Argument of `prepare`; JSON.
+            seconds: Maximum CPU time of one request.
+            memory: Bytes by which a request may grow the process's address space.
             what: What the process does, for messages: "that matches x".
             site: Whether the file imports installed packages.
         """
@@ -54,7 +55,7 @@ class FileWorker:
         """Return the answer to a request; None if it takes too much time or memory.
 
         Raises:
-            TreegenError: the process ended or was killed, or its code fails.
+            TreegenError: The process ended or was killed, or its code fails.
         """
         return self.ask_line(json.dumps(request, ensure_ascii=False))
 
@@ -65,11 +66,11 @@ class FileWorker:
             request: JSON in one line.
 
         Raises:
-            TreegenError: The process ended, or its code fails.
+            TreegenError: The process ended or was killed, or its code fails.
         """
         with self._lock:
             reply = self._exchange(self._process or self._start(), request)
-            if "killed" in reply:  # which says nothing about the request
+            if "killed" in reply:  # by the system, not by the request, so try again
                 reply = self._exchange(self._process or self._start(), request)
         if "killed" in reply:
             raise TreegenError(
@@ -95,7 +96,7 @@ class FileWorker:
         )
         self._end = weakref.finalize(self, _end, process)
         self._process = process
-        # The packages are those that this process sees, wherever they come from.
+        # The process sees the same packages as this one, wherever they come from.
         path = [place for place in sys.path if place] if self._site else None
         reply = self._exchange(process, json.dumps({**self._setup, "path": path}))
         if "error" in reply:
@@ -115,7 +116,7 @@ class FileWorker:
         except OSError:
             line = b""
         except BaseException:
-            # Ctrl-C between a request and its answer: the answer must not be taken for the next.
+            # After Ctrl-C, this request's answer must not be taken for that of the next request.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             self._drop()
@@ -133,7 +134,7 @@ class FileWorker:
 
 
 def _forget_all() -> None:
-    """Let a fork of this process start processes of its own, as those here answer its parent."""
+    """Forget all processes in a fork of this process, because they answer its parent."""
     for worker in list(_WORKERS):
         worker._lock = threading.Lock()
         worker._process = worker._end = None

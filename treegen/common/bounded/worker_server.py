@@ -1,8 +1,8 @@
 """The process of treegen.common.bounded.worker. It imports nothing of treegen.
 
-The first line of input says what to run and how long. The process prepares it and forks. The copy
-answers further lines, each with a line of JSON. If a request ends the copy, the process answers in
-its place and forks again: what was prepared, such as slow imports, is not prepared twice.
+The first line of input says which file to run and its limits. The process prepares it and forks.
+The copy answers further lines, each with a line of JSON. If a request ends the copy, the process
+answers in its place and forks again, so that slow preparations such as imports are not repeated.
 """
 
 import importlib.util
@@ -15,25 +15,34 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, BinaryIO
 
-# A request that does not give up after its time is ended after this many times as long.
+# A request that does not give up at its time limit is killed at this multiple of it.
 PATIENCE = 1.25
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 
 
 class Slow(BaseException):
-    """The time for one request is over. No `except Exception` in the way catches it."""
+    """The time limit of a request is reached. `except Exception` does not catch it."""
 
 
 def give_up(signum: int, frame: FrameType | None) -> None:
-    """End what is running; Python looks for signals between two of its instructions."""
+    """Raise Slow in the running code; Python handles signals between two instructions."""
     raise Slow
 
 
 def answer(handle: Any, request: object, seconds: float) -> dict[str, Any]:
-    """Return a handler's answer; None if it takes more than `seconds` of CPU time, or memory."""
+    """Return a handler's answer, or its error.
+
+    Args:
+        handle: The handler.
+        request: The request.
+        seconds: Maximum CPU time.
+
+    Returns:
+        {"answer": ...}, with None if the time or the memory was too little; or {"error": message}.
+    """
     try:
         try:
-            # Nothing handles the second timer, so the system ends a process that runs C code.
+            # No handler catches the virtual timer, so it ends a process that is stuck in C code.
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds * PATIENCE)
             signal.setitimer(signal.ITIMER_PROF, seconds)
             return {"answer": handle(request)}
@@ -41,7 +50,7 @@ def answer(handle: Any, request: object, seconds: float) -> dict[str, Any]:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     except (Slow, MemoryError, RecursionError):
-        # The time may have ended between the two lines above.
+        # The time limit may have been reached between the two lines above.
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         return {"answer": None}
     except Exception as error:
@@ -49,14 +58,14 @@ def answer(handle: Any, request: object, seconds: float) -> dict[str, Any]:
 
 
 def send(out: BinaryIO, reply: object) -> None:
-    """Write one line."""
-    # A text may have half of a surrogate pair, which has no UTF-8 otherwise.
+    """Write one line of JSON."""
+    # A text may have lone surrogates, which strict UTF-8 cannot encode.
     out.write(json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
     out.flush()
 
 
 def load(start: dict[str, Any]) -> Any:
-    """Return the handler that the first line asks for."""
+    """Return the handler that the first line of input names."""
     if start["path"] is not None:
         sys.path[:] = start["path"]
     spec = importlib.util.spec_from_file_location("worker_code", start["file"])
@@ -67,7 +76,7 @@ def load(start: dict[str, Any]) -> Any:
 
 
 def address_space() -> int:
-    """Return the bytes of address space that this process has; 0 where that is not told."""
+    """Return the bytes of address space that this process uses; 0 if unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -76,7 +85,13 @@ def address_space() -> int:
 
 
 def serve(handle: Any, start: dict[str, Any], out: BinaryIO) -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends.
+
+    Args:
+        handle: The handler of requests.
+        start: The first line of input.
+        out: Where answers are written.
+    """
     signal.signal(signal.SIGPROF, give_up)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -91,11 +106,11 @@ def serve(handle: Any, start: dict[str, Any], out: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Prepare, then keep a copy of this process answering."""
-    # The terminal sends Ctrl-C to all processes; this one ends with its input.
+    """Prepare the handler, and keep a copy of this process that answers."""
+    # The terminal sends Ctrl-C to all processes. This one ends when its input ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what other people's code prints is no answer
+    os.dup2(2, 1)  # keeps prints of the file's code out of the answers
     start = json.loads(sys.stdin.buffer.readline())
     try:
         handle = load(start)
@@ -103,7 +118,7 @@ def main() -> None:
         send(out, {"error": " ".join(f"{type(error).__name__}: {error}".split())})
         return
     send(out, {"answer": None})
-    # The other side writes a line only after the answer to the last, so the input's buffer is empty
+    # The other side writes a line only after the previous answer, so the input's buffer is empty
     # here and at every further fork.
     while True:
         copy = os.fork()
@@ -115,7 +130,7 @@ def main() -> None:
         if not os.WIFSIGNALED(status):
             break
         number = os.WTERMSIG(status)
-        # No request sends these to its process: something on this machine has ended it.
+        # Requests do not send these signals, so something else on this machine ended the copy.
         is_killed = number in FROM_OUTSIDE
         send(out, {"killed": signal.Signals(number).name} if is_killed else {"answer": None})
 

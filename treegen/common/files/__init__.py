@@ -1,0 +1,1 @@
+"""Opening, replacing and naming files."""

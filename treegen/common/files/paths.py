@@ -8,11 +8,11 @@ from typing import Final
 from treegen.errors import InputError
 
 _MOST_BYTES: Final = 200
-"""Bytes of a name; file systems allow 255, and scratch files have the name and an ending."""
+"""Maximum bytes of a name; file systems allow 255, and scratch files append a suffix."""
 
 
 def given_path(name: str, given: object) -> Path:
-    """Return what is given as a path; raises InputError if no file can have the name."""
+    """Return a value as a path; raise InputError if no file can have the name."""
     try:
         os.fsencode(path := Path(given))  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -25,8 +25,8 @@ def given_path(name: str, given: object) -> Path:
 def is_path_component(name: str) -> bool:
     """Return whether a name is that of one entry of a folder, on any system.
 
-    A name that leads elsewhere ("..", "a/b", "/etc"), that no file can have, or that a terminal
-    would not show as it is written is none.
+    This is false for a name that leads elsewhere ("..", "a/b", "/etc"), that no file can have, or
+    that a terminal would not show as written.
 
     Args:
         name: The name.
@@ -35,22 +35,22 @@ def is_path_component(name: str) -> bool:
         return False
     try:
         return len(name.encode()) <= _MOST_BYTES
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 
 def path_component(name: object, what: str) -> str:
-    """Return a name from a file that becomes one part of a path.
+    """Return a name that a file contains and that becomes one part of a path.
 
     Args:
-        name: The name, as the file has it.
-        what: What the name is of, for the message, such as "a task of log.json".
+        name: The name, as in the file.
+        what: What the name belongs to, for the message, such as "a task of log.json".
 
     Returns:
-        The name as it is.
+        The name, unchanged.
 
     Raises:
-        InputError: The name is not the name of one entry of a folder.
+        InputError: The name is not that of one entry of a folder.
     """
     if isinstance(name, str) and is_path_component(name):
         return name
@@ -61,7 +61,7 @@ def path_component(name: object, what: str) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return a text as a name of an entry of a folder; different texts may get one name.
+    """Convert a text to the name of an entry of a folder; different texts may get one name.
 
     Args:
         text: The text, such as the name of a task.

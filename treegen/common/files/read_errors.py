@@ -1,4 +1,4 @@
-"""What a message says of a file that cannot be read, and what to do about it."""
+"""Messages about files that cannot be read, with advice."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -7,7 +7,7 @@ from pathlib import Path
 from treegen.common.files.regular_files import NotRegularError
 from treegen.common.spelling import did_you_mean
 
-# A folder of a million files is not listed to find a name that is like another.
+# Limits the listing of a very large folder that is searched for a similar name.
 _MOST_NAMES = 10_000
 
 
@@ -34,15 +34,15 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
 
 
 def _like(path: Path) -> str:
-    """Return the closest names in the file's folder, or the part of the path that is missing."""
+    """Return a hint: the closest names in the file's folder, or the missing part of the path."""
     for above in path.parents:
         if above.is_dir():
             break
     missing = path.relative_to(above).parts[0]
-    found = did_you_mean(missing, _names(above))
+    hint = did_you_mean(missing, _names(above))
     if missing != path.name:
-        return f": there is no {above / missing}{found or '; check the path'}"
-    return found or "; check the path"
+        return f": there is no {above / missing}{hint or '; check the path'}"
+    return hint or "; check the path"
 
 
 def _such_as(path: Path) -> str:

@@ -1,7 +1,7 @@
-"""The one way to open files that come from users, from data sets or from other people's runs.
+"""Opens files from users, data sets and other people's runs, which must be regular files.
 
-A named pipe would be waited for, and a device may never end, so both are errors. What is read here
-is never larger than the caller expects: `read_regular` takes a limit.
+Opening a named pipe would block, and reading a device may never end, so both are errors.
+`read_regular` limits the size of what is read.
 """
 
 import errno
@@ -17,8 +17,7 @@ class NotRegularError(OSError):
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """Open a regular file.
 
-    A file that is written is not reached through a link, which may lead to a file of the user's
-    own.
+    For writing, links are not followed, because a link may lead to a file of the user's own.
 
     Args:
         path: The file.
@@ -34,13 +33,13 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     if flags & (os.O_WRONLY | os.O_RDWR):
         flags |= os.O_NOFOLLOW
     try:
-        _check_regular(os.stat(path).st_mode, path)  # opening some devices has an effect
+        _check_regular(os.stat(path).st_mode, path)  # before opening, which affects some devices
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
-        _check_regular(os.fstat(fd).st_mode, path)  # another file may be there by now
+        _check_regular(os.fstat(fd).st_mode, path)  # the path may lead to another file by now
     except OSError:
         os.close(fd)
         raise
@@ -61,7 +60,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return the text of a regular file in UTF-8, with line ends as `Path.read_text` has them.
+    """Return the text of a regular file in UTF-8, with newlines translated as by `Path.read_text`.
 
     Args:
         path: The file.
@@ -79,10 +78,11 @@ def read_regular(path: Path, most: int) -> bytes | None:
 
     Args:
         path: The file.
-        most: How many bytes the caller expects at most; one more is read, to tell larger files.
+        most: Maximum number of bytes that the caller expects; one more is read, to detect larger
+            files.
 
     Returns:
-        Up to `most` + 1 bytes; None if the path leads to something other than a regular file.
+        Up to `most` + 1 bytes; None if the path does not lead to a regular file.
 
     Raises:
         OSError: The file cannot be read.

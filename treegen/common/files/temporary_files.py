@@ -1,8 +1,8 @@
-"""Temporary files and folders that are known to be left over once their process has died.
+"""Temporary files and folders that can be recognised as left over once their process has died.
 
-A process holds a lock on what it has made for as long as it lives. The lock ends with the process,
-however that ends. So a file that can be locked belongs to nobody any more. Process ids would not
-do: they are used again, and they mean nothing on another machine that shares the file system.
+A process holds a lock on what it has created for as long as it lives, and the lock ends with the
+process in any case. So a file that can be locked is not in use any more. Process ids would not do:
+they are reused, and they mean nothing on another machine that shares the file system.
 """
 
 import fcntl
@@ -17,26 +17,30 @@ from typing import BinaryIO
 
 @contextmanager
 def create_held(path: Path, *, folder: bool = False) -> Iterator[int]:
-    """Make a file, or a folder, and hold it meanwhile; yields its descriptor.
+    """Create a file or a folder, and hold its lock inside; yield its descriptor.
 
     The caller removes or renames it.
 
+    Args:
+        path: The file or folder.
+        folder: Whether to create a folder.
+
     Raises:
-        OSError: it cannot be made.
+        OSError: It cannot be created.
     """
     while True:
         if folder:
             path.mkdir(mode=0o700, exist_ok=True)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            except FileNotFoundError:  # it was swept
+            except FileNotFoundError:  # another process swept it
                 continue
         else:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            with suppress(OSError):  # on a file system without locks nothing is ever swept
+            with suppress(OSError):  # without locks in the file system nothing is ever swept
                 fcntl.flock(fd, fcntl.LOCK_EX)
-            if is_at(fd, path):  # otherwise it was swept, or its former holder replaced it
+            if is_at(fd, path):  # otherwise it was swept, or its previous holder replaced it
                 yield fd
                 return
         finally:
@@ -45,10 +49,10 @@ def create_held(path: Path, *, folder: bool = False) -> Iterator[int]:
 
 @contextmanager
 def write_atomically(path: Path, scratch: Path) -> Iterator[BinaryIO]:
-    """Write a file whole or not at all; yields `scratch`, which takes the place of `path` at last.
+    """Write a file whole or not at all; yield `scratch`, which replaces `path` at the end.
 
     Raises:
-        OSError: it cannot be written; what `path` held is kept.
+        OSError: It cannot be written; the previous content of `path` is kept.
     """
     with create_held(scratch) as fd:
         try:
@@ -65,10 +69,10 @@ def write_atomically(path: Path, scratch: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file whole or not at all; what processes that were killed have left of it is removed.
+    """Write a file whole or not at all, and remove scratch files that killed processes have left.
 
     Raises:
-        OSError: it cannot be written; what `path` held is kept.
+        OSError: It cannot be written; the previous content of `path` is kept.
     """
     sweep_scratch(path)
     with write_atomically(path, path.with_name(f"{path.name}.{os.getpid()}.tmp")) as file:
@@ -76,12 +80,12 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def sweep_scratch(path: Path) -> None:
-    """Remove what processes that were killed while they wrote a file have left of it.
+    """Remove scratch files of a file that processes left when they were killed while writing it.
 
     Args:
-        path: the file. Only regular files beside it are removed whose names are its own and a
-            process id, such as `results.json.123.tmp` (older versions wrote `results.123.tmp`),
-            and only those that no process holds.
+        path: The file. Only regular files in its folder are removed whose names are its own and a
+            process id, such as `results.json.123.tmp` (older versions wrote `results.123.tmp`), and
+            only those that no process holds.
     """
     names = [path.name, path.stem] if path.suffix == ".json" else [path.name]
     form = re.compile(rf"({'|'.join(map(re.escape, names))})\.[0-9]+\.tmp")
@@ -98,6 +102,7 @@ def sweep(folder: Path, pattern: str) -> None:
     A file that cannot be opened or removed stays.
 
     Args:
+        folder: The folder.
         pattern: A glob pattern of their names.
     """
     for path in folder.glob(pattern):

@@ -3,8 +3,8 @@
 Inspect finds it by the entry point in pyproject.toml.
 
 entry.py     the entry point
-provider.py  the model: what Inspect asks for at the same time is sampled together
-messages.py  Inspect's messages and tools as chat templates take them
-settings.py  Inspect's settings as sampling parameters; what cannot be honoured is refused by name
-outputs.py   completions as Inspect's outputs
+provider.py  the model: concurrent generations of Inspect are sampled together
+messages.py  converts Inspect's messages and tools for chat templates
+settings.py  converts Inspect's settings to sampling parameters; unsupported ones are errors
+outputs.py   converts completions to Inspect's outputs
 """

@@ -1,4 +1,4 @@
-"""Inspect's messages and tools as chat templates take them."""
+"""Converts Inspect's messages and tools for chat templates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,16 +11,16 @@ from treegen.prompts.tree import Message
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """The messages of a conversation.
+    """Convert the messages of a conversation.
 
     Raises:
-        InputError: a message has something that is neither text nor an image.
+        InputError: A message has content that is neither text nor an image.
     """
     return [_template_message(message) for message in messages]
 
 
 def _template_message(message: ChatMessage) -> Message:
-    found: dict[str, Any] = {"role": message.role, "content": message.text}
+    converted: dict[str, Any] = {"role": message.role, "content": message.text}
     parts = [] if isinstance(message.content, str) else message.content
     for part in parts:
         if not isinstance(part, ContentText | ContentReasoning | ContentImage):
@@ -28,7 +28,7 @@ def _template_message(message: ChatMessage) -> Message:
                 f"a message has content of type {part.type}; leave out all but text and images"
             )
     if any(isinstance(part, ContentImage) for part in parts):
-        found["content"] = [
+        converted["content"] = [
             {"type": "image", "image": part.image}
             if isinstance(part, ContentImage)
             else {"type": "text", "text": part.text}
@@ -37,9 +37,9 @@ def _template_message(message: ChatMessage) -> Message:
         ]
     thoughts = [part.reasoning for part in parts if isinstance(part, ContentReasoning)]
     if thoughts:
-        found["reasoning_content"] = "\n".join(thoughts)
+        converted["reasoning_content"] = "\n".join(thoughts)
     if message.role == "assistant" and message.tool_calls:
-        found["tool_calls"] = [
+        converted["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -49,13 +49,13 @@ def _template_message(message: ChatMessage) -> Message:
         ]
     if message.role == "tool":
         if message.error is not None:
-            found["content"] = f"Error: {message.error.message}"
-        found |= {"name": message.function, "tool_call_id": message.tool_call_id}
-    return found
+            converted["content"] = f"Error: {message.error.message}"
+        converted |= {"name": message.function, "tool_call_id": message.tool_call_id}
+    return converted
 
 
 def template_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]] | None:
-    """The tools that a conversation may use; None if there are none."""
+    """Convert the tools of a conversation; return None if there are none."""
     return [
         {"type": "function", "function": tool.model_dump(exclude={"options"}, exclude_none=True)}
         for tool in tools

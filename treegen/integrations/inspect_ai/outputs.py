@@ -1,4 +1,4 @@
-"""Completions as Inspect's outputs."""
+"""Converts completions to Inspect's outputs."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -33,14 +33,17 @@ def output_of(
     logprobs: bool,
     seconds: float,
 ) -> ModelOutput:
-    """The output of one generation: a choice for each completion.
+    """Return the output of one generation: one choice per completion.
 
     Args:
-        prompt: Its token ids.
-        replies: Takes completions apart.
-        text: Of tokens.
-        tools: As the chat template had them.
-        logprobs: Whether they were asked for.
+        model: Name of the model.
+        prompt: Token ids of the prompt.
+        completions: The completions.
+        replies: Splits completions into reasoning, text and tool calls.
+        text: Decodes tokens.
+        tools: Tools that the chat template was given.
+        logprobs: Whether to report log-probabilities.
+        seconds: Duration of the generation.
     """
     read, drawn = len(prompt), sum(each.num_tokens for each in completions)
     choices = []
@@ -88,7 +91,7 @@ def _logprobs(prompt: Sequence[int], completion: Completion, text: TokenText) ->
 def _prompt_logprobs(
     prompt: Sequence[int], score: Score | None, text: TokenText
 ) -> Logprobs | None:
-    """Those of the prompt's tokens but the first."""
+    """Return the log-probabilities of the prompt's tokens except the first."""
     if score is None:
         return None
     tops = score.top.pairs() if score.top is not None else ()

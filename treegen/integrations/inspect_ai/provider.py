@@ -1,4 +1,4 @@
-"""The model provider: many generations of Inspect, one LLM, the same steps."""
+"""The model provider: concurrent generations of Inspect share the steps of one LLM."""
 
 import dataclasses
 import time
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput
-from inspect_ai.model._cache import epoch  # which Inspect's own cache of outputs goes by, too
+from inspect_ai.model._cache import epoch  # the epoch that keys Inspect's own output cache
 from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
 
 from treegen.common.files.regular_files import read_text
@@ -23,12 +23,12 @@ from treegen.prompts.replies.formats import tool_format as check_tool_format
 _OWN: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
 _SAMPLING: Final = ("recommended", "neutral")
 _CONNECTIONS: Final = 1024
-_MAX_TOKENS: Final = 2048  # of an answer, where nobody says; as Inspect's `hf`
-_WAITING: Final = 2**20  # Inspect's own limit of connections is what holds calls back
+_MAX_TOKENS: Final = 2048  # default length of an answer, as in Inspect's `hf`
+_WAITING: Final = 2**20  # practically unlimited, because Inspect limits the connections itself
 
 
 class TreegenAPI(ModelAPI):
-    """`--model treegen/DIR`; its arguments are `-M`."""
+    """The provider of `--model treegen/DIR`; its arguments are those of `-M`."""
 
     def __init__(
         self,
@@ -47,18 +47,22 @@ class TreegenAPI(ModelAPI):
 
         Args:
             model_name: A directory, a hub name, or "demo".
-            chat_template: In place of the tokenizer's own, or for a model that has none; a file, or
-                the template itself.
+            base_url: Not supported; must be None.
+            api_key: Ignored.
+            config: Default generation settings.
+            chat_template: Replaces the tokenizer's own template, or serves a model without one; a
+                file, or the template itself.
             chat_template_kwargs: Arguments of the chat template, such as enable_thinking.
-            sampling: What holds where a generation does not say: "recommended" is what the
-                checkpoint's generation_config.json recommends, as for Inspect's `hf` and `vllm`;
-                "neutral" is temperature 1 without filters.
-            tool_format: How the model writes tool calls, in place of what its chat template tells.
-            options: Those of LLM, such as dtype, device, memory or max_rows.
+            sampling: Defaults for settings that a generation does not give: "recommended" uses the
+                checkpoint's generation_config.json, as Inspect's `hf` and `vllm` do; "neutral" is
+                temperature 1 without filters.
+            tool_format: Format of the model's tool calls; by default the one that its chat template
+                implies.
+            **options: Options of LLM, such as dtype, device, memory or max_rows.
 
         Raises:
-            PrerequisiteError: an argument is not known or has a value that cannot be used, or the
-                model cannot be loaded. Inspect shows it in one line.
+            PrerequisiteError: An argument is unknown or has an invalid value, or the model cannot
+                be loaded. Inspect shows it in one line.
         """
         config = config or GenerateConfig()
         super().__init__(model_name, base_url, api_key, [], config)
@@ -82,8 +86,8 @@ class TreegenAPI(ModelAPI):
         self._usual = llm.spec.take_recommended() if sampling == "recommended" else {}
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
-            # Inspect's default begins with 20 connections and never goes beyond 100. Its model has
-            # this very object, and asks max_connections once that default is off.
+            # Inspect's default starts with 20 connections and never exceeds 100. Its model shares
+            # this config object, and calls max_connections once that default is off.
             config.adaptive_connections = False
 
     async def generate(
@@ -95,12 +99,18 @@ class TreegenAPI(ModelAPI):
     ) -> ModelOutput:
         """Sample the answers to a conversation.
 
-        Without a seed, a conversation that comes again gets the next samples. With a seed, each
-        epoch has samples of its own, and they are the same in each run. What is too long for the
-        model gets an output that says so, as Inspect's agents expect it.
+        Without a seed, a repeated conversation gets the next samples. With a seed, each epoch has
+        its own samples, which are the same in each run. A conversation that is too long for the
+        model gets an output that says so, as Inspect's agents expect.
+
+        Args:
+            input: Messages of the conversation.
+            tools: Tools that the model may call.
+            tool_choice: Whether the model has to call a tool, and which.
+            config: Generation settings.
 
         Raises:
-            InputError: a message or a setting cannot be used.
+            InputError: A message or a setting cannot be used.
         """
         params, known = sampling_params(config, self._usual), template_tools(tools)
         if tool_choice not in ("auto", "none"):
@@ -114,21 +124,21 @@ class TreegenAPI(ModelAPI):
             params = dataclasses.replace(params, grammar=grammar)
         start = time.perf_counter()
         try:
-            (prompt,), (found,) = await self._served.generate(
+            (prompt,), (completions,) = await self._served.generate(
                 [template_messages(input)],
                 params,
                 tools=known,
                 chat_template_kwargs=template_arguments(config, self._template),
                 first=(epoch.get(1) - 1) * params.n,
             )
-        except (ContextError, CacheFullError) as error:  # agents then shorten the conversation
+        except (ContextError, CacheFullError) as error:  # agents shorten the conversation then
             return ModelOutput.from_content(
                 self.model_name, str(error), stop_reason="model_length", error=str(error)
             )
         return output_of(
             self.model_name,
             prompt.tolist(),
-            found,
+            completions,
             self._served.replies,
             text=self._served.text,
             tools=known,
@@ -137,31 +147,31 @@ class TreegenAPI(ModelAPI):
         )
 
     async def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         return list(self._served.text.tokenizer(text)["input_ids"])
 
     async def count_text_tokens(self, text: str) -> int:
-        """How many tokens a text has."""
+        """Return the number of tokens of a text."""
         return len(await self.tokenize(text))
 
     def max_tokens(self) -> int:
-        """Tokens of an answer at most, where nobody says."""
+        """Return the default length limit of an answer, in tokens."""
         return _MAX_TOKENS
 
     def max_connections(self) -> int:
-        """Generations at a time, where nobody says."""
+        """Return the default number of concurrent generations."""
         return _CONNECTIONS
 
     def connection_key(self) -> str:
-        """What shares the limit of connections."""
+        """Return the key of models that share the limit of connections."""
         return self.model_name
 
     def collapse_user_messages(self) -> bool:
-        """Whether users' messages that follow each other are to be one."""
+        """Return whether consecutive user messages are merged into one."""
         return True
 
     def close(self) -> None:
-        """Free the model; what is under way is dropped."""
+        """Free the model; running generations are dropped."""
         self._served.close(drain=False)
 
 

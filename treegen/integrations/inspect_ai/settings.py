@@ -1,4 +1,4 @@
-"""What Inspect asks of one generation, as sampling parameters."""
+"""Converts Inspect's settings of one generation to sampling parameters."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 
-# Settings of SamplingParams, by their names in Inspect.
+# Fields of SamplingParams, by their names in Inspect.
 _NAMES: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -46,13 +46,14 @@ _REFUSED: Final = (
 def sampling_params(
     config: GenerateConfig, usual: Mapping[str, Any] = MappingProxyType({})
 ) -> SamplingParams:
-    """The sampling parameters of a generation.
+    """Return the sampling parameters of a generation.
 
     Args:
-        usual: Those that are not set; the others are as SamplingParams has them.
+        config: Inspect's settings.
+        usual: Defaults for settings that are not given, before those of SamplingParams.
 
     Raises:
-        InputError: a setting cannot be honoured, or has a value that cannot be used.
+        InputError: A setting is not supported, or has an invalid value.
     """
     refused = [name for name in _REFUSED if getattr(config, name, None) is not None]
     extra = {k: v for k, v in (config.extra_body or {}).items() if k != "chat_template_kwargs"}
@@ -62,25 +63,33 @@ def sampling_params(
             f"treegen cannot honour {', '.join(refused)}; leave out such; of extra_body it knows "
             f"{', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
         )
-    given = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
-    given = {name: value for name, value in given.items() if value is not None}
+    set_fields = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
+    set_fields = {name: value for name, value in set_fields.items() if value is not None}
     structure = parse_structure({name: extra.pop(name) for name in REQUESTED if name in extra})
     if config.response_schema is not None:
         structure["json_schema"] = config.response_schema.json_schema.model_dump(exclude_none=True)
     if config.top_logprobs and not config.logprobs:
         raise InputError("top_logprobs needs logprobs; give logprobs=True too")
-    asked = {**usual, **given, **extra, **structure}
-    return SamplingParams(**asked, logprobs=config.top_logprobs or 0)
+    arguments = {**usual, **set_fields, **extra, **structure}
+    return SamplingParams(**arguments, logprobs=config.top_logprobs or 0)
 
 
 def template_arguments(config: GenerateConfig, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the chat template. given: those of the model, which a generation's replace.
+    """Return the arguments of the chat template.
+
+    Args:
+        config: Inspect's settings of the generation, whose arguments take precedence.
+        given: Arguments that were given for the model.
 
     Raises:
-        InputError: chat_template_kwargs of extra_body are no mapping.
+        InputError: `chat_template_kwargs` of `extra_body` is not a mapping.
     """
-    own = (config.extra_body or {}).get("chat_template_kwargs", {})
-    if not isinstance(own, dict):
-        raise InputError(f"chat_template_kwargs must be a mapping, got {own!r:.80}")
+    request_arguments = (config.extra_body or {}).get("chat_template_kwargs", {})
+    if not isinstance(request_arguments, dict):
+        raise InputError(f"chat_template_kwargs must be a mapping, got {request_arguments!r:.80}")
     effort = config.reasoning_effort
-    return {**given, **({} if effort is None else {"reasoning_effort": effort}), **own}
+    return {
+        **given,
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **request_arguments,
+    }

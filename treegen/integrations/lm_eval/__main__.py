@@ -1,4 +1,4 @@
-"""`python -m treegen.integrations.lm_eval`: lm-eval's command line with `--model treegen` in it."""
+"""`python -m treegen.integrations.lm_eval`: lm-eval's command line with `--model treegen`."""
 
 import sys
 
@@ -10,7 +10,7 @@ from treegen.errors import TreegenError
 
 
 def main() -> int:
-    """Run lm-eval's command line; returns the exit code, 2 for what the user can mend."""
+    """Run lm-eval's command line; return the exit code, which is 2 for a TreegenError."""
     try:
         cli_evaluate()
     except TreegenError as error:

@@ -1,4 +1,4 @@
-"""The samples and log-likelihoods of a call: read from the journal, or drawn and written to it."""
+"""The samples and log-likelihoods of a call: read from the journal, or computed and stored."""
 
 import hashlib
 from collections import defaultdict
@@ -19,9 +19,11 @@ from treegen.runs import Key, RecordFile
 
 @dataclass(frozen=True, slots=True)
 class SampledPrompt:
-    """A prompt and how it is sampled. Two with one name are equal.
+    """A prompt and its sampling parameters. Instances with equal names are equal.
 
-    name: a hash of the rest; its samples are drawn and kept by it.
+    name: a hash of tokens and params; the samples are drawn and stored under it.
+    tokens: the token ids of the prompt.
+    params: the sampling parameters.
     """
 
     name: str
@@ -30,22 +32,30 @@ class SampledPrompt:
 
     @classmethod
     def of(cls, tokens: list[int], params: SamplingParams) -> Self:
-        """The prompt of these tokens, under a name of its own."""
+        """Return the prompt of these tokens, with its name."""
         return cls(_name(tokens, (params.drawing, params.max_tokens)), tokens, params)
 
 
 class ResponseCache:
-    """What a model answers, each answer computed once if there is a journal."""
+    """A model's responses, each computed only once if there is a journal."""
 
     def __init__(self, llm: BaseLLM, journal: Journal | None) -> None:
-        """Answers of a model; a journal keeps them."""
+        """Create a cache.
+
+        Args:
+            llm: The model.
+            journal: Stores the responses; None stores nothing.
+        """
         self._llm, self._journal = llm, journal
 
     def scores(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, tuple[float, bool]]]:
-        """Yield (index of the pair, its log-likelihood and whether it is greedy) as they are known.
+        """Yield (index of the pair, (log-likelihood, whether it is greedy)) as results arrive.
+
+        Args:
+            pairs: Contexts and continuations.
 
         Raises:
-            TreegenError: as for `LLM.score`; RunError if the journal cannot be used.
+            TreegenError: As for `LLM.score`; RunError if the journal cannot be used.
         """
         places: dict[Key, list[int]] = defaultdict(list)
         for at, (context, continuation) in enumerate(pairs):
@@ -71,13 +81,13 @@ class ResponseCache:
     ) -> Iterator[tuple[SampledPrompt, int, list[int]]]:
         """Yield (prompt, sample index, tokens) as samples end.
 
-        The token that ended a sample is left out; the tokens of a stop string are not.
+        A token that ended a sample is left out; the tokens of a stop string are not.
 
         Args:
-            prompts: How many samples are wanted of each.
+            prompts: Prompt -> number of samples.
 
         Raises:
-            TreegenError: as for `LLM.stream`; RunError if the journal cannot be used.
+            TreegenError: As for `LLM.stream`; RunError if the journal cannot be used.
         """
         of_name = {prompt.name: prompt for prompt in prompts}
         keys = [(prompt.name, index) for prompt, num in prompts.items() for index in range(num)]

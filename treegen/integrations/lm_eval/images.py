@@ -1,4 +1,4 @@
-"""Images of lm-eval's tasks, as its `hf-multimodal` takes them."""
+"""Images of lm-eval's tasks, handled as by its `hf-multimodal`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from treegen.errors import InputError
 from treegen.prompts.chat_images import expand_image_markers
 from treegen.prompts.images.table import ImageTable, PlacedImage
 
-_PLACEHOLDER: Final = "<image>"  # of lm-eval's tasks
+_PLACEHOLDER: Final = "<image>"  # marks an image in the texts of lm-eval's tasks
 
 
 def with_images(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn whose content is a list of parts, with an image in the place of each "<image>"."""
+    """Return a turn whose content is a list of parts, with an image in place of each "<image>"."""
     if not isinstance(text := turn["content"], str):
         return dict(turn)
     parts: list[dict[str, Any]] = []
@@ -28,10 +28,15 @@ def with_images(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_images(table: ImageTable | None, given: Mapping[str, Any]) -> list[PlacedImage]:
-    """The images of a request. given: what it has beside text.
+    """Return the images of a request.
+
+    Args:
+        table: The model's images; None for a model without images.
+        given: The inputs of the request apart from its text.
 
     Raises:
-        InputError: it has sound too, the model takes no images, or one cannot be used.
+        InputError: The request also has sound, the model takes no images, or an image cannot be
+            used.
     """
     if "audio" in given:
         raise InputError("the task has sound, which treegen does not take")
@@ -41,7 +46,7 @@ def load_images(table: ImageTable | None, given: Mapping[str, Any]) -> list[Plac
 
 
 def visuals(found: Any) -> Sequence[Any]:
-    """Return what a task's `doc_to_image` gives as a list, which may be a single image."""
+    """Return the images of a task's `doc_to_image` as a list; it may return a single image."""
     return found if isinstance(found, list | tuple) else [found]
 
 
@@ -51,10 +56,16 @@ def image_tokens(
     table: ImageTable,
     encode: Callable[[str], Sequence[int]],
 ) -> list[int]:
-    """The token ids of a prompt with images.
+    """Return the token ids of a prompt with images.
+
+    Args:
+        context: Text of the prompt, with a marker for each image.
+        images: The images, in the order of their markers.
+        table: The model's images.
+        encode: Returns the token ids of a text.
 
     Raises:
-        InputError: it has more or fewer places for images.
+        InputError: The numbers of markers and images differ.
     """
     if table.marker not in context:  # no chat template was applied
         context = context.replace(_PLACEHOLDER, table.marker)

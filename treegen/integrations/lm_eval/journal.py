@@ -1,11 +1,11 @@
-"""The answers that a run of lm-eval has so far, kept in a directory from which it is resumed.
+"""The stored responses of a run of lm-eval, in a directory from which the run is resumed.
 
-    DIR/<model>/model.json      what the answers depend on, beside their requests
+    DIR/<model>/model.json      what the responses depend on, apart from their requests
     DIR/<model>/samples.jsonl   generated samples, appended as they finish
     DIR/<model>/scores.jsonl    log-likelihoods, likewise
     DIR/<model>/run.lock        held by the one process that appends
 
-An answer is named by a hash of its request's tokens and settings, so one directory serves any
+The key of a response is a hash of its request's tokens and settings, so one directory serves any
 tasks, limits and models.
 """
 
@@ -28,16 +28,17 @@ _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The answers of one model in a directory."""
+    """The responses of one model in a directory."""
 
     def __init__(self, directory: Path, identity: Mapping[str, Any]) -> None:
-        """Make the model's folder in an existing directory.
+        """Create the model's folder in an existing directory.
 
         Args:
-            identity: All that an answer depends on, beside its request.
+            directory: The directory.
+            identity: Everything that a response depends on, apart from its request.
 
         Raises:
-            RunError: the folder cannot be made, or is in use.
+            RunError: The folder cannot be created, or is in use.
         """
         text = json.dumps(identity, sort_keys=True)
         self._folder = directory / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -48,10 +49,10 @@ class Journal:
 
     @contextmanager
     def open(self, kind: Kind) -> Iterator[RecordFile]:
-        """The file of the answers of one kind, locked, to read and to append to.
+        """Open and lock the file of the responses of one kind, to read it and to append to it.
 
         Raises:
-            RunError: another process has it, or it is damaged or cannot be written.
+            RunError: Another process holds it, or it is damaged or cannot be written.
         """
         with open_for_append(self._folder / f"{kind}.jsonl", _LOCK) as file:
             for notice in file.notices:
@@ -60,9 +61,9 @@ class Journal:
 
 
 def read_stored(file: RecordFile, wanted: Collection[Key]) -> dict[Key, dict[str, Any]]:
-    """The records of the wanted keys that a file has."""
+    """Return the records of a file that have one of the wanted keys."""
     keys = set(wanted) & file.keys
     if not keys:
         return {}
-    found = (((r["problem_id"], r["sample_index"]), r) for r in file.records())
-    return {key: record for key, record in found if key in keys}
+    records = (((r["problem_id"], r["sample_index"]), r) for r in file.records())
+    return {key: record for key, record in records if key in keys}

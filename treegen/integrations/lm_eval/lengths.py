@@ -1,4 +1,4 @@
-"""What of a request's tokens a model reads, if they are too long for it: as lm-eval's `hf`."""
+"""Truncation of requests that are too long for the model, as in lm-eval's `hf`."""
 
 from collections.abc import Sequence
 
@@ -7,29 +7,39 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from treegen.errors import CapacityError, InputError
 
 Pair = tuple[list[int], list[int]]
-"""The tokens of a context and of its continuation."""
+"""The token ids of a context and of its continuation."""
 
 
 def fitting(context: list[int], continuation: list[int], max_length: int) -> Pair:
-    """Return a context without its first tokens where it is too long, and its continuation.
+    """Return a context, truncated on the left if it is too long, and its continuation.
+
+    Args:
+        context: Token ids of the context.
+        continuation: Token ids of the continuation.
+        max_length: Maximum number of tokens that the model reads.
 
     Raises:
-        CapacityError: the continuation alone is too long.
+        CapacityError: The continuation alone is too long.
     """
     if len(continuation) > max_length:
         raise CapacityError(
             f"a continuation has {len(continuation):,} tokens, more than the model's length of "
             f"{max_length:,}"
         )
-    # The last token is no input of the model.
+    # The model does not read the last token, so one more token fits.
     return context[-(max_length + 1 - len(continuation)) :], continuation
 
 
 def truncate_prompt(tokens: list[int], max_tokens: int, max_length: int) -> list[int]:
-    """Return a prompt without its first tokens where its answer has no room.
+    """Return a prompt, truncated on the left to leave room for its answer.
+
+    Args:
+        tokens: Token ids of the prompt.
+        max_tokens: Maximum number of tokens of the answer.
+        max_length: Maximum number of tokens of prompt and answer.
 
     Raises:
-        InputError: there is no room for any prompt.
+        InputError: There is no room for any prompt.
     """
     room = max_length - max_tokens
     if room < 1:
@@ -41,10 +51,12 @@ def truncate_prompt(tokens: list[int], max_tokens: int, max_length: int) -> list
 
 
 def windows(tokens: Sequence[int], prefix: int | None, max_length: int) -> list[Pair]:
-    """Return a text in windows of the model's length, each with what stands before it.
+    """Split a text into windows of the model's length, each with the tokens before it as context.
 
     Args:
-        prefix: The token that stands before the first one.
+        tokens: Token ids of the text.
+        prefix: The token before the first one.
+        max_length: Maximum number of tokens that the model reads.
     """
     rolled = get_rolling_token_windows(tokens, prefix, max_length, 1)
     return [(list(context), list(rest)) for context, rest in map(make_disjoint_window, rolled)]

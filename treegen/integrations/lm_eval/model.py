@@ -1,7 +1,8 @@
-"""TreegenLM: lm-eval's interface of a model, over an LLM.
+"""TreegenLM: lm-eval's model interface over an LLM.
 
-All requests of a call become one tree: equal prefixes are computed once, and a prompt that is there
-k times is one node with k samples. Texts become tokens, are shortened and cut as by lm-eval's `hf`.
+All requests of a call become one tree: equal prefixes are computed once, and a prompt that occurs k
+times is one node with k samples. Texts are tokenized, truncated and cut at stop strings as by
+lm-eval's `hf`.
 """
 
 import inspect
@@ -37,12 +38,13 @@ from treegen.runs.new_directory import NewDirectory
 
 
 class TreegenLM(TemplateLM):  # type: ignore[misc]
-    """`--model treegen`; its arguments are `--model_args`.
+    """The model of `--model treegen`; its arguments are those of `--model_args`.
 
-    max_length: tokens of a prompt and its answer at most.
-    max_gen_toks: tokens of an answer at most, where its request does not say.
-    eot_token_id: the token that ends a text. prefix_token_id: stands for an empty context.
-    tokenizer_name: what lm-eval's caches of requests call the tokenizer and its chat template.
+    max_length: maximum number of tokens of a prompt and its answer.
+    max_gen_toks: maximum number of tokens of an answer, if its request gives none.
+    eot_token_id: the token that ends a text.
+    prefix_token_id: the token that replaces an empty context.
+    tokenizer_name: the name of the tokenizer and its chat template in lm-eval's request caches.
     """
 
     eot_token_id: int | None = None
@@ -67,35 +69,37 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         max_batch_size: object = None,
         **options: Any,
     ) -> None:
-        """Load a model, or take an LLM as it is.
+        """Load a model, or use an existing LLM.
 
         Args:
             pretrained: A directory, a hub name, "demo", an LLM or a Cluster.
-            cache: A directory to keep answers in as they are known. A run that was stopped goes on
+            cache: Directory to store responses in as they arrive. A run that was stopped resumes
                 from it when the same command is run again.
-            seed: Of samples whose gen_kwargs have none.
-            max_length: Tokens of a prompt and its answer at most; by default as lm-eval's `hf`.
-            max_gen_toks: Tokens of an answer at most, where gen_kwargs do not say.
+            seed: Seed of samples whose gen_kwargs have none.
+            max_length: Maximum number of tokens of a prompt and its answer; by default as for
+                lm-eval's `hf`.
+            max_gen_toks: Maximum number of tokens of an answer, if gen_kwargs give none.
             add_bos_token: As for lm-eval's `hf`.
             prefix_token_id: As for lm-eval's `hf`.
             think_end_token: As for lm-eval's `hf`.
             enable_thinking: As for lm-eval's `hf`.
             chat_template_args: As for lm-eval's `hf`.
-            sampling: What holds where gen_kwargs do not say: "neutral" filters and penalises
-                nothing, as lm-eval's `vllm`; "recommended" is what generation_config.json says, as
-                its `hf`.
-            batch_size: Without effect; max_rows is the most samples at once.
-            max_batch_size: Without effect; max_rows is the most samples at once.
-            options: Those of LLM, such as dtype, device, memory or max_rows.
+            sampling: Defaults for settings that gen_kwargs do not give: "neutral" applies no
+                filters or penalties, as lm-eval's `vllm`; "recommended" uses
+                generation_config.json, as its `hf`.
+            batch_size: Without effect; use max_rows for the maximum number of samples at once.
+            max_batch_size: Without effect; use max_rows for the maximum number of samples at once.
+            **options: Options of LLM, such as dtype, device, memory or max_rows.
 
         Raises:
-            InputError: an argument is not known or has a value that cannot be used.
-            ModelError, CapacityError: as for LLM.
-            RunError: the cache cannot be used.
+            InputError: An argument is unknown or has an invalid value.
+            ModelError: As for LLM.
+            CapacityError: As for LLM.
+            RunError: The cache cannot be used.
         """
         super().__init__()
-        own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
-        check_known(options, "model_args", own)
+        own_names = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
+        check_known(options, "model_args", own_names)
         if options and isinstance(pretrained, BaseLLM):
             raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
         check_int("seed", seed, least=0)
@@ -109,7 +113,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         if cache is not None:
             NewDirectory.directory(Path(cache))
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():
-            options["device"] = "auto"  # lm-eval's command names that GPU where the user names none
+            options["device"] = "auto"  # cuda:0 is the default of lm-eval's command
         self.llm = (
             pretrained if isinstance(pretrained, BaseLLM) else LLM(str(pretrained), **options)
         )
@@ -150,10 +154,9 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         no_part = ("model_num_parameters", "model_revision")
         return Journal(directory, {k: v for k, v in info.items() if k not in no_part})
 
-    # What lm-eval asks about the model
-
+    # Queries of lm-eval about the model
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval's results say of the model."""
+        """Return the model's entries in lm-eval's results."""
         facts = self.llm.facts
         keys = None if facts.engine.kv_cache_dtype == "auto" else facts.engine.kv_cache_dtype
         dtype = f"torch.{facts.dtype}"
@@ -168,14 +171,20 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The prompt of a conversation."""
+        """Return the prompt of a conversation."""
         history = chat_history if self._images is None else list(map(with_images, chat_history))
         return self._texts.chat(history, add_generation_prompt)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """The tokens of a text."""
+        """Return the token ids of a text.
+
+        Args:
+            string: The text.
+            add_special_tokens: Whether to add special tokens; None decides as lm-eval's `hf`.
+            **kwargs: Ignored.
+        """
         return self._texts.encode(string, add_special_tokens)
 
     # Log-likelihoods
@@ -186,7 +195,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        """Score the continuations of requests; a long context loses its first tokens."""
+        """Score the continuations of requests; long contexts are truncated on the left."""
         if self._thinks:
             raise InputError(
                 "enable_thinking is for answers that are drawn; for tasks that score "
@@ -207,9 +216,11 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         pairs: list[Pair] = []
         owner: list[int] = []
         for at, request in enumerate(requests):
-            mine = windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length)
-            pairs += mine
-            owner += [at] * len(mine)
+            text_windows = windows(
+                self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length
+            )
+            pairs += text_windows
+            owner += [at] * len(text_windows)
         windows_of = Counter(owner)
         parts: list[list[float]] = [[] for _ in requests]
         scores = self._answers.scores(pairs)
@@ -224,19 +235,19 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     # Generation
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Draw one sample for each request; equal requests are samples of one prompt."""
-        asked: dict[tuple[str, ...], tuple[SampledPrompt, GenSettings]] = {}
+        """Draw one sample per request; equal requests are samples of one prompt."""
+        prompts: dict[tuple[str, ...], tuple[SampledPrompt, GenSettings]] = {}
         members: dict[SampledPrompt, list[int]] = defaultdict(list)
         settings = []
         for at, request in enumerate(requests):
             context, gen_kwargs, *rest = request.args
             images = load_images(self._images, rest[0]) if rest else []
             text = context, repr(gen_kwargs), *(image.digest for image in images)
-            if text not in asked:
-                asked[text] = self._prompt(context, gen_kwargs, images)
-            prompt, own = asked[text]
+            if text not in prompts:
+                prompts[text] = self._prompt(context, gen_kwargs, images)
+            prompt, own_settings = prompts[text]
             members[prompt].append(at)
-            settings.append(own)
+            settings.append(own_settings)
         answers: dict[int, str] = {}
         drawn = self._answers.samples({prompt: len(places) for prompt, places in members.items()})
         kind = "generate_until"
@@ -249,7 +260,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     def _prompt(
         self, context: str, gen_kwargs: Mapping[str, Any], images: Sequence[PlacedImage] = ()
     ) -> tuple[SampledPrompt, GenSettings]:
-        """A prompt, shortened to leave room for the answer, and its settings."""
+        """Return a prompt, truncated to leave room for the answer, and its settings."""
         settings = gen_settings(
             gen_kwargs,
             max_gen_toks=self.max_gen_toks,
@@ -273,7 +284,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
 
 
 def _config(llm: BaseLLM) -> Any:
-    """The configuration of a model, which is here or with workers."""
+    """Return the configuration of a model, whether it is loaded here or by workers."""
     if isinstance(llm, LLM):
         return llm.model.module.config
     engine = llm.facts.engine
@@ -287,5 +298,5 @@ def _config(llm: BaseLLM) -> Any:
 
 
 def _show_progress(answers: Iterator[Any], total: int, kind: str, quiet: bool) -> Any:
-    """Answers as they come, counted on a bar."""
+    """Yield answers as they arrive, with a progress bar."""
     return tqdm(answers, total=total, desc=f"Running {kind} requests", disable=quiet)

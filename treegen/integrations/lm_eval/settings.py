@@ -1,4 +1,4 @@
-"""What one request of lm-eval asks for: its generation settings as sampling parameters."""
+"""Converts the generation settings of a request of lm-eval to sampling parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 
-# Beside these there are `until`, `do_sample`, and max_gen_toks under its four names.
+# Supported settings, in addition to `until`, `do_sample`, and max_gen_toks under its four names.
 _HONOURED: Final = (
     "temperature",
     "top_p",
@@ -27,7 +27,7 @@ _HONOURED: Final = (
     "no_repeat_ngram_size",
     "bad_words",
 )
-# Settings of other engines, and the value with which each of them changes nothing.
+# Settings of other engines, each with the value that changes nothing.
 _NEUTRAL: Final[Mapping[str, object]] = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -42,7 +42,7 @@ class GenSettings:
     """The generation settings of a request.
 
     params: how its sample is drawn.
-    until: the texts at which its answer is cut, the end-of-sequence token's among them.
+    until: the texts at which its answer is cut, including the text of the end-of-sequence token.
     """
 
     params: SamplingParams
@@ -58,31 +58,34 @@ def gen_settings(
     thinks: bool,
     usual: Mapping[str, Any] = MappingProxyType({}),
 ) -> GenSettings:
-    """Return the settings that a request's gen_kwargs mean; None stands for a setting's absence.
+    """Return the settings in a request's gen_kwargs, where None means that a setting is not given.
 
     Args:
-        max_gen_toks: Where gen_kwargs have none.
-        seed: Where gen_kwargs have none.
-        eos: The text of the end-of-sequence token.
-        thinks: Whether thoughts come before the answer. They may have any text, so the stop strings
-            do not end the sample, and only cut its answer.
-        usual: Settings that hold where gen_kwargs have none; a request that is greedy stays so.
+        gen_kwargs: Generation settings of the request.
+        max_gen_toks: Maximum number of tokens of an answer, if gen_kwargs give none.
+        seed: Seed, if gen_kwargs give none.
+        eos: Text of the end-of-sequence token.
+        thinks: Whether reasoning comes before the answer. Reasoning may contain any text, so stop
+            strings do not end the sample and only cut its answer.
+        usual: Defaults for settings that gen_kwargs do not give; a greedy request stays greedy.
 
     Raises:
-        InputError: a setting cannot be honoured, or has a value that cannot be used.
+        InputError: A setting is not supported, or has an invalid value.
     """
-    given = {name: value for name, value in gen_kwargs.items() if value is not None}
+    set_kwargs = {name: value for name, value in gen_kwargs.items() if value is not None}
     try:
-        asked: dict[str, Any] = dict(normalize_gen_kwargs(given, max_gen_toks))
-        until = handle_stop_sequences(asked.pop("until"), None if asked.get("ignore_eos") else eos)
+        normalized: dict[str, Any] = dict(normalize_gen_kwargs(set_kwargs, max_gen_toks))
+        until = handle_stop_sequences(
+            normalized.pop("until"), None if normalized.get("ignore_eos") else eos
+        )
     except (TypeError, ValueError) as error:
         raise InputError(
             f"gen_kwargs {dict(gen_kwargs)!r} cannot be read: {error}; write name=value,name=value"
         ) from None
-    length, is_drawn = asked.pop("max_gen_toks"), asked.pop("do_sample")
+    length, is_drawn = normalized.pop("max_gen_toks"), normalized.pop("do_sample")
     refused = [
         f"{name}={value!r}"
-        for name, value in asked.items()
+        for name, value in normalized.items()
         if name not in _HONOURED and (name not in _NEUTRAL or value != _NEUTRAL[name])
     ]
     if refused:
@@ -91,13 +94,13 @@ def gen_settings(
             "leave out what it does not know: it knows until, do_sample, "
             f"max_gen_toks, {', '.join(_HONOURED)}"
         )
-    mine: dict[str, Any] = {name: asked[name] for name in _HONOURED if name in asked}
-    if "temperature" not in given:  # lm-eval fills in 0
-        mine.pop("temperature", None)
-    settings = {**usual, **mine}
+    honoured: dict[str, Any] = {name: normalized[name] for name in _HONOURED if name in normalized}
+    if "temperature" not in set_kwargs:  # lm-eval fills in 0
+        honoured.pop("temperature", None)
+    settings = {**usual, **honoured}
     settings.setdefault("seed", seed)
     settings["temperature"] = settings.get("temperature", 0.0) if is_drawn else 0.0
-    if settings.get("top_k") == -1:  # another way to write that all tokens are kept
+    if settings.get("top_k") == -1:  # also means that all tokens are kept
         settings["top_k"] = 0
     until = tuple(text for text in until if text != "")
     stop = [text for text in until if text == eos] if thinks else until

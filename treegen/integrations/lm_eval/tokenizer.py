@@ -1,4 +1,4 @@
-"""Texts to tokens and back, as lm-eval's `hf` does it."""
+"""Tokenizes and decodes texts as lm-eval's `hf` does."""
 
 import copy
 import logging
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class HarnessTokenizer:
-    """A tokenizer, and how lm-eval wants it used."""
+    """A tokenizer with lm-eval's settings."""
 
     def __init__(
         self,
@@ -25,9 +25,19 @@ class HarnessTokenizer:
         enable_thinking: bool | None,
         chat_template_args: Mapping[str, Any] | None,
     ) -> None:
-        """Use a tokenizer; the arguments are those of lm-eval's `hf`."""
+        """Wrap a tokenizer; the other arguments are those of lm-eval's `hf`.
+
+        Args:
+            tokenizer: The tokenizer.
+            add_bos_token: Whether to add the first token; None leaves this to the tokenizer.
+            prefix_token_id: The token that replaces an empty context; by default the first or the
+                end-of-sequence token.
+            think_end_token: Text or id of the token that ends the reasoning; None for no reasoning.
+            enable_thinking: Argument of the chat template; None does not pass it.
+            chat_template_args: Further arguments of the chat template.
+        """
         if add_bos_token is not None:
-            # A tokenizer may add no first token even where special tokens are asked for.
+            # A tokenizer may add no first token even with add_special_tokens=True.
             tokenizer = copy.deepcopy(tokenizer)
             tokenizer.add_bos_token = add_bos_token
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
@@ -46,15 +56,15 @@ class HarnessTokenizer:
 
     @property
     def think(self) -> bool:
-        """Whether samples begin with thoughts."""
+        """Whether samples begin with reasoning."""
         return self._think_end is not None
 
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """The tokens of a text that is scored; see `encode_prompt`."""
+        """Return the token ids of a text that is scored; see `encode_prompt`."""
         return self._encode(text, self._prefix, add_special_tokens)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The tokens of a prompt. If its first words are the first token's, none is added."""
+        """Return the token ids of a prompt. No first token is added if the text begins with it."""
         return self._encode(text, self._tokenizer.bos_token, None)
 
     def _encode(self, text: str, begin: str | None, special: bool | None) -> list[int]:
@@ -65,7 +75,7 @@ class HarnessTokenizer:
         return tokens
 
     def chat(self, history: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        """The prompt of a conversation; a template that knows no system turn gets none."""
+        """Return the prompt of a conversation, without system turn if the template rejects it."""
         try:
             return self._apply_template(history, add_generation_prompt)
         except TemplateError:
@@ -85,7 +95,7 @@ class HarnessTokenizer:
         )
 
     def answer(self, tokens: Sequence[int], until: Sequence[str]) -> str:
-        """The text of a sample: after its thoughts, and up to the first stop string."""
+        """Return the answer in a sample: after the reasoning, and up to the first stop string."""
         end, is_token = self._think_end, isinstance(self._think_end, int)
         if is_token and end in tokens:
             tokens = tokens[len(tokens) - tokens[::-1].index(end) :]

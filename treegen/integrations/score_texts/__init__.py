@@ -1,8 +1,8 @@
-"""Log-probabilities of the texts of a file, with the likeliest tokens in each place, as columns.
+"""Log-probabilities of the texts of a file, with the likeliest tokens at each position, as columns.
 
-texts.py     a file of texts, a line at a time
-columns.py   the files of columns: what is in them, and up to where they go
-run.py       from the one to the other, a part at a time
+texts.py     reads a file of texts, line by line
+columns.py   files of columns: their content, and how far they go
+run.py       scores the texts, part by part
 """
 
 from treegen.integrations.score_texts.run import Progress as Progress

@@ -1,13 +1,13 @@
-"""The files of columns: Parquet, compressed, one row for each text, in the order of the file.
+"""The files of columns: compressed Parquet, one row per text, in the order of the input.
 
     id             text
     tokens         list of int32: the token ids of the text, without those of its prompt
-    logprobs       list of float32: the natural-log probability of each
-    top_tokens     list of [K] int32: the likeliest tokens in the place of each, the likeliest first
+    logprobs       list of float32: the natural-log probability of each token
+    top_tokens     list of [K] int32: the likeliest tokens at each position, likeliest first
     top_logprobs   list of [K] float32: their log-probabilities
 
 A file is written whole or not at all. Its name has the number of its first row, and its metadata
-what the rows after it have to go on from.
+has the extent up to its end, from which the next file continues.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ _PATTERN: Final = "scores-*.parquet"
 
 @dataclass(frozen=True, slots=True)
 class WrittenExtent:
-    """Up to where some files go. rows: texts in them. tokens: of those. seen: hash of the input."""
+    """How far some files go.
+
+    rows: number of texts in them.
+    tokens: number of tokens of these texts.
+    seen: hash of the input up to there.
+    """
 
     rows: int = 0
     tokens: int = 0
@@ -44,10 +49,17 @@ class WrittenExtent:
 def write_part(
     folder: Path, start: WrittenExtent, ids: Sequence[str], scores: Sequence[Score], seen: str
 ) -> WrittenExtent:
-    """Write the rows that follow others; returns up to where the files go now.
+    """Write the next rows; return how far the files go now.
+
+    Args:
+        folder: Folder of the files.
+        start: How far the earlier files go.
+        ids: Id of each text.
+        scores: Score of each text.
+        seen: Hash of the input up to the last text.
 
     Raises:
-        RunError: the system refused the write.
+        RunError: The file cannot be written.
     """
     tokens = sum(len(score.tokens) for score in scores)
     end = WrittenExtent(start.rows + len(ids), start.tokens + tokens, seen)
@@ -65,10 +77,10 @@ def write_part(
 
 
 def read_extent(folder: Path) -> WrittenExtent:
-    """Up to where the files of a folder go.
+    """Return how far the files of a folder go.
 
     Raises:
-        RunError: a file is damaged, or one is missing.
+        RunError: A file is damaged, or one is missing.
     """
     at = WrittenExtent()
     for path in sorted(folder.glob(_PATTERN)):
@@ -80,24 +92,24 @@ def read_extent(folder: Path) -> WrittenExtent:
         try:
             at = _reached_by(path, at)
         except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
-            told = format_os_error(error) if isinstance(error, OSError) else error
+            reason = format_os_error(error) if isinstance(error, OSError) else error
             raise RunError(
-                f"{path} is damaged ({told}); remove it and those after it to score them anew"
+                f"{path} is damaged ({reason}); remove it and those after it to score them anew"
             ) from None
     return at
 
 
 def _reached_by(path: Path, start: WrittenExtent) -> WrittenExtent:
-    """Up to where a file goes that follows on others."""
+    """Return how far a file goes that continues from `start`."""
     with open(open_regular(path), "rb") as file:
-        found = pq.ParquetFile(file)
-        told = json.loads((found.schema_arrow.metadata or {})[_META])
-        kinds = {name: type(value) for name, value in told.items()}
+        parquet = pq.ParquetFile(file)
+        extent = json.loads((parquet.schema_arrow.metadata or {})[_META])
+        kinds = {name: type(value) for name, value in extent.items()}
         if kinds != {"rows": int, "tokens": int, "seen": str}:
             raise ValueError("it does not say what rows it has")
-        if told["rows"] != start.rows + found.metadata.num_rows:
+        if extent["rows"] != start.rows + parquet.metadata.num_rows:
             raise ValueError("it has not the rows that it says")
-    return WrittenExtent(**told)
+    return WrittenExtent(**extent)
 
 
 def _table(ids: Sequence[str], scores: Sequence[Score]) -> Any:

@@ -1,4 +1,4 @@
-"""From a file of texts to columns, a part at a time."""
+"""Scores the texts of a file into files of columns, part by part."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from treegen.runs.files import Lock, format_os_error, read_json, write_json
 if TYPE_CHECKING:
     from treegen.llm import LLM
 
-_PAIRS: Final = 2**24  # most likeliest tokens of a part, which is in memory at once
-_TOKENS: Final = 2**20  # most tokens of a part
-_ENCODED: Final = 64  # texts that are encoded at a time
+_PAIRS: Final = 2**24  # maximum number of likeliest tokens of a part, which is held in memory
+_TOKENS: Final = 2**20  # maximum number of tokens of a part
+_ENCODED: Final = 64  # number of texts that are encoded at once
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far it is.
+    """Progress of `score_texts`.
 
-    texts: in the files. tokens: of those, scored. computed: tokens that went through the model in
-    this call, prompts included, each shared one once.
+    texts: number of texts in the files.
+    tokens: number of their scored tokens.
+    computed: number of tokens that went through the model in this call, including prompts; shared
+    tokens count once.
     """
 
     texts: int
@@ -48,22 +50,23 @@ def score_texts(
     top: int = 0,
     part: int = _PAIRS,
 ) -> Generator[Progress, None, None]:
-    """Score the texts of a file, into files of columns; yields after each that was written.
+    """Score the texts of a file into files of columns; yield after each file that was written.
 
-    What is in the folder already is not computed again, so a call that was stopped goes on when it
-    is given again, with a file that may have more lines. Texts of a part are computed as one tree.
+    Texts whose columns exist are not computed again. So a call that was stopped is resumed by
+    repeating it, and the file may have gained lines. Texts of a part are computed as one tree.
 
     Args:
-        path: JSON lines; see `read_texts`.
-        folder: Where the columns go; see `columns`.
-        top: How many likeliest tokens to write in the place of each token.
-        part: Most likeliest tokens of a part, which bounds the memory; a text has at least one
-            part.
+        llm: The model.
+        path: File of JSON lines; see `read_texts`.
+        folder: Folder of the columns; see `columns`.
+        top: Number of likeliest tokens to write at the position of each token.
+        part: Maximum number of likeliest tokens of a part, which bounds the memory. A part has at
+            least one text.
 
     Raises:
-        InputError: an argument or a text cannot be used; the message has the number of its line.
-        CapacityError: a text is too long for the model or the cache.
-        RunError: the folder has columns of something else, or cannot be written.
+        InputError: An argument or a text cannot be used; the message names the text's line.
+        CapacityError: A text is too long for the model or the cache.
+        RunError: The folder has columns of other texts or settings, or cannot be written.
     """
     if not callable(getattr(llm, "score_stream", None)):
         raise InputError(f"llm must be an LLM, got {llm!r:.60}; give LLM(model)")
@@ -79,12 +82,14 @@ def score_texts(
         _check_settings(llm, folder, top, at)
         texts = read_texts(path)
         _pass(texts, at, path, folder)
-        for given, requests in _parts(llm, texts, top, part):
+        for part_texts, requests in _parts(llm, texts, top, part):
             with llm.score_stream([_pair(each) for each in requests], top=top) as stream:
                 known = dict(stream)
                 stream.check_complete()
             scores = [known[index] for index in range(len(known))]
-            at = write_part(folder, at, [each.id for each in given], scores, given[-1].seen)
+            at = write_part(
+                folder, at, [each.id for each in part_texts], scores, part_texts[-1].seen
+            )
             computed += stream.usage.prompt_tokens_computed
             yield Progress(at.rows, at.tokens, computed)
         if not at.rows:
@@ -94,7 +99,7 @@ def score_texts(
 
 
 def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None:
-    """Note what columns are to be made with, or compare it with what made those that are there."""
+    """Write the settings of the columns, or compare them with those of existing columns."""
     path = folder / "settings.json"
     settings: dict[str, Any] = {
         "model": llm.fingerprint,
@@ -114,7 +119,7 @@ def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None
 
 
 def _pass(texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Path) -> None:
-    """Pass the texts that are scored already."""
+    """Skip the texts that are scored already."""
     if not at.rows:
         return
     last = next(islice(texts, at.rows - 1, None), None)
@@ -127,34 +132,34 @@ def _pass(texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Pat
 def _parts(
     llm: LLM, texts: Iterator[InputText], top: int, most: int
 ) -> Iterator[tuple[list[InputText], list[Request]]]:
-    """Texts with their requests, as many at a time as may be in memory at once."""
-    given: list[InputText] = []
+    """Yield texts with their requests, as many at a time as fit the memory."""
+    part_texts: list[InputText] = []
     requests: list[Request] = []
     pairs = tokens = 0
     while batch := list(islice(texts, _ENCODED)):
         for text, request in zip(batch, _encode_batch(llm, batch), strict=True):
-            own = (len(request.tokens) - (request.score_from or 0)) * max(top, 1)
-            if given and (pairs + own > most or tokens + len(request.tokens) > _TOKENS):
-                yield given, requests
-                given, requests, pairs, tokens = [], [], 0, 0
-            given.append(text)
+            num_pairs = (len(request.tokens) - (request.score_from or 0)) * max(top, 1)
+            if part_texts and (pairs + num_pairs > most or tokens + len(request.tokens) > _TOKENS):
+                yield part_texts, requests
+                part_texts, requests, pairs, tokens = [], [], 0, 0
+            part_texts.append(text)
             requests.append(request)
-            pairs, tokens = pairs + own, tokens + len(request.tokens)
-    if given:
-        yield given, requests
+            pairs, tokens = pairs + num_pairs, tokens + len(request.tokens)
+    if part_texts:
+        yield part_texts, requests
 
 
 def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
     try:
         return build_score_requests([(e.context, e.text) for e in batch], llm.tokenizer, llm.spec)
     except TreegenError as error:
-        for each in batch:  # which of them it is
+        for each in batch:  # find the text at fault
             try:
                 build_score_requests([(each.context, each.text)], llm.tokenizer, llm.spec)
             except TreegenError as own:
-                told = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
-                between = "" if told[:1] in (" ", ":") else ": "
-                raise type(own)(f"{each.where}{between}{told}") from None
+                reason = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
+                between = "" if reason[:1] in (" ", ":") else ": "
+                raise type(own)(f"{each.where}{between}{reason}") from None
         raise error
 
 

@@ -1,4 +1,4 @@
-"""A file of texts to score, a line at a time."""
+"""Reads a file of texts to score, line by line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ _KEYS: Final = {"id", "text", "prompt", "completion"}
 
 @dataclass(frozen=True, slots=True)
 class InputText:
-    """One line. id: its own, or the number of its line. context, text: what is scored after what.
+    """One line.
 
-    where: the file and the number of the line. seen: a hash of the file up to its end,
-    as if a line break followed.
+    id: its id, or the number of its line.
+    where: the file and the number of the line.
+    context: the text or token ids before the scored text.
+    text: the text or token ids to score.
+    seen: hash of the file up to the end of this line, as if a line break followed.
     """
 
     id: str
@@ -33,13 +36,13 @@ class InputText:
 
 
 def read_texts(path: Path) -> Iterator[InputText]:
-    """The texts of a file of JSON lines, each with `text`, or with `prompt` and `completion`.
+    """Yield the texts of a file of JSON lines, each with `text`, or with `prompt` and `completion`.
 
-    They are text or token ids. A line may have an `id`.
+    Their values are text or token ids. A line may have an `id`.
 
     Raises:
-        InputError: the file cannot be read.
-        DataError: a line is none of these; the message has its number.
+        InputError: The file cannot be read.
+        DataError: A line has another form; the message has its number.
     """
     seen = hashlib.sha256()
     try:

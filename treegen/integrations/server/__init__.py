@@ -1,9 +1,9 @@
 """A server that speaks OpenAI's protocol. Needs the extra `serve`.
 
-asks.py      what a request asks for, checked; what is not known is refused by name
-answers.py   completions as OpenAI's JSON, whole or streamed
-app.py       the routes and limits
-metrics.py   what Prometheus is told
-sockets.py   where it listens
-run.py       the server process
+requests.py    request bodies, checked; unknown fields are errors that name the field
+responses.py   completions as OpenAI's JSON, whole or streamed
+app.py         the routes and limits
+metrics.py     metrics for Prometheus
+sockets.py     the socket that the server listens on
+run.py         the server process
 """

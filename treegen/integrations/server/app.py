@@ -1,9 +1,10 @@
 """The routes of the server, and its limits.
 
-A page of another site can have a browser ask a server on this machine. It cannot have it send JSON,
-for which browsers ask first, nor a key. But it could lead its own name to this address (DNS
-rebinding), and then ask as if the server were its own. So bodies must be called JSON, and a server
-without a key answers only those who call it by an address or as localhost.
+A page of another site can make a browser send requests to a server on this machine. It cannot send
+JSON, because browsers ask the server's permission first, nor a key. But it could point its own name
+to this address (DNS rebinding), and the browser would treat the server as the page's own site. So
+bodies must have the content type JSON, and a server without a key answers only requests to an IP
+address or localhost.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from treegen.llm.async_llm import AsyncLLM
 
 _LOG: Final = logging.getLogger("treegen.integrations.server")
 _RETRY_AFTER: Final = 1  # seconds
-# Bytes of an answer that are written, and must be read in time, before the next ones. Smaller
-# pieces would let a client that reads next to nothing keep a large answer in memory for hours.
+# Bytes of one piece of an answer. A client must read a piece in time before the next is written.
+# With smaller pieces a client that reads almost nothing could keep a large answer in memory for
+# hours.
 _PIECE: Final = 2**20
-_MOST_TOLD: Final = 1_000  # characters, for a message may have what the client has sent
-_GONE: Final = 499  # as nginx has it: nobody reads the answer
+_MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the request
+_GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
 
 class Server:
-    """The handlers of one AsyncLLM under one name."""
+    """The request handlers for one AsyncLLM, which is served under one name."""
 
     def __init__(
         self,
@@ -62,13 +64,14 @@ class Server:
         body_seconds: float = 30.0,
         usual: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """A server of one model.
+        """Create the handlers for one model.
 
         Args:
-            name: What requests call the model.
-            api_key: What they must have; None asks for none.
-            max_body: Bytes of a body at most.
-            body_seconds: How long a body may take to come.
+            served: The model.
+            name: Name of the model in requests.
+            api_key: The key that requests must have; None requires none.
+            max_body: Maximum size of a body in bytes.
+            body_seconds: Time within which a body must arrive.
             usual: Sampling parameters of requests that do not give them.
         """
         self._served, self._name, self._api_key = served, name, api_key
@@ -78,7 +81,7 @@ class Server:
         self._metrics = Metrics(served)
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         texts, chats = (partial(self._answer, is_chat=is_chat) for is_chat in (False, True))
         return Starlette(
             routes=[
@@ -95,7 +98,7 @@ class Server:
     def _route(
         self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET"
     ) -> Route:
-        """A route for those who have the key, whose errors become OpenAI's JSON."""
+        """Return a route that checks host and key, and turns errors into OpenAI's JSON."""
 
         async def handle_request(request: Request) -> Response:
             try:
@@ -118,12 +121,12 @@ class Server:
     def _check_key(self, request: Request) -> None:
         if self._api_key is None:
             return
-        # Starlette reads the bytes of headers as Latin-1.
-        scheme, _, given = request.headers.get("authorization", "").strip().partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode("latin-1"), self._api_key.encode())
+        # Starlette decodes headers as Latin-1.
+        scheme, _, key = request.headers.get("authorization", "").strip().partition(" ")
+        is_right = hmac.compare_digest(key.strip().encode("latin-1"), self._api_key.encode())
         if scheme.lower() != "bearer" or not is_right:
-            told = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
-            raise HTTPException(401, told, headers={"WWW-Authenticate": "Bearer"})
+            message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
+            raise HTTPException(401, message, headers={"WWW-Authenticate": "Bearer"})
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("host", "")
@@ -157,7 +160,7 @@ class Server:
                 404, f"the model {ask.model!r:.80} is not served; this one is: {self._name!r}"
             )
         llm, served = self._served.llm, self._served
-        # A chat's answer may be as long as the model's context and half of the cache allow.
+        # A chat's answer is bounded by the model's context and by half of the cache.
         most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
         prompts, params = ask.prompts(), ask.params(max(most, 1), self._usual, self._grammar(ask))
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
@@ -166,12 +169,12 @@ class Server:
             whole = self._whole(answer, prompts, params if ask.is_sampled else None, how)
             return _stream_json(await _cancel_on_disconnect(request, whole))
         items = served.stream(prompts, params, **how, parts=ask.parses_reply)
-        # A request that cannot be served is told so by its status, not within the stream.
+        # Await the first item, so that an error becomes the status and not part of the stream.
         first = await _cancel_on_disconnect(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
 
     def _grammar(self, ask: CompletionRequest) -> str | None:
-        """The grammar of the call that the model has to make, if it has to."""
+        """Return the grammar of the tool call that the model has to make; None without one."""
         if not ask.must_call or not ask.tools:
             return None
         is_single = not ask.parallel_tool_calls
@@ -187,22 +190,31 @@ class Server:
         params: SamplingParams | None,
         how: Any,
     ) -> bytes:
-        """The JSON of an answer. params: None draws nothing."""
-        ask, found = answer.ask, list[list[Completion]]()
+        """Return the JSON of a whole answer.
+
+        Args:
+            answer: The response to fill.
+            prompts: The prompts.
+            params: Sampling parameters; None samples nothing.
+            how: Further arguments for the model, such as tools.
+        """
+        ask, completions = answer.ask, list[list[Completion]]()
         scores: list[Score | None] = []
         if params is None or ask.num_prompt_top is not None:
             read = await self._served.encode(prompts, **how)
             ask.check_told(sum(map(len, read)))
         if params is not None:
-            read, found = await self._served.generate(prompts, params, **how)
-            scores = [each[0].prompt_logprobs for each in found]
+            read, completions = await self._served.generate(prompts, params, **how)
+            scores = [each[0].prompt_logprobs for each in completions]
         answer.prompts = [tokens.tolist() for tokens in read]
         if params is None and ask.num_prompt_top is not None:
             long = [tokens for tokens in answer.prompts if len(tokens) > 1]
             known = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
             scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
-        # Many log-probabilities take a while, and others are to be served meanwhile.
-        return await asyncio.to_thread(lambda: _encode_json(answer.build_response(found, scores)))
+        # Encoding many log-probabilities takes a while, so do it without blocking other requests.
+        return await asyncio.to_thread(
+            lambda: _encode_json(answer.build_response(completions, scores))
+        )
 
     async def _models(self, request: Request) -> Response:
         card = {
@@ -232,7 +244,7 @@ class Server:
 async def _events(
     answer: CompletionResponse, first: tuple[int, Any], items: AsyncGenerator[tuple[int, Any], None]
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream. When nobody reads them any more, the samples are cancelled."""
+    """Yield the events of a stream. The samples are cancelled when the client stops reading."""
     async with aclosing(items):
         try:
             for piece in answer.pieces(*first):
@@ -248,7 +260,7 @@ async def _events(
 
 
 async def _cancel_on_disconnect(request: Request, call: Awaitable[Any]) -> Any:
-    """The result of a call; it is cancelled when the client has gone."""
+    """Return the result of a call, which is cancelled when the client disconnects."""
     work = asyncio.ensure_future(call)
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -277,7 +289,7 @@ def _check_json(request: Request) -> None:
 
 
 def _is_address(host: str) -> bool:
-    """Whether a Host header has an IP address or localhost, which no other site can have."""
+    """Return whether a Host header is an IP address or localhost, which no other site can have."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if name.lower() == "localhost":
         return True
@@ -289,12 +301,12 @@ def _is_address(host: str) -> bool:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = f"{request.method} {request.url.path}: {error.detail}"
-    return _error(error.status_code, told, headers=error.headers)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _error(error.status_code, message, headers=error.headers)
 
 
 def _make_error_response(error: Exception) -> Response:
-    """What a client is told of an error. What is not the client's fault is logged."""
+    """Return the response for an error. Errors that are not the client's fault are logged."""
     if isinstance(error, BusyError):
         return _error(429, str(error), headers={"Retry-After": str(_RETRY_AFTER)})
     if isinstance(error, StoppedError):
@@ -307,8 +319,8 @@ def _make_error_response(error: Exception) -> Response:
 
 def _error(status: int, message: str, *, param: str | None = None, headers: Any = None) -> Response:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    told = {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
-    return _json({"error": told}, status, headers)
+    body = {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
+    return _json({"error": body}, status, headers)
 
 
 def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
@@ -316,7 +328,7 @@ def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
 
 
 def _stream_json(body: bytes) -> Response:
-    """JSON that is written as it is read: the time of a slow client is that of each piece."""
+    """Stream JSON in pieces, so that the time limit for a slow client applies to each piece."""
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), _PIECE):
@@ -331,5 +343,5 @@ def _event(value: Any) -> bytes:
 
 
 def _encode_json(value: Any) -> bytes:
-    # ASCII alone: a text may have halves of characters, which have no UTF-8.
+    # ASCII only, because a text may have lone surrogates, which UTF-8 cannot encode.
     return json.dumps(value, separators=(",", ":")).encode()

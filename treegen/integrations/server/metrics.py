@@ -1,4 +1,4 @@
-"""What the server tells Prometheus."""
+"""The server's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from treegen.llm.async_llm import AsyncLLM
 
 
 class Metrics(Collector):
-    """Requests, and what the engine has computed and has under way."""
+    """Counts of requests, the engine's usage, and its current load."""
 
     def __init__(self, served: AsyncLLM) -> None:
-        """The metrics of what is served."""
+        """Create the metrics of a model."""
         self._served, self._registry = served, CollectorRegistry()
         self._registry.register(self)
         self.requests = Counter(
@@ -29,13 +29,13 @@ class Metrics(Collector):
         )
 
     async def response(self, request: Request) -> Response:
-        """All metrics as Prometheus reads them."""
+        """Return all metrics in Prometheus' format."""
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     def collect(self) -> Any:
-        """What the engine has computed and has under way."""
+        """Yield the engine's usage and its current load."""
         usages, status = self._served.usages(), self._served.status()
-        for name, told in (
+        for name, description in (
             ("prompt_tokens_computed", "Prompt tokens that went through the model."),
             ("decoded_tokens", "Generated tokens."),
             ("drafted_tokens", "Tokens that were guessed."),
@@ -47,11 +47,11 @@ class Metrics(Collector):
             ("key_tokens_unshared", "Keys that they would have read without sharing."),
         ):
             total = sum(getattr(usage, name) for usage in usages)
-            yield CounterMetricFamily(f"treegen_{name}", told, value=total)
-        for name, told, value in (
+            yield CounterMetricFamily(f"treegen_{name}", description, value=total)
+        for name, description, value in (
             ("rows", "Samples that are being decoded.", status.rows),
             ("waiting", "Samples that wait.", self._served.num_waiting),
             ("pages", "Cache pages in use.", status.pages),
             ("num_pages", "Pages of the cache.", status.num_pages),
         ):
-            yield GaugeMetricFamily(f"treegen_{name}", told, value=value)
+            yield GaugeMetricFamily(f"treegen_{name}", description, value=value)

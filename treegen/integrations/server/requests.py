@@ -1,4 +1,4 @@
-"""What the body of a request asks for. What would change the answer and is not known is refused."""
+"""Parses request bodies. Unknown fields that would change the answer are errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from treegen.errors import InputError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.tree import Message
 
-# Names of SamplingParams that requests may have as they are; the last ones as vLLM's server has.
+# Fields of SamplingParams that requests may have under the same names; the last ones follow vLLM's
+# server.
 _SAMPLING: Final = (
     "temperature",
     "top_p",
@@ -32,7 +33,7 @@ _SAMPLING: Final = (
     "bad_words",
     "max_thinking_tokens",
 )
-# What changes no answer.
+# Fields that change no answer, and are ignored.
 _HARMLESS: Final = (
     "user",
     "metadata",
@@ -57,18 +58,21 @@ _INSTEAD: Final = {
     "reasoning_effort": 'give it to the chat template: chat_template_kwargs={"reasoning_effort": '
     '"low"}, or {"reasoning": "low"} for the name that the template has for it',
 }
-_DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
+_DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's API
 
-_MOST_ECHOED: Final = 2**20  # characters of prompts that are told n times
-_MOST_TOLD: Final = 2**21  # log-probabilities of prompts, with their alternatives
+_MOST_ECHOED: Final = 2**20  # maximum characters of prompts that are echoed n times
+_MOST_TOLD: Final = 2**21  # maximum prompt log-probabilities of an answer, alternatives included
 
 _Length = Annotated[int, Field(ge=0)]
 _Top = Annotated[int, Field(ge=0, le=20)]
-_Token = Annotated[int, Field(strict=False)]  # names in JSON are text
+_Token = Annotated[int, Field(strict=False)]  # not strict, because keys of JSON objects are text
 
 
 class RequestError(InputError):
-    """A request that cannot be served. param: the parameter at fault, if it is one."""
+    """A request that cannot be served.
+
+    param: the parameter at fault; None if it is not one parameter.
+    """
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -93,9 +97,10 @@ class _Named(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The body of a request, of a chat if it has messages; made by `parse_request`.
+    """The body of a request, which is a chat if it has messages; made by `parse_request`.
 
-    sampling: what SamplingParams checks. The other fields have the names that clients give them.
+    sampling: the fields that SamplingParams checks. The other fields have the names of the
+    protocol.
     """
 
     model_config = ConfigDict(strict=True)
@@ -110,7 +115,7 @@ class CompletionRequest(BaseModel):
         Field(max_length=64),
     ] = []
     logit_bias: dict[_Token, Any] = {}
-    logprobs: bool | _Top | None = None  # the first in a chat, else the second
+    logprobs: bool | _Top | None = None  # a bool in a chat, otherwise a number
     prompt_logprobs: _Top | None = None
 
     prompt: Any = None
@@ -130,32 +135,34 @@ class CompletionRequest(BaseModel):
 
     @property
     def is_chat(self) -> bool:
-        """Whether messages are asked about."""
+        """Whether the request is a chat."""
         return self.messages is not None
 
     @property
     def num_top(self) -> int | None:
-        """How many alternatives of each token to report; None reports no log-probabilities."""
+        """Number of alternatives to report per token; None reports no log-probabilities."""
         if self.is_chat:
             return self.top_logprobs if self.logprobs else None
         return self.logprobs
 
     @property
     def num_prompt_top(self) -> int | None:
-        """How many alternatives of each token of a prompt are needed; None if none is told."""
-        told = [self.prompt_logprobs, self.num_top if self.echo else None]
-        return max((num for num in told if num is not None), default=None)
+        """Number of alternatives needed per prompt token; None if the prompt is not scored."""
+        counts = [self.prompt_logprobs, self.num_top if self.echo else None]
+        return max((num for num in counts if num is not None), default=None)
 
     def check_told(self, num_tokens: int) -> None:
-        """Raise RequestError if log-probabilities of so many tokens of prompts are too many to
-        tell.
+        """Raise RequestError if the prompts have too many log-probabilities for one answer.
+
+        Args:
+            num_tokens: Number of tokens of all prompts.
         """
         if self.num_prompt_top is None:
             return
-        told = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
-        if told > _MOST_TOLD:
+        total = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
+        if total > _MOST_TOLD:
             raise RequestError(
-                f"{told:,} log-probabilities of prompts are too many for an answer, which has "
+                f"{total:,} log-probabilities of prompts are too many for an answer, which has "
                 f"{_MOST_TOLD:,} at most; ask for fewer alternatives or shorter prompts",
                 "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs",
             )
@@ -172,30 +179,30 @@ class CompletionRequest(BaseModel):
 
     @property
     def called(self) -> str | None:
-        """The name of the tool that the model has to call, if it is one by name."""
+        """Name of the tool that the model has to call; None if the request names none."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, _Named) else None
 
     @property
     def parses_reply(self) -> bool:
-        """Whether thoughts and tool calls are told apart from the text."""
+        """Whether reasoning and tool calls are separated from the text."""
         apart = self.separate_reasoning or self.shown_tools is not None or self.is_structured
         return self.is_chat and apart
 
     @property
     def is_structured(self) -> bool:
-        """Whether the answer must have a structure, such as JSON, of which thoughts are no part."""
+        """Whether the answer, apart from its reasoning, must have a structure such as JSON."""
         return not self.sampling.keys().isdisjoint(STRUCTURES)
 
     @property
     def is_sampled(self) -> bool:
-        """Whether anything is to be sampled; else prompts are only echoed."""
+        """Whether anything is sampled; otherwise prompts are only echoed."""
         return self.max_tokens != 0
 
     def prompts(self) -> list[str | list[int] | list[Message]]:
-        """What to sample from; a chat has one.
+        """Return the prompts to sample from; a chat has one.
 
         Raises:
-            RequestError: it cannot be read.
+            RequestError: The prompt is malformed.
         """
         if self.messages is not None:
             return [[_message(each) for each in self.messages]]
@@ -216,22 +223,22 @@ class CompletionRequest(BaseModel):
         usual: Mapping[str, Any] = MappingProxyType({}),
         grammar: str | None = None,
     ) -> SamplingParams:
-        """How to sample.
+        """Return the sampling parameters.
 
         Args:
-            room: Tokens of a chat's answer at most, where it says nothing.
-            usual: Sampling parameters that hold where it says nothing.
-            grammar: That of a call, where the model has to call a tool.
+            room: Maximum number of tokens of a chat's answer, if the request gives none.
+            usual: Sampling parameters that apply if the request does not give them.
+            grammar: Grammar of the tool call, if the model has to call a tool.
 
         Raises:
-            InputError: a sampling parameter cannot be used.
+            InputError: A sampling parameter cannot be used.
         """
         most = room if self.is_chat else _DEFAULT_MAX_TOKENS
-        given = [self.max_completion_tokens, self.max_tokens, most]
+        limits = [self.max_completion_tokens, self.max_tokens, most]
         params = SamplingParams(
             **{**usual, **self.sampling, **({"grammar": grammar} if grammar else {})},
             reasoning_tags="auto" if self.separate_reasoning else None,
-            max_tokens=next(each for each in given if each is not None) if self.is_sampled else 1,
+            max_tokens=next(each for each in limits if each is not None) if self.is_sampled else 1,
             stop=[each for each in self.stop if each],
             logprobs=self.num_top or 0,
             prompt_logprobs=self.num_prompt_top,
@@ -245,25 +252,33 @@ class CompletionRequest(BaseModel):
 
 
 def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
-    """The object that a text is, without what is null. name: what messages call it.
+    """Return the JSON object in a text, without fields that are null.
+
+    Args:
+        text: The text.
+        name: How error messages call it.
 
     Raises:
-        RequestError: it is none.
+        RequestError: The text is not a JSON object.
     """
     try:
-        found = json.loads(text, parse_constant=_no_constant)
+        parsed = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{name} is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise RequestError(f"{name} is no JSON object")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in parsed.items() if value is not None}
 
 
 def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionRequest:
-    """What the body of a request asks for.
+    """Parse the body of a request.
+
+    Args:
+        body: The JSON object.
+        is_chat: Whether it was sent to the chat endpoint.
 
     Raises:
-        RequestError: it asks for what cannot be done.
+        RequestError: A field is unknown, malformed or not supported.
     """
     known = {*CompletionRequest.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
     for name in body:
@@ -299,7 +314,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         and bool(parse_structure(body)),
         "stream_options is for stream=true": ask.stream_options.include_usage and not ask.stream,
         "best_of other than n is not supported": ask.best_of not in (None, body.get("n", 1)),
-        # It could compute for ever.
+        # A template could run forever.
         "chat_template_kwargs cannot have a chat_template": "chat_template"
         in ask.chat_template_kwargs,
         "return_token_ids cannot be streamed": ask.return_token_ids and ask.stream,
@@ -319,7 +334,7 @@ def _is_tokens(value: Any) -> bool:
 
 
 def _part(part: Any) -> dict[str, Any]:
-    """A part of a message: text, or an image that the request itself has."""
+    """Convert a part of a message: text, or an image that the request contains as a data URL."""
     if isinstance(part, dict) and isinstance(text := part.get("text"), str):
         return {"type": "text", "text": text}
     if not isinstance(part, dict) or part.get("type") != "image_url":
@@ -328,20 +343,20 @@ def _part(part: Any) -> dict[str, Any]:
         )
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
-    # Nobody who asks may have files of this machine read, or addresses in its network.
+    # Clients must not make the server read local files or addresses in its network.
     if not isinstance(url, str) or not url.startswith("data:"):
         raise RequestError("image_url must be a data URL (data:image/png;base64,...)", "messages")
     return {"type": "image", "image": url}
 
 
 def _message(message: dict[str, Any]) -> Message:
-    """A message as chat templates expect it: its text in one piece, tool calls as objects."""
-    found = {name: value for name, value in message.items() if value is not None}
-    if isinstance(content := found.get("content"), list):
+    """Convert a message for chat templates: text in one piece, tool arguments as objects."""
+    converted = {name: value for name, value in message.items() if value is not None}
+    if isinstance(content := converted.get("content"), list):
         parts = list(map(_part, content))
         is_text = all(part["type"] == "text" for part in parts)
-        found["content"] = "".join(part["text"] for part in parts) if is_text else parts
-    if not isinstance(calls := found.get("tool_calls", []), list):
+        converted["content"] = "".join(part["text"] for part in parts) if is_text else parts
+    if not isinstance(calls := converted.get("tool_calls", []), list):
         raise RequestError(f"tool_calls must be a list, got {calls!r:.80}", "messages")
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
@@ -351,4 +366,4 @@ def _message(message: dict[str, Any]) -> Message:
             function["arguments"] = read_json(
                 arguments.encode("utf-8", "replace"), "a tool call's arguments"
             )
-    return found
+    return converted

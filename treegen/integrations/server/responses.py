@@ -1,4 +1,4 @@
-"""Completions as the JSON of OpenAI's protocol, whole or a piece at a time."""
+"""Completions as the JSON of OpenAI's protocol, whole or streamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING: Final = Completion("", 0, 0, "", (), (), "length")
 
 
 class CompletionResponse:
-    """The answer to one request. Its choices are samples: those of the first prompt come first.
+    """The response to one request. Its choices are samples, in the order of the prompts.
 
     prompts: the token ids of each prompt, once they are known.
     """
@@ -28,13 +28,14 @@ class CompletionResponse:
     def __init__(
         self, ask: CompletionRequest, num: int, model: str, text: TokenText, replies: ReplyReader
     ) -> None:
-        """An answer without choices yet.
+        """Create a response without choices.
 
         Args:
-            num: Samples of each prompt.
-            model: Its name.
-            text: Of tokens.
-            replies: Takes them apart.
+            ask: The request.
+            num: Samples per prompt.
+            model: Name of the model.
+            text: Decodes tokens.
+            replies: Splits replies into reasoning, text and tool calls.
         """
         self.ask, self.prompts = ask, list[list[int]]()
         self._num, self._text, self._replies, self._num_drawn = num, text, replies, 0
@@ -45,20 +46,19 @@ class CompletionResponse:
             "created": int(time.time()),
             "model": model,
         }
-        # Of a choice in a stream: the last tokens that were told, and how many characters.
+        # By choice of a stream: the last tokens that were sent, and the number of characters sent.
         self._told: dict[int, tuple[list[int], int]] = {}
         self._num_calls: dict[int, int] = {}
 
-    # Whole
-
+    # Whole responses
     def build_response(
         self, found: Sequence[Sequence[Completion]], scores: Sequence[Score | None]
     ) -> Any:
-        """The JSON of an answer that is given at once.
+        """Return the JSON of a whole response.
 
         Args:
-            found: The completions of each prompt; none where nothing was to be drawn.
-            scores: The score of each prompt, where it is wanted; for echo with logprobs, and
+            found: The completions of each prompt; empty if nothing was sampled.
+            scores: The score of each prompt where it is needed: for echo with logprobs, and for
                 prompt_logprobs.
         """
         choices = []
@@ -90,17 +90,17 @@ class CompletionResponse:
         return {**self._frame, "choices": choices, "usage": self._usage(), **known_prompt}
 
     def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
-        """What is known of a prompt's tokens, as vLLM's server has it: by token id."""
-        num, told = self.ask.prompt_logprobs or 0, list[Any]([None])
+        """Return the log-probabilities of a prompt's tokens by token id, as vLLM's server does."""
+        num, entries = self.ask.prompt_logprobs or 0, list[Any]([None])
         if score is None:
-            return told
+            return entries
         tops = score.top.pairs() if score.top is not None else [()] * len(score.tokens)
         for at, (token, logprob, top) in enumerate(
             zip(score.tokens, score.logprobs, tops, strict=True), 1
         ):
             named: dict[int, tuple[float, int | None]] = {token: (logprob, None)}
             named |= {each: (value, rank) for rank, (each, value) in enumerate(top[:num], 1)}
-            told.append(
+            entries.append(
                 {
                     str(each): {
                         "logprob": value,
@@ -110,7 +110,7 @@ class CompletionResponse:
                     for each, (value, rank) in named.items()
                 }
             )
-        return told
+        return entries
 
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask
@@ -127,10 +127,14 @@ class CompletionResponse:
             message["tool_calls"] = [_call(*each) for each in enumerate(reply.calls)]
         return message
 
-    # Streams
-
+    # Streamed responses
     def pieces(self, place: int, item: Any) -> Iterator[Any]:
-        """What a stream says of an item that `AsyncLLM.stream` gives."""
+        """Yield the stream's chunks for an item that `AsyncLLM.stream` yields.
+
+        Args:
+            place: Index of the prompt.
+            item: The prompt's token ids, a SampleDelta, or a Completion.
+        """
         if isinstance(item, SampleDelta):
             yield from self._further(place, item)
         elif isinstance(item, Completion):
@@ -149,10 +153,10 @@ class CompletionResponse:
 
     def _further(self, place: int, news: SampleDelta) -> Iterator[Any]:
         index = place * self._num + news.sample
-        before, given = self._told.get(index, (self.prompts[place], 0))
-        logprobs = self._logprobs(before, news, given) if news.tokens else None
+        before, num_sent = self._told.get(index, (self.prompts[place], 0))
+        logprobs = self._logprobs(before, news, num_sent) if news.tokens else None
         after = [*before[-CONTEXT_TOKENS:], *news.tokens][-CONTEXT_TOKENS:]
-        self._told[index] = after, given + len(news.text)
+        self._told[index] = after, num_sent + len(news.text)
         said: list[Any] = [news.text] if news.text else []
         if self.ask.parses_reply:
             said = [self._delta(index, part) for part in news.parts]
@@ -163,7 +167,7 @@ class CompletionResponse:
             logprobs = None
 
     def _delta(self, index: int, part: Part) -> dict[str, Any]:
-        """What a stream says of a part of a choice."""
+        """Return the delta of a stream for a part of a choice."""
         match part:
             case TextPart(text):
                 return {"content": text}
@@ -175,15 +179,14 @@ class CompletionResponse:
                 return {"tool_calls": [_call(place, part)]}
 
     def usage_piece(self) -> Any:
-        """The last piece of a stream that is to tell its usage."""
+        """Return the last chunk of a stream, which reports the usage."""
         return {**self._frame, "choices": [], "usage": self._usage()}
 
     def _piece(self, choice: dict[str, Any]) -> Any:
         usage = {"usage": None} if self.ask.stream_options.include_usage else {}
         return {**self._frame, "choices": [choice], **usage}
 
-    # Both
-
+    # Shared by whole and streamed responses
     def _build_final_choice(
         self, place: int, drawn: Completion, said: Any, logprobs: Any
     ) -> dict[str, Any]:
@@ -213,7 +216,7 @@ class CompletionResponse:
     def _logprobs(
         self, before: Sequence[int], drawn: Completion | SampleDelta, offset: int = 0
     ) -> dict[str, Any] | None:
-        """What is known of tokens. offset: characters of the choice before them."""
+        """Return the log-probabilities of tokens that begin at character `offset` of the choice."""
         if self.ask.num_top is None:
             return None
         tops = drawn.top if isinstance(drawn, SampleDelta) else drawn.top_logprobs
@@ -234,7 +237,7 @@ def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
-        # Before the first token of a prompt there is no text that would make any likely.
+        # The first token of a prompt has no log-probability, because nothing precedes it.
         "top_logprobs": [
             None if each.logprob is None else {other.text: other.logprob for other in each.top}
             for each in tokens

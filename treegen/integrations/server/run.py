@@ -1,4 +1,4 @@
-"""The server process: answers until a signal, then finishes what it has begun."""
+"""The server process: serves until a signal, then finishes the open requests."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from treegen.integrations.server.sockets import prepare_to_listen, url_of
 from treegen.llm.async_llm import AsyncLLM
 from treegen.llm.base import BaseLLM
 
-# Longer than clients keep a connection idle. Who closes it must not be the server, because the next
+# Longer than clients keep a connection idle. The server must not close it first, because the next
 # request may be on its way.
 _IDLE_SECONDS: Final = 75
-_HEAD_SECONDS: Final = 30  # of a request's first lines; the application itself waits for its body
-_READ_SECONDS: Final = 60  # for a client to read what waits for it, a few dozen kilobytes
-_TOLD_SECONDS: Final = 10  # for telling clients that they are not answered any more
+_HEAD_SECONDS: Final = 30  # for a request's headers; the application itself waits for the body
+_READ_SECONDS: Final = 60  # for a client to read buffered output, a few dozen kilobytes
+_TOLD_SECONDS: Final = 10  # for sending errors to clients whose requests were dropped
 
 MAX_IMAGE_PIXELS: Final = 2**25
-"""Pixels that the images of one request may have together, unless the server is told otherwise."""
+"""Default limit on the total number of pixels of the images of one request."""
 
 
 class _Protocol(H11Protocol):
-    """Hangs up on clients that do not send their requests, do not read, or send rubbish."""
+    """Disconnects clients that send no request, do not read, or send malformed requests."""
 
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request, but not for ever."""
+        """Start the time limit for the first request."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Read on, and wait for the rest of a request, but not for ever."""
+        """Process data, and start the time limit for the rest of a request."""
         super().data_received(data)
         self._watch()
 
     def _watch(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:  # it is being answered
+        if self.cycle is not None and not self.cycle.response_complete:  # a response is open
             if self._late is not None:
                 self._late.cancel()
             self._late = None
@@ -59,31 +59,31 @@ class _Protocol(H11Protocol):
             self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, but not for ever: samples wait for it too."""
+        """Start the time limit for the client to read, because samples wait for it too."""
         super().pause_writing()
         self._unread = self.loop.call_later(_READ_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Write on."""
+        """Resume writing, and end the time limit."""
         if self._unread is not None:
             self._unread.cancel()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer rubbish, if the request before it was answered to its end, and hang up.
+        """Reply 400 to a malformed request once the previous response is complete, then disconnect.
 
-        uvicorn's own would try to answer both, and fail with a traceback in the log.
+        uvicorn's own method would try to send both responses, and fail with a traceback in the log.
         """
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        with suppress(LocalProtocolError):  # there was an answer, and can be no other
+        with suppress(LocalProtocolError):  # a response was sent already, so no other can be
             super().send_400_response(msg)
         self.transport.close()
 
 
 def config_of(app: Starlette) -> uvicorn.Config:
-    """How uvicorn is to run the server's application; see `serve`."""
+    """Return uvicorn's configuration for the server's application; see `serve`."""
     return uvicorn.Config(
         app,
         http=_Protocol,
@@ -95,7 +95,10 @@ def config_of(app: Starlette) -> uvicorn.Config:
 
 
 class _GracefulServer(uvicorn.Server):
-    """Ends by the first signal once requests are answered, or in time; by the second at once."""
+    """A server that stops gracefully at the first signal, and at once at the second.
+
+    At the first signal it stops when open requests are answered, or after `drain_seconds`.
+    """
 
     def __init__(
         self,
@@ -114,14 +117,14 @@ class _GracefulServer(uvicorn.Server):
             prepare_to_listen(each)
         try:
             await super().startup(sockets)
-        except OSError as error:  # two may have bound one address before either listened
+        except OSError as error:  # two servers may bind one address before either listens
             raise InputError(f"cannot listen: {error}; choose another port") from error
         if self.started and sockets:
             self._on_start(url_of(sockets[0]))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Catch SIGHUP too, which comes when a terminal is closed, unless it is ignored."""
+        """Catch SIGHUP too, which arrives when a terminal is closed, unless it is ignored."""
         with super().capture_signals():
             before = signal.getsignal(signal.SIGHUP)
             if before in (None, signal.SIG_IGN) or current_thread() is not main_thread():
@@ -134,7 +137,7 @@ class _GracefulServer(uvicorn.Server):
                 signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and sig != signal.SIGHUP:  # a closed terminal sends two
+        if self.should_exit and sig != signal.SIGHUP:  # a closed terminal sends SIGHUP twice
             self._loop.call_soon_threadsafe(self._drop)
         self.should_exit = True
 
@@ -144,7 +147,7 @@ class _GracefulServer(uvicorn.Server):
         timer.cancel()
 
     def _drop(self) -> None:
-        """End what is under way; who asked for it is told so."""
+        """Drop the open requests; their clients get an error."""
         self._loop.run_in_executor(None, partial(self._served.close, drain=False))
 
 
@@ -162,19 +165,26 @@ def serve(
     tool_format: str | None = None,
     on_start: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve a model until SIGTERM, SIGINT or SIGHUP. Then answer what was asked, and return.
+    """Serve a model until SIGTERM, SIGINT or SIGHUP, then answer the open requests and return.
 
     Args:
-        at: Where to listen.
-        max_image_pixels: Pixels that the images of one request may have together.
-        drain_seconds: How long answering may take after the signal; the rest is dropped.
-        recommended: Requests that do not give a sampling parameter get what the checkpoint
-            recommends.
-        tool_format: How the model writes tool calls, in place of what its chat template tells.
-        on_start: Called with the URL once requests are taken.
+        llm: The model.
+        at: Socket to listen on.
+        name: Name of the model in requests.
+        api_key: The key that requests must have; None requires none.
+        max_waiting: Maximum number of waiting samples before requests get 429; see `AsyncLLM`.
+        max_body: Maximum size of a request body in bytes.
+        max_image_pixels: Maximum total number of pixels of the images of one request.
+        drain_seconds: Time for answering open requests after the signal; the rest is dropped.
+        recommended: Whether sampling parameters that a request omits come from the checkpoint's
+            generation_config.json.
+        tool_format: Format of the model's tool calls; by default the one that its chat template
+            implies.
+        on_start: Called with the URL once requests are accepted.
 
     Raises:
-        InputError: llm is no LLM, max_waiting cannot be used, or another program listens there.
+        InputError: `llm` is not an LLM, `max_waiting` cannot be used, or another program listens
+            there.
     """
     with AsyncLLM(
         llm,

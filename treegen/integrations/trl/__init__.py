@@ -1,8 +1,9 @@
-"""Rollouts of TRL's trainers on the trainer's own weights:
-`rollout_func=treegen.integrations.trl.rollout`.
+"""Rollouts of TRL's trainers on the trainer's own weights.
+
+Use it by `rollout_func=treegen.integrations.trl.rollout`.
 
 rollouts.py  the rollout function, and one with options
-settings.py  the trainer's settings as sampling parameters
+settings.py  converts the trainer's settings to sampling parameters
 tree.py      what the samples of a rollout share
 """
 

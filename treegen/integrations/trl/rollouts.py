@@ -1,4 +1,4 @@
-"""The rollout function of TRL's trainers: on the trainer's own module, as one tree."""
+"""The rollout function of TRL's trainers: samples from the trainer's own module, as one tree."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from treegen.model.load import from_module
 from treegen.model.module_patch import patch_module
 from treegen.model.options import check_known
 
-_SHARE: Final = 0.3  # of a GPU's free memory; as TRL gives to vLLM
+_SHARE: Final = 0.3  # share of a GPU's free memory, as TRL gives to vLLM
 
 
 class RolloutResult(dict[str, Any]):
-    """What TRL wants of a rollout: prompt_ids, completion_ids and logprobs, by sample.
+    """The result that TRL expects of a rollout: prompt_ids, completion_ids and logprobs, by sample.
 
     tree: what the samples share.
     """
@@ -35,7 +35,9 @@ class RolloutResult(dict[str, Any]):
 class _TrainerLLM:
     """The LLM of a trainer.
 
-    step: of the training. calls: rollouts there so far, in training (True) and in evaluation.
+    llm: the LLM; None before the first rollout.
+    step: the training step of the last rollout.
+    calls: number of rollouts in that step, in training (True) and in evaluation (False).
     """
 
     llm: LLM | None = None
@@ -43,11 +45,11 @@ class _TrainerLLM:
     calls: Counter[bool] = field(default_factory=Counter)
 
     def seed(self, trainer: Any) -> int:
-        """The seed of the next rollout. The module is in the mode that the trainer has set."""
+        """Return the seed of the next rollout. The module's mode tells training from evaluation."""
         step, trains = trainer.state.global_step, trainer.model.training
         if self.step != step:
             self.step, self.calls = step, Counter()
-        # A training that goes on from a checkpoint does not evaluate again what it has before.
+        # Count evaluations apart, because a resumed training does not repeat earlier evaluations.
         self.calls[trains] += 1
         return seed_of(trainer, self.calls[trains] - 1, trains=trains)
 
@@ -56,15 +58,16 @@ class Rollouts:
     """A rollout function with options. It serves any number of trainers."""
 
     def __init__(self, *, memory: int | str | None = None, **options: Any) -> None:
-        """Nothing is allocated before the first rollout.
+        """Store the options; nothing is allocated before the first rollout.
 
         Args:
-            memory: Bytes of the key-value cache, which stays while the model is trained. By default
-                three tenths of a GPU's free memory.
-            options: Those of LLM for a loaded model, such as max_rows or eager.
+            memory: Size of the key-value cache, in bytes or as text such as "8GiB". It stays
+                allocated while the model is trained. By default three tenths of a GPU's free
+                memory.
+            **options: Options of LLM for a loaded model, such as max_rows or eager.
 
         Raises:
-            InputError: an option is not known.
+            InputError: An option is unknown.
         """
         check_known(options, "options of rollouts")
         if memory is not None:
@@ -73,16 +76,20 @@ class Rollouts:
         self._served: WeakKeyDictionary[Any, _TrainerLLM] = WeakKeyDictionary()
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> RolloutResult:
-        """One completion for each prompt, by the weights that the trainer's model has now.
+        """Return one completion per prompt, by the current weights of the trainer's model.
 
-        Equal prompts are computed once, and get different samples. The module is given back as it
-        was; see `treegen.model.module_patch`. Another call draws other samples, and a training that
-        is run again, or goes on from a checkpoint, the same.
+        Equal prompts are computed once, and get different samples. The module is restored
+        afterwards; see `treegen.model.module_patch`. Each call draws other samples. A training that
+        is repeated, or resumed from a checkpoint, draws the same samples.
+
+        Args:
+            prompts: The prompts, as TRL passes them.
+            trainer: The trainer.
 
         Raises:
-            InputError: a setting of the trainer cannot be honoured.
-            ModelError: the model cannot be used, or would give wrong numbers.
-            TreegenError: as for `LLM.generate`.
+            InputError: A setting of the trainer is not supported.
+            ModelError: The model cannot be used, or would give wrong numbers.
+            TreegenError: As for `LLM.generate`.
         """
         module = _module_of(trainer)
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
@@ -104,10 +111,10 @@ class Rollouts:
         return result
 
     def _llm_for(self, trainer: Any, module: Any) -> LLM:
-        """The LLM of a trainer; made at its first rollout, and anew if weights were replaced."""
+        """Return the LLM of a trainer, created at first use and again when weights are replaced."""
         served = self._served[trainer]
         if served.llm is None or not _still_serves(served.llm, module):
-            served.llm = None  # first, so that two caches are never there at once
+            served.llm = None  # first, so that two caches never exist at once
             served.llm = self._llm(trainer, module)
         return served.llm
 
@@ -123,7 +130,7 @@ rollout: Final = Rollouts()
 
 
 def _still_serves(llm: LLM, module: Any) -> bool:
-    """Whether an LLM is of a module, and CUDA graphs find its weights where they were."""
+    """Return whether an LLM uses this module, and its weights are where CUDA graphs find them."""
     try:
         llm.model.check_weights()
     except ModelError:
@@ -132,10 +139,10 @@ def _still_serves(llm: LLM, module: Any) -> bool:
 
 
 def _module_of(trainer: Any) -> Any:
-    """The transformers module that a trainer trains, with its adapters live.
+    """Return the transformers module that a trainer trains, with its adapters active.
 
     Raises:
-        InputError: its weights are not all here, or a text is not all that the adapters change.
+        InputError: The weights are sharded, vLLM holds a second copy, or an adapter learns prompts.
     """
     if trainer.use_vllm:
         raise InputError("use_vllm keeps a second copy of the weights; leave it out")

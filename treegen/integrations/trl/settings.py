@@ -1,4 +1,4 @@
-"""A trainer's settings as sampling parameters; what cannot be honoured is refused by name."""
+"""Converts a trainer's settings to sampling parameters; unsupported settings are errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 
-# Settings of transformers' generation, by their names there.
+# Fields of SamplingParams, by their names in transformers' generation.
 _NAMES: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -21,7 +21,7 @@ _NAMES: Final = {
     "repetition_penalty": "repetition_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram_size",
 }
-# What changes no sample, or is read elsewhere here.
+# Settings that change no sample, or that are read elsewhere in this module.
 _KNOWN: Final = (
     "do_sample",
     "eos_token_id",
@@ -33,39 +33,47 @@ _KNOWN: Final = (
 
 
 def sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
-    """The parameters of one completion of a trainer's prompt.
+    """Return the sampling parameters of one completion of a trainer's prompt.
 
-    Log-probabilities are those of the draw, after temperature and filters, as TRL asks vLLM for.
+    Log-probabilities are those of the sampled distribution, after temperature and filters, as TRL
+    requests from vLLM.
+
+    Args:
+        trainer: The trainer.
+        seed: Seed of the rollout.
 
     Raises:
-        InputError: a setting of the trainer cannot be honoured.
+        InputError: A setting of the trainer is not supported.
     """
-    given = {name: value for name, value in trainer.generation_kwargs.items() if value is not None}
-    refused = [name for name in given if name not in (*_NAMES, *_KNOWN)]
+    set_kwargs = {
+        name: value for name, value in trainer.generation_kwargs.items() if value is not None
+    }
+    refused = [name for name in set_kwargs if name not in (*_NAMES, *_KNOWN)]
     if refused:
         raise InputError(
             f"treegen cannot honour {', '.join(refused)} of the trainer's generation_kwargs; "
             f"it knows {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
         )
-    settings = {ours: given[theirs] for theirs, ours in _NAMES.items() if theirs in given}
-    if not given.get("do_sample", True):
+    settings = {ours: set_kwargs[theirs] for theirs, ours in _NAMES.items() if theirs in set_kwargs}
+    if not set_kwargs.get("do_sample", True):
         settings["temperature"] = 0
-    ends = given.get("eos_token_id", [])
+    ends = set_kwargs.get("eos_token_id", [])
     return SamplingParams(
         **settings,
         seed=seed,
-        ignore_eos=True,  # for the trainer says at which tokens to end
+        ignore_eos=True,  # because the trainer gives the tokens that end a completion
         stop_token_ids=[ends] if isinstance(ends, int) else ends,
         logprobs_mode="processed_logprobs",
     )
 
 
 def seed_of(trainer: Any, call: int, *, trains: bool) -> int:
-    """The seed of a rollout: another one in each call, and the same in each run of the trainer.
+    """Return the seed of a rollout: new in each call, and the same in each run of the trainer.
 
     Args:
-        call: How many rollouts came before it at this step, in training or in evaluation.
-        trains: Which of the two it is for.
+        trainer: The trainer.
+        call: Number of earlier rollouts in this step, counted apart for training and evaluation.
+        trains: Whether the rollout is for training; otherwise it is for evaluation.
     """
     place = (trainer.accelerator.process_index, trainer.state.global_step, call)
     parts = (trainer.args.seed, *place, *(() if trains else (1,)))

@@ -1,4 +1,4 @@
-"""What the samples of a rollout share, for trainers that compute shared prefixes once."""
+"""The prefix tree of a rollout's samples, for trainers that compute shared prefixes once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Segment:
     """Tokens that all samples below share.
 
     tokens: their ids.
-    parent: the index of the segment before them; None for the first of a text.
-    samples: the rollouts that have them, by their place in the batch.
+    parent: the index of the segment before them; None for the first segment of a text.
+    samples: the rollouts that contain them, by their places in the batch.
     """
 
     tokens: tuple[int, ...]
@@ -28,29 +28,30 @@ class Segment:
 class RolloutTree:
     """The prefix tree of prompts and completions. Parents come before their children.
 
-    segments: all of it. last: for each sample the index of the segment that it ends in.
+    segments: all segments.
+    last: for each sample the index of the segment that it ends in.
     """
 
     segments: tuple[Segment, ...]
     last: tuple[int, ...]
 
     def path(self, sample: int) -> list[int]:
-        """The segments of a sample, from its first token on."""
-        found: list[int] = []
+        """Return the segments of a sample, from its first token on."""
+        indices: list[int] = []
         at: int | None = self.last[sample]
         while at is not None:
-            found.append(at)
+            indices.append(at)
             at = self.segments[at].parent
-        return found[::-1]
+        return indices[::-1]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all segments: what is left to compute when shared ones are computed once."""
+        """Number of tokens of all segments: those to compute when shared ones are computed once."""
         return sum(len(segment.tokens) for segment in self.segments)
 
 
 def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
-    """The prefix tree of the token ids of each sample's prompt and completion."""
+    """Return the prefix tree of the token ids of each sample's prompt and completion."""
     arrays = [np.asarray(text, dtype=np.int32) for text in texts]
     segments: list[Segment] = []
     last = [0] * len(texts)
@@ -67,10 +68,10 @@ def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
 
 
 def _below(node: RadixNode) -> list[int]:
-    found: list[int] = []
+    samples: list[int] = []
     waiting = [node]
     while waiting:
         each = waiting.pop()
-        found += each.sequences
+        samples += each.sequences
         waiting += each.children
-    return found
+    return samples

@@ -1,7 +1,7 @@
-"""Computes live searches: nodes become requests and segments of one scheduler.
+"""The backend of live searches: nodes become requests and segments of one scheduler.
 
-The context of a node is a segment of the scheduler. Sampling adds a request below that segment.
-What a row generates becomes a segment with the pages that the row had. So branching there takes a
+The context of a node is a segment of the scheduler, and sampling adds a request below that segment.
+What a row generates becomes a segment that takes over the row's pages. So branching there takes a
 reference and computes one token.
 """
 
@@ -56,15 +56,18 @@ class LiveBackend:
         make_plan: Callable[[Sequence[Request]], Plan],
         before: DrawCounter | None = None,
     ) -> None:
-        """A backend without any tree yet.
+        """Create a backend without any tree.
 
         Args:
-            params: The first sampling parameters. No others may ask for more logprobs.
-            stopping_of: Gives what ends the samples of some parameters.
-            make_scheduler: Makes the scheduler, of what ends samples by default and of the function
+            tokenizer: The model's tokenizer.
+            spec: The model's sizes and limits.
+            params: Default sampling parameters. No search may ask for more logprobs.
+            max_rows: Maximum number of rows that decode at once.
+            stopping_of: Returns the stop conditions of sampling parameters.
+            make_scheduler: Makes the scheduler, from the default stop conditions and the function
                 to call with every finished sample.
             make_plan: Finds what prompts share.
-            before: The samples that were drawn of unnamed prompts before, so that others are drawn.
+            before: Counts of earlier samples of unnamed prompts, so that new samples differ.
         """
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
         self._make_plan, self._stopping_of = make_plan, stopping_of
@@ -73,15 +76,15 @@ class LiveBackend:
         self._prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer, self._appender = Detokenizer(tokenizer), PromptAppender(tokenizer)
         self._tickets: dict[int, tuple[PendingResults[Any], LiveRequest]] = {}  # by request
-        self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, in a step
-        self._open: dict[PendingResults[Any], None] = {}  # those that are awaited, in order
+        self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, during a step
+        self._open: dict[PendingResults[Any], None] = {}  # awaited tickets, in order
         self.new: list[PendingResults[Any]] = []
         self.closed = False
 
     # Contexts
 
     def new_origin(self, context: Context, seed: int | None) -> str:
-        """The origin of the seeds of one more unnamed search of a prompt."""
+        """Return the origin of the seeds of a new unnamed search of a prompt."""
         assert isinstance(context, LiveContext)
         before = self._before if seed is None else self._own_before
         return before.origin_of_search(hash_prompt(context.segment.path_tokens()))
@@ -89,7 +92,7 @@ class LiveBackend:
     def prompts_together(
         self, contents: Sequence[str | Sequence[int]], *, rows: int
     ) -> list[Context]:
-        """Contexts of prompts that are known together. rows: rows to expect below each."""
+        """Return contexts of prompts known in advance, with `rows` rows expected below each."""
         requests = [
             Request(str(index), tokens, samples=rows, rows=rows, max_tokens=1)
             for index, tokens in enumerate(self._encode(contents))
@@ -114,13 +117,13 @@ class LiveBackend:
         return tokens
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> LiveContext:
-        """The context of a prompt. `usage` counts its tokens only when they are computed."""
+        """Return the context of a prompt. `usage` counts its tokens only when they are computed."""
         self._check_open()
         segment = self._prompts.find(self._encode([content])[0])
         return LiveContext(segment, given=GivenPrompt.of(content))
 
     def extend(self, context: Context, content: str | Parts) -> LiveContext:
-        """The context with text, or with texts and images, appended."""
+        """Return the context with text, or with texts and images, appended."""
         self._check_open()
         assert isinstance(context, LiveContext)
         segment, given, table = context.segment, context.given, get_image_table(self.tokenizer)
@@ -144,7 +147,7 @@ class LiveBackend:
         return LiveContext(self.scheduler.run.store.add(segment, ids), given=None)
 
     def release(self, context: Context) -> None:
-        """Forget a context; what other contexts share with it stays."""
+        """Release a context; what other contexts share with it stays."""
         assert isinstance(context, LiveContext)
         if not context.released and not self.closed:
             context.released = True
@@ -160,7 +163,22 @@ class LiveBackend:
         params: SamplingParams,
         search: BudgetedSearch,
     ) -> Sequence[BackendSample | None]:
-        """One sample per index, in that order."""
+        """Draw one sample per index, in that order.
+
+        Args:
+            context: The text that the samples continue.
+            key: Key of the node.
+            indices: Index of each sample.
+            params: Sampling parameters.
+            search: The search that asks.
+
+        Returns:
+            The samples; None for each that had not ended when the search was stopped, or that the
+            budget cut off.
+
+        Raises:
+            CapacityError: The context is full, or the cache has no room for a sample.
+        """
         self._check_open()
         assert isinstance(context, LiveContext)
         room = self.spec.context_length - context.num_tokens
@@ -188,6 +206,13 @@ class LiveBackend:
         segment = self.scheduler.run.store.retain(context.segment)
 
         def begin(first: int, num: int, most: int) -> None:
+            """Start some of the samples.
+
+            Args:
+                first: Place of the first sample in the call.
+                num: Number of samples.
+                most: Maximum number of tokens of each.
+            """
             part = replace(spec, samples=num, rows=min(rows, num), max_tokens=most)
             self._submit(ticket, part, segment, param_set, indices[first : first + num], indices)
 
@@ -204,7 +229,17 @@ class LiveBackend:
     async def score(
         self, context: Context, texts: Sequence[str], search: BudgetedSearch
     ) -> list[Score]:
-        """Log-likelihood of each text after a context."""
+        """Return the log-likelihood of each text after a context.
+
+        Args:
+            context: The text before the texts.
+            texts: The texts to score.
+            search: The search that asks.
+
+        Raises:
+            InputError: A text has no tokens.
+            CapacityError: A text is too long.
+        """
         self._check_open()
         assert isinstance(context, LiveContext)
         store, tail = self.scheduler.run.store, context.tail()
@@ -227,20 +262,20 @@ class LiveBackend:
                 self._submit(ticket, spec, segment, 0, none, none)
         finally:
             for segment in segments:
-                store.release(segment)  # If it has a request, that one refers to it now.
+                store.release(segment)  # its request, if any, holds a reference by now
         self._join(ticket)
         return [score for score in await self._until_done(ticket) if score is not None]
 
     def cancel(self, search: BudgetedSearch) -> None:
-        """End all that a search waits for: its awaits return what they have.
+        """End all pending calls of a search; its awaits return the results that have arrived.
 
-        Under a budget they return nothing, because what they have depends on the moment.
+        Under a budget they return nothing, because what has arrived depends on timing.
         """
         for ticket in [ticket for ticket in self._open if ticket.search is search]:
             self._cancel(ticket)
 
     def _join(self, ticket: PendingResults[Any], num_samples: int = 0, **more: Any) -> None:
-        """Note a new ticket, and put it in the line of its search, if that has one."""
+        """Register a new ticket, and add it to the call queue of its search, if that has one."""
         self._open[ticket] = None
         self.new.append(ticket)
         if ticket.search.line is not None:
@@ -269,7 +304,7 @@ class LiveBackend:
         try:
             results = await ticket
         except BaseException:
-            # The code that waited does not get the samples that have come, so they go.
+            # The code that waited does not get the finished samples, so drop them.
             self._drop(ticket, 0)
             raise
         finally:
@@ -278,7 +313,7 @@ class LiveBackend:
         return results
 
     def _drop(self, ticket: PendingResults[Any], first: int) -> None:
-        """Drop the samples of a ticket from a place on."""
+        """Drop the samples of a ticket from place `first` on."""
         for place, each in enumerate(ticket.results):
             if isinstance(each, BackendSample) and place >= first:
                 if not self.closed:
@@ -300,7 +335,7 @@ class LiveBackend:
         self._open.pop(ticket, None)
 
     def _settle(self, ticket: PendingResults[Any], request: LiveRequest) -> None:
-        """Note that a request is over. A ticket is done with its last request."""
+        """Record that a request is over, and finish its ticket if nothing else is pending."""
         del self._tickets[request.index], ticket.requests[request]
         ticket.search.usage.tokens_prefilled += request.num_prefilled
         if not ticket.requests and ticket.call is None:
@@ -310,8 +345,8 @@ class LiveBackend:
 
     @property
     def has_work(self) -> bool:
-        """Whether something that was asked for is not done."""
-        # Scores may have come while something else was cancelled, outside any step.
+        """Whether a requested result has not been computed."""
+        # Scores may have arrived outside a step, while something else was cancelled.
         return self.scheduler.has_work or bool(self.scheduler.scores)
 
     def step(self) -> None:
@@ -330,7 +365,7 @@ class LiveBackend:
         ended: list[tuple[PendingResults[Any], int, Completion, int]] = []
         for (index, sample), segment in self.scheduler.grown.items():
             completion = self._ended.pop((index, sample))
-            if index not in self._tickets:  # its search was stopped when it had just ended
+            if index not in self._tickets:  # its search was stopped just after the sample ended
                 self.scheduler.run.store.release(segment)
                 continue
             ticket, request = self._tickets[index]
@@ -356,7 +391,7 @@ class LiveBackend:
     def _count(
         self, ticket: PendingResults[Any], place: int, completion: Completion, held: int
     ) -> None:
-        """Count the tokens of a sample that has ended. held: the most that it might have taken."""
+        """Count the tokens of a sample that has ended; `held` tokens were reserved for it."""
         line, call = ticket.search.line, ticket.call
         if line is None or call is None:
             ticket.search.usage.tokens_decoded += completion.num_tokens
@@ -365,7 +400,7 @@ class LiveBackend:
             line.record_end(call, place, completion.num_tokens, held=held, is_cut=is_cut)
 
     def _on_grown(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
-        """What the segment of a sample holds: the tokens of its text, which is cut at the stop."""
+        """Return the segment of a sample: the tokens of its text, which is cut at the stop."""
         self._ended[request.index, completion.sample_index] = completion
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text
         stopping = self.scheduler.run.param_sets[request.params].stopping

@@ -1,4 +1,4 @@
-"""What live searches hold: the contexts of nodes, and tickets for what they wait for."""
+"""The contexts of live nodes, and tickets for the results that searches wait for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LiveContext:
 
     segment: the segment that ends with the node.
     given: the text or token ids of the context; None if some of it was generated.
-    released: whether it was given back.
+    released: whether it was released.
     """
 
     segment: LiveSegment
@@ -35,11 +35,11 @@ class LiveContext:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens from the start of the prompt."""
+        """Number of tokens from the start of the prompt."""
         return self.segment.stop
 
     def tail(self) -> Tokens:
-        """The last tokens, as many as appending text has to look at."""
+        """Return the last tokens, as many as appending text has to look at."""
         parts: list[Tokens] = []
         missing = TAIL
         for segment in self.segment.path():
@@ -52,15 +52,15 @@ class LiveContext:
 
 @dataclass(slots=True, eq=False)
 class PendingResults(Generic[T]):
-    """Something that a search waits for.
+    """Results that a search waits for (a "ticket").
 
     search: the search that waits.
-    results: in the order in which they were asked for; None for a result that has not come.
-    requests: the scheduler's requests that are not over, each with the place of its first result.
-    call: what stands in the search's line, if it has one.
+    results: results in the order of the request; None for one that has not arrived.
+    call: its place in the call queue of the search, if it has one.
     num_kept: how many of its samples the budget has room for.
+    requests: unfinished requests of the scheduler, each with the place of its first result.
     future: what an event loop waits for; None without one.
-    is_done: whether no more results come.
+    is_done: whether no more results will arrive.
     """
 
     search: BudgetedSearch
@@ -72,12 +72,12 @@ class PendingResults(Generic[T]):
     is_done: bool = False
 
     def deliver(self, num_kept: int) -> None:
-        """Finish; only the first samples are within the budget."""
+        """Finish; only the first `num_kept` samples are within the budget."""
         self.num_kept = num_kept
         self.finish()
 
     def finish(self) -> None:
-        """Note that no more results come. The code that awaits the ticket goes on."""
+        """Record that no more results will arrive, and resume the code that awaits them."""
         self.is_done = True
         if self.future is not None and not self.future.done():
             self.future.set_result(None)

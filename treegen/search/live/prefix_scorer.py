@@ -1,7 +1,7 @@
-"""Reads what a model that judges finds right, at places of many texts, over a cache of its own.
+"""Reads a judging model's probability of "right" after prefixes of texts, with its own cache.
 
-Texts of a search tree begin alike, and the text of a node is that of its parent with a step more.
-What they share is computed and stored once, in this call and in later ones.
+Texts of a search tree have common beginnings: the text of a node is that of its parent plus a step.
+What texts share is computed and stored once, in this call and in later ones.
 """
 
 from __future__ import annotations
@@ -34,24 +34,30 @@ from treegen.prompts.stops import StopConditionsCache
 from treegen.prompts.tokens import TAIL
 from treegen.search.live.prompts import PromptIndex, check_fits
 
-_ROWS: Final = 8  # texts to expect below what texts share
-_CHUNK: Final = 2048  # tokens of a pass, for the model that samples has most of the memory
-_HELD: Final = 4096  # segments that stay for later texts
-_KNOWN: Final = 65536  # results that are remembered
+_ROWS: Final = 8  # expected number of texts below a shared segment
+_CHUNK: Final = 2048  # tokens per pass; small, because the sampling model has most of the memory
+_HELD: Final = 4096  # segments kept for later texts
+_KNOWN: Final = 65536  # results kept for later calls
 
 
 class PrefixScorer:
-    """Reads a model of two outputs (`treegen.model.scorers.binary_head`) at the ends of prefixes of
-    texts.
+    """Reads a model of two outputs at the ends of prefixes of texts.
+
+    The outputs are those of `treegen.model.scorers.binary_head`.
 
     scorer: the model with its tokenizer, as it was loaded.
     """
 
     def __init__(self, model: Model, scorer: Scorer, *, memory: int | str) -> None:
-        """memory: bytes of the cache.
+        """Create the cache and an empty run.
+
+        Args:
+            model: The model with two outputs.
+            scorer: The model with its tokenizer, as it was loaded.
+            memory: Size of the cache, in bytes or as text such as "1GiB".
 
         Raises:
-            CapacityError: the cache does not fit.
+            CapacityError: The cache does not fit.
         """
         self._model, self.scorer = model, scorer
         self._options = EngineOptions(model=model.spec.name, memory=memory, prefill_chunk=_CHUNK)
@@ -60,7 +66,7 @@ class PrefixScorer:
         self._begin()
 
     def _begin(self) -> None:
-        """A run without texts, with the whole cache."""
+        """Start an empty run that uses the whole cache."""
         model, spec = self._model, self._model.spec
         _, max_rows, chunk = self._options.sizes(model.device.type)
         params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
@@ -83,53 +89,53 @@ class PrefixScorer:
 
     @property
     def usage(self) -> Usage:
-        """What the model has computed."""
+        """Usage of the model so far."""
         return self._scheduler.usage
 
     @torch.inference_mode()
     def score_prefixes(
         self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """For each text, the share of what is right after each of some of its tokens.
+        """Return, for each text, the probability of "right" after some of its tokens.
 
         Args:
             rows: Token ids of each text.
-            ends: Indices of tokens.
+            ends: For each text, the indices of these tokens.
 
         Raises:
-            CapacityError: a text does not fit the cache.
-            NumericsError: the model's outputs are not numbers.
+            CapacityError: A text does not fit the cache.
+            NumericsError: The model's outputs are not finite.
         """
         texts = [np.array(row, dtype=np.int32) for row in rows]
         keys = [
-            [blake2b(text[: end + 1].tobytes(), digest_size=16).digest() for end in own]
-            for text, own in zip(texts, ends, strict=True)
+            [blake2b(text[: end + 1].tobytes(), digest_size=16).digest() for end in text_ends]
+            for text, text_ends in zip(texts, ends, strict=True)
         ]
         prefixes = {
             key: text[: end + 1]
-            for text, own, names in zip(texts, ends, keys, strict=True)
-            for end, key in zip(own, names, strict=True)
+            for text, text_ends, names in zip(texts, ends, keys, strict=True)
+            for end, key in zip(text_ends, names, strict=True)
         }
         new = {key: prefix for key, prefix in prefixes.items() if key not in self._known}
         try:
-            found = self._compute(new)
+            values = self._compute(new)
         except BaseException:
             self._scheduler.close()
             self._begin()
             raise
         for key in prefixes:
-            if key not in found:
+            if key not in values:
                 self._known.move_to_end(key)
-                found[key] = self._known[key]
-        self._known.update(found)
+                values[key] = self._known[key]
+        self._known.update(values)
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)
-        return [[found[key] for key in names] for names in keys]
+        return [[values[key] for key in names] for names in keys]
 
     def _compute(self, prefixes: dict[bytes, Tokens]) -> dict[bytes, float]:
         scheduler, store = self._scheduler, self._scheduler.run.store
         keys = sorted(prefixes, key=lambda key: len(prefixes[key]))
-        # Prefixes of one text come shortest first, so that each goes on from the one before.
+        # Add shorter prefixes first, so that each prefix of a text continues the previous one.
         for number, key in enumerate(keys):
             tokens = prefixes[key]
             segment = self._prompts.find(tokens)
@@ -139,9 +145,9 @@ class PrefixScorer:
                 scheduler.add(spec, segment, 0, range(1), grows=False)
             finally:
                 store.release(segment)
-        found: dict[bytes, float] = {}
+        values: dict[bytes, float] = {}
         while scheduler.has_work:
             for completion in scheduler.step():
                 logprobs = dict(completion.top_logprobs[0])
-                found[keys[int(completion.prompt_id)]] = math.exp(logprobs[RIGHT])
-        return found
+                values[keys[int(completion.prompt_id)]] = math.exp(logprobs[RIGHT])
+        return values

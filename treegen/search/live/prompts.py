@@ -1,9 +1,9 @@
-"""Finds the segments that have the tokens of a given text already.
+"""Finds the segments that already hold the tokens of a given text.
 
-A prompt is matched against those before it, from the root down. If it parts from a segment in its
-middle, the segment is split there while nothing of it is computed. Otherwise the prompt goes on
-from a view of the segment's first pages. So what two prompts share is computed and stored once,
-whatever order they come in.
+A prompt is matched against earlier prompts, from the root down. If it diverges inside a segment,
+the segment is split there, as long as nothing of it is computed. Otherwise the prompt continues
+from a view of the segment's first pages. So what two prompts share is computed and stored once, in
+whatever order they arrive.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ class PromptIndex:
     """Segments of given text, by the segment above them and their first token."""
 
     def __init__(self, store: SegmentStore, *, rows: int, held: int = _MAX_HELD) -> None:
-        """No prompts yet.
+        """Create an empty index.
 
         Args:
+            store: The segments in memory.
             rows: Rows to expect below a segment that prompts share.
-            held: Segments that stay, though nothing else refers to them.
+            held: Number of segments to keep although nothing else refers to them.
         """
         self._store, self._rows, self._max_held = store, rows, held
         self._page_size = store.cache.page_size
         self._below: dict[tuple[int, int], list[LiveSegment]] = {}
-        # The segments used last are held, so that they stay while nothing else refers to them.
+        # The most recently used segments are kept in memory by a reference of their own.
         self._held: OrderedDict[int, LiveSegment] = OrderedDict()
         self._num_noted = 0
 
     def add_plan(self, plan: Plan) -> list[LiveSegment]:
-        """The last segment of every prompt of a plan, each with one reference for the caller."""
+        """Return the last segment of each prompt of a plan, with one reference for the caller."""
         live = self._store.add_plan(plan)
         for segment in live:
             self._note(segment)
         return [self._store.retain(live[int(index)]) for index in plan.segment_of]
 
     def find(self, tokens: Tokens) -> LiveSegment:
-        """The segment that ends a prompt, with one reference for the caller."""
+        """Return the segment that ends a prompt, with one reference for the caller."""
         parent: LiveSegment | None = None
         rest = tokens
         while len(rest):
@@ -68,9 +69,9 @@ class PromptIndex:
     def _furthest(
         self, parent: LiveSegment | None, tokens: Tokens
     ) -> tuple[LiveSegment | None, int]:
-        """The segment below `parent` that shares most tokens, and the position up to which it does.
+        """Return the segment below `parent` that shares most tokens, and where sharing ends.
 
-        Of several such segments it is the shortest. None if no token can be shared.
+        Ties go to the shortest segment. The segment is None if no token can be shared.
         """
         key = self._key(parent, tokens)
         alive = [s for s in self._below.get(key, ()) if s.refs > 0]
@@ -86,14 +87,14 @@ class PromptIndex:
         return (match, cut) if cut > match.start else (None, 0)
 
     def _cut(self, segment: LiveSegment, shared: int) -> int:
-        """The position at which a segment can be cut if its first `shared` tokens are shared."""
+        """Return where a segment can be cut if its first `shared` tokens are shared."""
         cut = segment.start + shared
         if cut == segment.stop or segment.is_untouched:
             return cut
         return self._align_to_page(segment, cut)
 
     def _align_to_page(self, segment: LiveSegment, cut: int) -> int:
-        """The position where the last page ends that is full up to position `cut`, in no block."""
+        """Return the end of the last full page up to position `cut` that is not inside a block."""
         blocks = self._store.blocks
         cut -= (cut - segment.base) % self._page_size
         if blocks is not None and cut > segment.start:
@@ -106,7 +107,7 @@ class PromptIndex:
         return segment.is_untouched and has_room_to_split(self._store, segment)
 
     def _part(self, segment: LiveSegment, cut: int) -> LiveSegment:
-        """The part of a segment up to position `cut`, as a segment of its own that is held."""
+        """Return the part of a segment up to position `cut`, as a separate segment that is kept."""
         if not self._can_split(segment):
             return self._keep(self._store.view(segment, cut, rows=self._rows))
         self._below[self._key(segment.parent, segment.tokens)].remove(segment)
@@ -127,7 +128,7 @@ class PromptIndex:
             self._num_noted = sum(map(len, self._below.values()))
 
     def _keep(self, segment: LiveSegment) -> LiveSegment:
-        """Hold a new segment by the caller's reference until many others have been used."""
+        """Keep a new segment by the caller's reference until many other segments have been used."""
         self._note(segment)
         self._held[segment.index] = segment
         while len(self._held) > self._max_held:
@@ -137,10 +138,16 @@ class PromptIndex:
 
 
 def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache) -> None:
-    """Check that a request below a segment fits the cache alone.
+    """Check that the cache has room for a request below a segment when nothing else is in it.
+
+    Args:
+        name: Names the request in error messages.
+        segment: The segment that the request continues.
+        spec: The request.
+        cache: The cache.
 
     Raises:
-        CacheFullError: it does not.
+        CacheFullError: The cache is too small.
     """
     size = cache.page_size
     needed = sum(segment_pages(s.base, s.start, s.stop, size) for s in segment.path())
@@ -154,7 +161,7 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
         )
     if cache.states is None:
         return
-    # After the last token of each segment and before it, and so for a row.
+    # Each segment needs the states before and after its last token, and so does a row.
     states = 2 * (sum(1 for _ in segment.path()) + bool(spec.rows))
     if states > cache.states.num_slots:
         raise CacheFullError(

@@ -1,4 +1,4 @@
-"""A run that takes flat prompts while it goes, and finds what they share whatever their order."""
+"""A run that accepts flat prompts at any time, and shares their prefixes in any order."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _SCORING = Request("score", np.empty(0, np.int32), 0, 0, 1, score_from=1)
 
 @dataclass(frozen=True, slots=True)
 class SampleDelta:
-    """Further tokens of a sample that is not over.
+    """New tokens of a sample that is not finished.
 
-    number: of its request. sample: its index.
-    tokens: token ids. logprobs: the natural-log probability of each.
-    top: for each token the likeliest (token id, logprob) pairs, if they were asked for.
-    text: what can be told of its text now, where texts are told; see `AsyncLLM.stream`.
-    parts: of that the thoughts, the text and the tool calls, if they were asked for.
+    number: number of its request.
+    sample: its index.
+    tokens: token ids.
+    logprobs: natural-log probability of each token.
+    top: for each token the likeliest (token id, logprob) pairs, if they were requested.
+    text: the new text that is final, where texts are streamed; see `AsyncLLM.stream`.
+    parts: the reasoning, text and tool calls in that text, if they were requested.
     """
 
     number: int
@@ -49,7 +51,11 @@ class SampleDelta:
 
 @dataclass(slots=True, eq=False)
 class _OpenRequest:
-    """A request that is not over. left: results to come. told: tokens told of, by sample."""
+    """An unfinished request.
+
+    left: results still to come.
+    told: number of tokens already reported, by sample.
+    """
 
     request: LiveRequest
     left: int
@@ -59,8 +65,8 @@ class _OpenRequest:
 class LiveRun(Closeable, NonCopyable):
     """Requests of flat prompts over one scheduler; made by `LLM.open`. One thread uses it.
 
-    What is added between two steps is admitted with the next one. A prompt is matched with all
-    that are in memory. So what prompts share is computed and stored once.
+    Requests added between two steps are admitted with the next step. A prompt is matched against
+    all prompts in memory. So what prompts share is computed and stored once.
 
     scheduler: computes the steps.
     """
@@ -73,11 +79,13 @@ class LiveRun(Closeable, NonCopyable):
         stopping_of: Callable[[SamplingParams], StopConditions],
         before: DrawCounter | None = None,
     ) -> None:
-        """A run without requests.
+        """Create a run without requests.
 
         Args:
-            stopping_of: Gives what ends the samples of some parameters.
-            before: The samples that were drawn of each prompt before.
+            scheduler: Computes the steps.
+            spec: The model's sizes and limits.
+            stopping_of: Returns the stop conditions of sampling parameters.
+            before: Counts of earlier samples of each prompt.
         """
         self.scheduler = scheduler
         self._run, self._spec, self._stopping_of = scheduler.run, spec, stopping_of
@@ -90,15 +98,19 @@ class LiveRun(Closeable, NonCopyable):
     def add(
         self, requests: Sequence[Request], params: Sequence[SamplingParams], *, first: int = 0
     ) -> list[int]:
-        """Add the flat requests of one call, as `build_flat_requests` makes them; returns their
-        numbers.
+        """Add the flat requests of one call (see `build_flat_requests`); return their numbers.
 
-        Samples are numbered as by `LLM.generate`: without a seed on from earlier ones of the same
-        prompt, with a seed from `first`. params: of each request.
+        Samples are numbered as by `LLM.generate`: without a seed they continue after earlier
+        samples of the same prompt, with a seed they start at `first`.
+
+        Args:
+            requests: The requests.
+            params: Sampling parameters of each request.
+            first: Index of the first sample of requests with a seed.
 
         Raises:
-            CacheFullError: a request does not fit the cache even alone; then none is added.
-            InputError: params name tokens that the model does not have; then none is added.
+            CacheFullError: A request does not fit the cache even alone; none is added.
+            InputError: The params name tokens that the model does not have; none is added.
         """
         self._check_open()
         stoppings = [self._stopping_of(each) for each in params]
@@ -106,11 +118,11 @@ class LiveRun(Closeable, NonCopyable):
         numbered = before.continue_numbering_flat(requests, [each.seed for each in params])
         numbers: list[int] = []
         try:
-            for request, own, stopping in zip(numbered, params, stoppings, strict=True):
-                if first and own.seed is not None:
+            for request, request_params, stopping in zip(numbered, params, stoppings, strict=True):
+                if first and request_params.seed is not None:
                     request = replace(request, first=request.first + first)
-                # It is there before the next prompt is looked up, which must leave it room.
-                numbers.append(self._add(request, own, stopping))
+                # Add each request before the next prompt is looked up, which must leave it room.
+                numbers.append(self._add(request, request_params, stopping))
         except BaseException:
             for number in numbers:
                 self.cancel(number)
@@ -134,12 +146,12 @@ class LiveRun(Closeable, NonCopyable):
             live = self.scheduler.add(spec, segment, index, range(request.samples), grows=False)
             return self._note(live, request.samples)
         finally:
-            store.release(segment)  # its request refers to it now
+            store.release(segment)  # its request holds a reference by now
 
     def _scored_anew(self, tokens: Tokens) -> LiveSegment:
-        """A segment for all tokens but the first, with one reference for the caller.
+        """Return a new segment for all tokens but the first, with one reference for the caller.
 
-        Tokens that are computed already have no logits any more.
+        Segments that are already computed have no logits any more.
         """
         store, first = self._run.store, self._prompts.find(tokens[:1])
         segment = store.add(first, tokens[1:])
@@ -147,14 +159,15 @@ class LiveRun(Closeable, NonCopyable):
         return segment
 
     def score(self, tokens: Tokens, top: int = 0) -> int:
-        """Ask for the log-likelihood of all tokens but the first; returns the request's number.
+        """Request the log-likelihood of all tokens but the first; return the request's number.
 
         Args:
-            top: How many likeliest tokens to report in the place of each.
+            tokens: Token ids of the text.
+            top: Number of likeliest tokens to report at each position.
 
         Raises:
-            InputError: there are fewer than two tokens.
-            CapacityError: they do not fit the context or the cache.
+            InputError: There are fewer than two tokens.
+            CapacityError: They do not fit the context or the cache.
         """
         self._check_open()
         if len(tokens) < 2:
@@ -176,25 +189,25 @@ class LiveRun(Closeable, NonCopyable):
         return self._num_added - 1
 
     def cancel(self, number: int) -> None:
-        """Drop what a request has not finished and free its pages; nothing of it comes any more.
+        """Drop the unfinished samples of a request and free their pages; it yields no more results.
 
-        For a request that is over it does nothing.
+        A request that is over is not affected.
         """
-        asked = self._asked.pop(number, None)
-        if asked is not None:
-            self._scored.pop(asked.request.index, None)
-            self.scheduler.cancel(asked.request.index)
+        open_request = self._asked.pop(number, None)
+        if open_request is not None:
+            self._scored.pop(open_request.request.index, None)
+            self.scheduler.cancel(open_request.request.index)
 
     @property
     def has_work(self) -> bool:
-        """Whether some request is not over."""
-        # Scores may have come while something else was cancelled, outside any step.
+        """Whether some request is not finished."""
+        # Scores may have arrived outside a step, while something else was cancelled.
         return not self.closed and (self.scheduler.has_work or bool(self._run.scores))
 
     def step(self) -> list[tuple[int, Completion | Score]]:
-        """Run one forward pass; returns the results that have come, by their requests' numbers.
+        """Run one forward pass; return the new results, each with its request's number.
 
-        Raises what `Scheduler.step` raises. Then the run is closed.
+        Errors of `Scheduler.step` are raised, after which the run is closed.
         """
         try:
             finished = self.scheduler.step() if self.scheduler.has_work else []
@@ -214,20 +227,20 @@ class LiveRun(Closeable, NonCopyable):
         return results
 
     def take_deltas(self, numbers: Iterable[int]) -> Iterator[SampleDelta]:
-        """What samples of requests have generated since this was called last.
+        """Yield what samples of requests have generated since the previous call.
 
-        The last tokens of a sample come with its completion alone.
+        A sample's last tokens are not yielded; its completion has them.
         """
         rows, store = self._run.rows, self._run.rows.generated
         arrays = (store.tokens, store.logprobs, store.top_tokens, store.top_logprobs)
-        for number, asked in ((n, self._asked[n]) for n in numbers if n in self._asked):
-            request = asked.request
+        for number, open_request in ((n, self._asked[n]) for n in numbers if n in self._asked):
+            request = open_request.request
             param_set = self._run.param_sets[request.params]
             num_top = param_set.params.logprobs
             for slot in sorted(request.slots or ()):
-                # The row of a greedy request has all its samples.
-                mine = request.samples if param_set.is_greedy else [int(rows.sample[slot])]
-                start, stop = asked.told.get(mine[0], 0), int(rows.count[slot])
+                # A greedy request has one row for all its samples.
+                samples = request.samples if param_set.is_greedy else [int(rows.sample[slot])]
+                start, stop = open_request.told.get(samples[0], 0), int(rows.count[slot])
                 if stop == start:
                     continue
                 tokens, logprobs, ids, values = (
@@ -238,22 +251,22 @@ class LiveRun(Closeable, NonCopyable):
                 if num_top:
                     pairs = zip(ids, values, strict=True)
                     top = tuple(tuple(zip(*each, strict=True))[:num_top] for each in pairs)
-                for sample in mine:
-                    asked.told[sample] = stop
+                for sample in samples:
+                    open_request.told[sample] = stop
                     yield SampleDelta(number, sample, tuple(tokens), tuple(logprobs), top)
 
     def status(self) -> Status:
-        """What is under way now."""
+        """Return the current load."""
         return self.scheduler.status()
 
     @property
     def usage(self) -> Usage:
-        """What was computed so far."""
+        """Usage so far."""
         return self.scheduler.usage
 
     @property
     def closed(self) -> bool:
-        """Whether the run is over."""
+        """Whether the run is closed."""
         return self.scheduler.closed
 
     def check(self) -> None:
@@ -261,7 +274,7 @@ class LiveRun(Closeable, NonCopyable):
         self.scheduler.check()
 
     def close(self) -> None:
-        """End all requests and free their pages; nothing of them comes any more."""
+        """End all requests and free their pages; they yield no more results."""
         if not self.closed:
             self.scheduler.close()
         self._asked.clear()

@@ -1,4 +1,4 @@
-"""The texts of samples while they grow: whole characters, and nothing that may yet be a stop."""
+"""Texts of samples as they grow: whole characters, and no possible start of a stop string."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from treegen.search.live.run import SampleDelta
 
 @dataclass(slots=True)
 class StreamedText:
-    """The text of a sample as it grows. What may be the start of a stop string is held back.
+    """The text of a sample as it grows. A possible start of a stop string is held back.
 
-    tokens: the last tokens of the prompt and all of the sample's. shown: how many of them have
-    given their text. sent, held: text that was given, and text that waits.
+    text: decodes tokens.
+    stops: the stop strings.
+    tokens: the last tokens of the prompt and all tokens of the sample.
+    shown: how many of them are decoded.
+    sent: text that was returned.
+    held: decoded text that is held back.
     """
 
     text: TokenText
@@ -31,18 +35,18 @@ class StreamedText:
     held: str = ""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text to send after further tokens."""
+        """Return the text to send after further tokens."""
         self.tokens += tokens
         before = self.tokens[max(self.shown - TAIL, 0) : self.shown]
         new = self.text.of(before, self.tokens[self.shown :])
-        if new.endswith(PARTIAL):  # perhaps a character that is not whole yet
+        if new.endswith(PARTIAL):  # possibly an incomplete character
             return ""
         self.shown = len(self.tokens)
         self.held += new
         return self._send(len(self.held) - self._at_risk())
 
     def end(self, whole: str) -> str:
-        """The rest of the text, which is known now."""
+        """Return the rest of the text, now that the whole text is known."""
         self.held = whole[len(self.sent) :]
         return self._send(len(self.held))
 
@@ -52,7 +56,7 @@ class StreamedText:
         return piece
 
     def _at_risk(self) -> int:
-        """Length of the longest end of the text that a stop string may begin with."""
+        """Return the length of the longest end of the text that a stop string may begin with."""
         most = max((len(stop) for stop in self.stops), default=0)
         for num in range(min(most, len(self.held)), 0, -1):
             if any(stop.startswith(self.held[-num:]) for stop in self.stops):
@@ -61,7 +65,7 @@ class StreamedText:
 
 
 class StreamedTexts:
-    """Gives the News of one call's samples their text, and tells the rest when a sample ends."""
+    """Adds text to the SampleDeltas of one call, and yields remaining text when a sample ends."""
 
     def __init__(
         self,
@@ -70,11 +74,13 @@ class StreamedTexts:
         replies: ReplyReader | None = None,
         tools: Sequence[Any] | None = None,
     ) -> None:
-        """No sample has begun. stops: the stop strings of the call.
+        """Start without samples.
 
         Args:
-            replies: Takes texts apart, into the parts of News.
-            tools: Those of the call.
+            text: Decodes tokens.
+            stops: The stop strings of the call.
+            replies: Splits texts into the parts of a SampleDelta; None for no parts.
+            tools: Tools of the call.
         """
         self._text, self._stops, self._replies, self._tools = text, stops, replies, tools
         self._prompts: dict[int, list[int]] = {}
@@ -82,9 +88,10 @@ class StreamedTexts:
         self._replying: dict[tuple[int, int], tuple[StreamedText, StreamingReply]] = {}
 
     def read(self, place: int, item: Any) -> Iterator[Any]:
-        """What to tell of an item of a prompt: its token ids, News of a sample, or its Completion.
+        """Yield what to report for an item of a prompt: token ids, a SampleDelta, or a Completion.
 
-        Before a Completion come News of what no News have told yet, if there is anything.
+        Before a Completion comes a SampleDelta with what no delta has reported yet, if there is
+        any.
         """
         if isinstance(item, SampleDelta):
             text = self._of(place, item.sample).add(item.tokens)
@@ -96,8 +103,8 @@ class StreamedTexts:
             return
         if isinstance(item, Completion):
             growing = self._of(place, item.sample_index)
-            told = len(growing.tokens) - len(self._prompts[place][-TAIL:])
-            rest, text, parts = slice(told, None), growing.end(item.text), ()
+            num_sent = len(growing.tokens) - len(self._prompts[place][-TAIL:])
+            rest, text, parts = slice(num_sent, None), growing.end(item.text), ()
             if replying := self._reply_of(place, item.sample_index):
                 growing, reply = replying
                 parts = tuple(reply.end(growing.end(reply.decode_completion(item)), item))

@@ -1,1 +1,1 @@
-"""Ways to search: functions of a root node."""
+"""Search strategies: functions that search from a root node."""

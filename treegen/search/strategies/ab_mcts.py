@@ -1,4 +1,4 @@
-"""Adaptive branching tree search (AB-MCTS, Inoue et al. 2025): go wider or deeper, by chance."""
+"""Adaptive branching tree search (AB-MCTS, Inoue et al. 2025): go wider or deeper, at random."""
 
 from __future__ import annotations
 
@@ -42,40 +42,47 @@ async def ab_mcts(
     state: State = text_state,
     observed: dict[SearchNode, list[float]] | None = None,
 ) -> SearchOutcome:
-    """Generate nodes one by one, each below the node that Thompson sampling finds worth it.
+    """Generate nodes one by one, each below the node that Thompson sampling chooses.
 
-    From the root down, each node has as options a new child (wider) and every child that it has
-    (deeper). Each option draws a score from what is known of it. The highest draw wins, and the
-    search goes on there, until a new child wins. Its value is known to all nodes above it.
+    From the root down, each node has as options a new child (wider) and every existing child
+    (deeper). Each option draws a score from the posterior of its values, and the highest draw wins.
+    The search descends until a new child wins. The new child's value then counts for all nodes
+    above it.
 
     Args:
-        generate: Makes new children; or several such functions by name, one for each LLM. Which of
-            them makes a child is drawn likewise, from the values of all that each has made. The
-            child's `data` has its name, if that is empty.
-        evaluate: Gives values, for which 0 is bad and 1 is good.
-        iterations: Most children to generate.
-        batch: How many to choose at once if the budget has room.
-        rule: "m", the mixed model of `posterior.mixed` over the values below each child. "a": a new
-            child draws from the values of the children when they were new, and all old ones
-            together from the values of all that is below them. If these win, the children draw,
-            each from the values at it and below it. The draws are those of `posterior.gaussian`,
-            with "a-beta" `posterior.beta`.
-        depth: Most steps of a path.
+        root: Node to search below.
+        generate: Makes new children; or several such functions by name, one for each LLM. Thompson
+            sampling then also chooses the function, from the values of all nodes that each has
+            made. Its name is stored in the child's `data`, if that is empty.
+        evaluate: Gives nodes their values, where 0 is bad and 1 is good.
+        done: Whether a node ends a solution.
+        iterations: Maximum number of children to generate.
+        rule: "m": the mixed model of `posterior.draw_mixed` over the values below each child. "a":
+            a new child draws from the values that the children had when they were new, and all
+            existing children together draw from the values of the nodes below them. If these win,
+            each child draws from the values at and below it. Draws are those of
+            `posterior.draw_gaussian`. "a-beta": as "a", with draws of `posterior.draw_beta`.
+        batch: Children to choose at once, if the budget has room.
+        depth: Maximum number of steps of a path; None is no limit.
         refine: Whether solutions have children too, as improved solutions.
-        state: Of nodes with equal states the first is kept. What leads to no node counts as a value
-            of 0, and to a node that is known, as its value.
-        observed: A mapping to fill with the values at and below each node, for who wants to see
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept. An attempt that makes no node counts as a value of 0, and one that makes a known
+            state counts as that state's value.
+        observed: Mapping to fill with the values at and below each node, for callers that inspect
             them.
+
+    Raises:
+        InputError: The rule is unknown, or `generate` has no functions.
     """
     check_counts(iterations=iterations, batch=batch, depth=depth)
     check_rule(rule)
     if isinstance(generate, Mapping) and not generate:
         raise InputError("generate has no functions; give at least one by name")
-    ways = dict(generate) if isinstance(generate, Mapping) else {"": generate}
+    generators = dict(generate) if isinstance(generate, Mapping) else {"": generate}
     known = {} if observed is None else observed
     children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)
-    barren: defaultdict[SearchNode, list[float]] = defaultdict(list)  # what made no new child
-    made: dict[str, list[float]] = {name: [] for name in ways}
+    barren: defaultdict[SearchNode, list[float]] = defaultdict(list)  # attempts without a new child
+    made: dict[str, list[float]] = {name: [] for name in generators}
     above: dict[SearchNode, SearchNode] = {}
     first, costs = {state(root): root}, Costs(root.search)
     rng = random.Random(
@@ -106,8 +113,8 @@ async def ab_mcts(
         while left > 0:
             num = costs.most(min(batch, left), "children", "values")
             chosen, left = [choose() for _ in range(num)], left - num
-            asked = {each: chosen.count(each) for each in chosen}
-            calls = gather(ways[name](node, n) for (node, name), n in asked.items())
+            requests = {each: chosen.count(each) for each in chosen}
+            calls = gather(generators[name](node, n) for (node, name), n in requests.items())
             drawn = await costs.of("children", num, calls)
             fresh = list(dict.fromkeys(child for group in drawn for child in group))
             new = [child for child in fresh if first.setdefault(state(child), child) is child]
@@ -115,10 +122,10 @@ async def ab_mcts(
             for child, value in zip(new, values, strict=True):
                 child.value, known[child] = value, []
             for child in [each for each in fresh if each not in known]:
-                # Its parent stays, even if it has no other child.
+                # Its parent is not pruned, even if it has no other child.
                 child.pruned, child.pruned_because = True, DUPLICATE
                 child.drop()
-            for ((node, name), n), group in zip(asked.items(), drawn, strict=True):
+            for ((node, name), n), group in zip(requests.items(), drawn, strict=True):
                 for each in [*group, *[None] * (n - len(group))]:
                     value = (first[state(each)].value or 0.0) if each is not None else 0.0
                     if each is not None and each in known:
@@ -126,7 +133,7 @@ async def ab_mcts(
                         above[each] = node
                         known[each].append(value)
                         each.visits = 1
-                        if len(ways) > 1 and each.data is None:
+                        if len(generators) > 1 and each.data is None:
                             each.data = {"by": name}
                     else:
                         barren[node].append(value)

@@ -1,4 +1,4 @@
-"""The choices of adaptive branching search: wider or deeper, and who generates."""
+"""The decisions of adaptive branching search: go wider or deeper, and which generator to use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DRAWS: Final[Mapping[str, Draw]] = {"a": draw_gaussian, "a-beta": draw_beta}
 
 
 def check_rule(rule: str) -> None:
-    """Raise InputError for a rule that is not known."""
+    """Raise InputError for an unknown rule."""
     if rule != "m" and rule not in _DRAWS:
         raise InputError(f"rule must be one of m, {', '.join(_DRAWS)}, got {rule!r}")
 
@@ -28,13 +28,15 @@ def deeper(
     rule: Rule,
     rng: random.Random,
 ) -> SearchNode | None:
-    """The child to go on from; None for a new child.
+    """Return the child to continue from; None to generate a new child.
 
     Args:
-        options: The children that may have children.
-        children: All that there are.
+        options: Children that may have children.
+        children: All children of the node.
         barren: Values of attempts that made no new child.
-        values: Of each child, its own first, then those below it.
+        values: For each child, its own value and then the values of the nodes below it.
+        rule: How scores are drawn; see `ab_mcts`.
+        rng: Source of randomness.
     """
     if not options:
         return None
@@ -53,7 +55,13 @@ def deeper(
 
 
 def generator(made: Mapping[str, Sequence[float]], rule: Rule, rng: random.Random) -> str:
-    """The name of what generates next. made: the values of all that each has made."""
+    """Return the name of the generator to use next.
+
+    Args:
+        made: By generator name, the values of all nodes that it has made.
+        rule: How scores are drawn; see `ab_mcts`.
+        rng: Source of randomness.
+    """
     if len(made) == 1:
         return next(iter(made))
     if rule == "m":

@@ -34,15 +34,20 @@ async def beam(
     depth: int,
     state: State = text_state,
 ) -> SearchOutcome:
-    """Extend all paths by one step, keep the best, and go on with these.
+    """Extend all paths by one step, keep the best ones, and repeat.
 
-    Returns the solutions, that of the highest value first. For a vote weighted by values give what
-    is found to `vote`.
+    Solutions are returned best first. For a vote weighted by their values, pass the outcome to
+    `vote`.
 
     Args:
-        width: Paths to keep, finished ones included. So it finds at most `width` solutions.
-        depth: Most steps of a path.
-        state: Of nodes with equal states only the first is kept.
+        root: Node to search below.
+        propose: Makes the next steps of a node.
+        evaluate: Gives nodes their values.
+        done: Whether a node ends a solution.
+        width: Paths to keep, finished ones included. So a search finds at most `width` solutions.
+        depth: Maximum number of steps of a path.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
     """
     check_counts(width=width, depth=depth)
     try:
@@ -64,7 +69,17 @@ async def beam_down(
     depth: int,
     state: State,
 ) -> str:
-    """Grow the tree below root as `beam` does. Returns why it stopped early, "" if it did not."""
+    """Grow the tree below root as `beam` does, and return why it stopped early ("" if it did not).
+
+    Args:
+        root: Node to search below.
+        propose: Makes the next steps of a node.
+        evaluate: Gives nodes their values.
+        done: Whether a node ends a solution.
+        width: Paths to keep, finished ones included.
+        depth: Maximum number of steps of a path.
+        state: Returns the state of a node.
+    """
     frontier, seen, num_finished = [root], {state(root)}, 0
     for _ in range(depth):
         steps = drop_duplicates(await propose_all(frontier, propose), state, seen, root)

@@ -1,4 +1,4 @@
-"""Best-first search: always go on from the most promising node of the whole tree."""
+"""Best-first search: always expands the most promising node of the whole tree."""
 
 from __future__ import annotations
 
@@ -45,16 +45,21 @@ async def best_first(
     """Expand nodes in the order of their values, whatever their depth.
 
     Args:
-        max_expansions: Most nodes to propose next steps for.
-        batch: Nodes to expand side by side.
-        prune_below: A node of a lower value is given up.
-        solutions: Solutions to finish before the search ends. A solution is finished when it is
-            done and no open node is better. None goes on until no node is open.
-        state: Of nodes with equal states only the first is kept.
+        root: Node to search below.
+        propose: Makes the next steps of a node.
+        evaluate: Gives nodes their values.
+        done: Whether a node ends a solution.
+        max_expansions: Maximum number of nodes to propose next steps for; None is no limit.
+        batch: Nodes to expand concurrently.
+        prune_below: Nodes with a lower value are pruned.
+        solutions: Number of finished solutions that ends the search. A solution is finished when it
+            is done and no open node is better. None continues until no node is open.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
     """
     check_counts(max_expansions=max_expansions, batch=batch, solutions=solutions)
     seen: set[Hashable] = {state(root)}
-    # No two nodes have one place, so nodes themselves are never compared.
+    # Places are unique, so the heap never compares nodes themselves.
     opened = [(-math.inf, place_of(root), root)]
     stopped, num_expansions, num_finished = "", 0, 0
     try:
@@ -64,7 +69,7 @@ async def best_first(
                 node = opened[0][2]
                 finished = node is not root and done(node)
                 if finished and chosen:
-                    break  # the chosen nodes are better
+                    break  # expand the chosen nodes first, because they are better
                 heapq.heappop(opened)
                 if finished:
                     num_finished += 1

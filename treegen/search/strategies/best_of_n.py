@@ -1,4 +1,4 @@
-"""Best of n: draw whole solutions, keep the best one."""
+"""Best of n: draw whole solutions and keep the best one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ async def best_of_n(
 ) -> SearchOutcome:
     """Draw n samples and rank them by their values. Every sample is a candidate.
 
-    Under a budget of tokens it draws in rounds. Each round draws as many samples side by side as
-    are sure to end within the tokens that are left; the first draws at least one. An evaluation
-    may spend the rest.
+    Under a budget of tokens, samples are drawn in rounds. Each round draws concurrently as many
+    samples as are sure to end within the remaining tokens; the first round draws at least one. An
+    evaluation may spend the rest.
 
     Args:
-        overrides: As for `SearchNode.sample`.
+        root: Node to sample from.
+        n: Samples to draw.
+        evaluate: Gives samples their values.
+        **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
     check_counts(n=n)
     search, max_tokens = root.search, replace(root.search.params, **overrides).max_tokens

@@ -1,7 +1,7 @@
-"""What the strategies share: ranking, pruning, and how a search ends.
+"""Helpers that strategies share: ranking, pruning, and the outcome of a search.
 
-A strategy keeps what it knows in the tree itself: nodes, their values, and which are pruned. So
-wherever a budget ends it, its outcome can be read from the tree.
+A strategy keeps all that it knows in the tree itself: nodes, their values, and which are pruned. So
+the outcome can be read from the tree wherever a budget ends the strategy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treegen.search.tree.node import SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
 
 Done = Callable[[SearchNode], bool]
-"""Whether a node is the end of a solution, right or wrong. May be called again for a node."""
+"""Whether a node ends a solution, right or wrong. It may be called several times for a node."""
 
 DUPLICATE: Final = "duplicate"
 OUTRANKED: Final = "outranked"
@@ -27,24 +27,24 @@ TOO_LOW: Final = "value too low"
 DEAD_END: Final = "dead end"
 TOO_DEEP: Final = "too deep"
 ALL_PRUNED: Final = "all below pruned"
-"""Why nodes are pruned, in records."""
+"""Reasons for pruning a node, as records show them."""
 
 State = Callable[[SearchNode], Hashable]
-"""The state that a node stands for. Of nodes with equal states only the first is followed."""
+"""Returns the state of a node. Of several nodes with equal states only the first is followed."""
 
 
 def text_state(node: SearchNode) -> Hashable:
-    """The text of a node's path, and whether the model has ended it."""
+    """Return the text of a node's path, and whether the model has ended it."""
     return node.path_text, is_ended(node)
 
 
 async def propose_all(nodes: Iterable[SearchNode], propose: Propose) -> list[SearchNode]:
-    """Next steps of all nodes, side by side; those of the first node come first."""
+    """Return the next steps of all nodes, proposed concurrently, in the order of the nodes."""
     return [step for steps in await gather(map(propose, nodes)) for step in steps]
 
 
 async def assess(nodes: Sequence[SearchNode], evaluate: Evaluate) -> None:
-    """Set the values of nodes to what an evaluation gives."""
+    """Set the value of each node to the value that `evaluate` gives it."""
     for node, value in zip(nodes, await evaluate_nodes(nodes, evaluate), strict=True):
         node.value = value
 
@@ -59,17 +59,21 @@ def rank(nodes: Iterable[SearchNode]) -> list[SearchNode]:
 def split(
     nodes: Sequence[SearchNode], prune_below: float
 ) -> tuple[list[SearchNode], list[SearchNode]]:
-    """The nodes whose value is at least `prune_below`, and the others; each best first."""
+    """Split nodes into those of value at least `prune_below` and the rest, each list best first."""
     ranked = rank(nodes)
     num_good = sum(node.value is not None and node.value >= prune_below for node in nodes)
     return ranked[:num_good], ranked[num_good:]
 
 
 def prune(nodes: Iterable[SearchNode], root: SearchNode, because: str = "") -> None:
-    """Give nodes up and free their pages; also parents below root whose children are all pruned.
+    """Prune nodes and free their pages.
+
+    A parent below root is pruned as well once all of its children are pruned.
 
     Args:
-        because: Why, in a few words, for records.
+        nodes: Nodes to prune.
+        root: Node that the strategy searches below; it is never pruned as a parent.
+        because: The reason in a few words, for records.
     """
     for node in nodes:
         reason = because
@@ -89,7 +93,14 @@ def prune(nodes: Iterable[SearchNode], root: SearchNode, because: str = "") -> N
 def drop_duplicates(
     nodes: Iterable[SearchNode], state: State, seen: set[Hashable], root: SearchNode
 ) -> list[SearchNode]:
-    """Keep the first node of each state that was not seen before, and prune the others."""
+    """Keep the first node of each state that is not in `seen`, and prune the rest.
+
+    Args:
+        nodes: New nodes, in the order in which they are kept.
+        state: Returns the state of a node.
+        seen: States seen so far; the states of `nodes` are added.
+        root: Node that the strategy searches below.
+    """
     kept: list[SearchNode] = []
     twice: list[SearchNode] = []
     for node in dict.fromkeys(nodes):
@@ -103,12 +114,16 @@ def drop_duplicates(
 async def collect_outcome(
     root: SearchNode, done: Done, evaluate: Evaluate, stopped: str, *, inner: bool = False
 ) -> SearchOutcome:
-    """Read from the tree below root what was found.
+    """Return the outcome of a search, read from the tree below root.
 
-    Candidates are the leaves that are done and not pruned. Those without a value get one now. If
-    the budget does not allow it, they come last.
+    Candidates are the leaves that are done and not pruned. Candidates without a value are evaluated
+    now. If the budget does not allow that, they come last.
 
     Args:
+        root: Node that the strategy searched below; it is no candidate.
+        done: Whether a node ends a solution.
+        evaluate: Gives nodes their values.
+        stopped: Why the search ended early; "" if it did not.
         inner: Whether nodes with children are candidates too.
     """
     nodes = [node for node in root.walk() if not node.pruned and node is not root]
@@ -124,7 +139,7 @@ async def collect_outcome(
 
 
 def check_counts(**counts: int | None) -> None:
-    """Raise InputError unless each is an integer of at least 1, or None."""
+    """Raise InputError unless each count is None or an integer of at least 1."""
     for name, count in counts.items():
         if count is not None:
             check_int(name, count, least=1)

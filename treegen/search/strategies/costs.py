@@ -1,4 +1,4 @@
-"""What parts of a search cost, so that what begins together also ends within the budget."""
+"""Estimates the costs of parts of a search, so that concurrent parts end within the budget."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Costs:
-    """Tokens, calls and nodes that things of each kind have taken of a search's budget so far."""
+    """Tokens, calls and nodes that each kind of work has taken from a search's budget so far."""
 
     def __init__(self, search: BudgetedSearch) -> None:
-        """Nothing is known yet."""
+        """Start without any measured costs."""
         self._usage = search.usage
         self._limits = {
             name: limit for name in _LIMITS if (limit := getattr(search.budget, name)) is not None
@@ -26,7 +26,16 @@ class Costs:
         self._taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     async def of(self, kind: str, num: int, call: Awaitable[T]) -> T:
-        """What a call returns; what it asks for is noted as the costs of `num` things of a kind."""
+        """Await a call and record what it used as the cost of `num` items of a kind.
+
+        Args:
+            kind: Name of the kind of work.
+            num: Items that the call computes.
+            call: The call to await.
+
+        Returns:
+            What the call returns.
+        """
         before = self._read_usage()
         returned = await call
         self._num[kind] += num
@@ -34,9 +43,9 @@ class Costs:
         return returned
 
     def fits_budget(self, **nums: int) -> bool:
-        """Whether the budget has room for so many things of each kind, if each takes the mean.
+        """Return whether the budget has room for `nums` items of each kind, at their mean costs.
 
-        A kind of which none is known takes nothing.
+        A kind without measured costs counts as free.
         """
         spent = self._read_usage()
         return all(
@@ -45,7 +54,7 @@ class Costs:
         )
 
     def most(self, num: int, *kinds: str) -> int:
-        """How many of `num` the budget has room for, each one of every kind; at least 1."""
+        """Return how many of `num` items fit the budget, each with one of all kinds; at least 1."""
         sizes = range(num, 1, -1)
         return next((size for size in sizes if self.fits_budget(**dict.fromkeys(kinds, size))), 1)
 

@@ -24,18 +24,23 @@ async def dvts(
     depth: int,
     state: State = text_state,
 ) -> SearchOutcome:
-    """Grow independent subtrees. Each keeps the best of the steps that are proposed at a time.
+    """Grow independent subtrees, each of which follows the best of its proposed steps.
 
-    Unlike in a beam, a good start does not crowd out the others. Each subtree asks for first steps
+    Unlike in a beam, one good start does not displace the others. Each subtree proposes first steps
     of its own, so `propose` must sample (`sample_steps`).
 
-    Returns at most one solution of each subtree, that of the highest value first. For a vote
-    weighted by values, as the authors report, give what is found to `vote`.
+    There is at most one solution per subtree, and the best comes first. For a vote weighted by
+    values, as in the paper, pass the outcome to `vote`.
 
     Args:
-        subtrees: How many to grow.
-        depth: Most steps of a path.
-        state: Of nodes with equal states only the first is kept.
+        root: Node to search below.
+        propose: Makes the next steps of a node.
+        evaluate: Gives nodes their values.
+        done: Whether a node ends a solution.
+        subtrees: Number of subtrees.
+        depth: Maximum number of steps of a path.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
     """
     check_counts(subtrees=subtrees, depth=depth)
     try:

@@ -1,4 +1,4 @@
-"""Declared expansions: generates the levels of a tree without code of the user in the loop."""
+"""Declared expansions: generate the levels of a tree without user code in the loop."""
 
 from __future__ import annotations
 
@@ -34,8 +34,15 @@ _SCORERS: Final[dict[ScorerName, Evaluate]] = {
 async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
     """Generate declared levels below a node.
 
-    Candidates are the nodes of the last level that were kept, and nodes above it at which the model
-    ended the text. They are ranked by the last level's scorer (mean_logprob if it names none).
+    Candidates are the nodes kept at the last level, and nodes of earlier levels at which the model
+    ended the text. They are ranked by the last level's scorer (`mean_logprob` by default).
+
+    Args:
+        root: Node to expand.
+        levels: Declarations of the levels, from the top down.
+
+    Raises:
+        InputError: `levels` is empty.
     """
     if not levels:
         raise InputError("levels is empty; give at least one Expand")

@@ -24,11 +24,11 @@ from treegen.search.tree.result import SearchOutcome
 
 Lessons = Sequence[str]
 ProposeAfter = Callable[[SearchNode, Lessons], Awaitable[Sequence[SearchNode]]]
-"""Makes the next steps of a node, knowing the lessons of failures."""
+"""Makes the next steps of a node, given the lessons of failures."""
 EvaluateAfter = Callable[[Sequence[SearchNode], Lessons], Awaitable[Sequence[float]]]
-"""Gives the values of nodes, knowing the lessons of failures."""
+"""Gives the values of nodes, given the lessons of failures."""
 Reflect = Callable[[SearchNode, float], Awaitable[str]]
-"""What is to be learned from an end and its reward."""
+"""Writes the lesson of a path's end and its reward."""
 
 
 @check_argument_types
@@ -47,27 +47,34 @@ async def lats(
     num_lessons: int = 4,
     state: State = text_state,
 ) -> SearchOutcome:
-    """Play to an end again and again, learn a lesson from each failure, and end with a success.
+    """Play to an end repeatedly, learn a lesson from each failure, and stop at a success.
 
     Each play goes from the root to an end. A node without children gets some, which are evaluated.
-    The play goes on from the best child that was not visited yet, by value; if all were, from that
-    of the highest V + c * sqrt(ln(N) / n), of n visits of the child and N of the node. The reward
-    of the end counts for all nodes of the play: V is their mean, as in the paper's algorithm, where
-    the first reward takes the place of the evaluation. Ends are not played again.
+    The play continues from the best unvisited child by value. If all were visited, it takes the
+    child with the highest V + c * sqrt(ln(N) / n), for n visits of the child and N of the node. The
+    reward of the end counts for all nodes of the play: V is the mean of these rewards, and the
+    first reward replaces the evaluation, as in the paper's algorithm. Ends are not played again.
 
     Args:
-        propose: As for other strategies, but they also get the lessons so far.
-        evaluate: As for other strategies, but they also get the lessons so far.
-        done: Whether a node ends a play; so does `depth`, the most steps of a path.
-        reward: Of an end, from outside or by a judge, and not by the lessons.
-        reflect: Makes a lesson of an end whose reward is less than `success`. The latest
-            `num_lessons` are kept. A reward of at least `success` ends the search.
-        iterations: Most plays.
-        state: Of nodes with equal states only the first is kept.
+        root: Node to search below.
+        propose: As for other strategies, but it also gets the lessons so far.
+        evaluate: As for other strategies, but it also gets the lessons so far.
+        done: Whether a node ends a solution, and so a play. A path of `depth` steps also ends a
+            play.
+        reward: Gives the reward of an end, from the environment or a judge. It does not get the
+            lessons.
+        reflect: Writes a lesson for an end whose reward is less than `success`.
+        iterations: Maximum number of plays.
+        depth: Maximum number of steps of a path.
+        c: Weight of the exploration term.
+        success: A reward of at least this value ends the search.
+        num_lessons: Number of lessons to keep; the latest are kept.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
     """
     check_counts(iterations=iterations, depth=depth, num_lessons=num_lessons)
     arms: dict[SearchNode, NodeStatistics] = {root: NodeStatistics()}
-    ways: dict[SearchNode, list[SearchNode]] = {}
+    open_children: dict[SearchNode, list[SearchNode]] = {}
     seen: set[Hashable] = {state(root)}
     lessons: list[str] = []
     ends: list[SearchNode] = []
@@ -76,25 +83,29 @@ async def lats(
         return arms[child].compute_ucb(visits, c), child.value or 0.0
 
     async def play() -> list[SearchNode]:
-        """The path to an end; empty if there is none left."""
+        """Return the path to an end; empty if no end is left."""
         path = [root]
         while path:
             node = path[-1]
             if (node is not root and done(node)) or len(path) > depth:
                 return path
-            if node not in ways:
-                ways[node] = drop_duplicates(await propose(node, lessons), state, seen, root)
-                values = await evaluate_nodes(ways[node], lambda nodes: evaluate(nodes, lessons))
-                for child, value in zip(ways[node], values, strict=True):
+            if node not in open_children:
+                open_children[node] = drop_duplicates(
+                    await propose(node, lessons), state, seen, root
+                )
+                values = await evaluate_nodes(
+                    open_children[node], lambda nodes: evaluate(nodes, lessons)
+                )
+                for child, value in zip(open_children[node], values, strict=True):
                     arms[child], child.value = NodeStatistics(), value
-            if ways[node]:
+            if open_children[node]:
                 visits = arms[node].visits
-                path.append(max(ways[node], key=lambda child: score_child(child, visits)))
+                path.append(max(open_children[node], key=lambda child: score_child(child, visits)))
             else:
                 path.pop()
                 if path:
-                    ways[path[-1]].remove(node)
-                    if not arms[node].visits:  # nothing leads on from it
+                    open_children[path[-1]].remove(node)
+                    if not arms[node].visits:  # it has no continuation
                         prune([node], root, DEAD_END)
         return path
 
@@ -106,18 +117,18 @@ async def lats(
                 break
             end = path[-1]
             ends.append(end)
-            (worth,) = await evaluate_nodes([end], reward)
+            (end_reward,) = await evaluate_nodes([end], reward)
             for node in path:
-                arms[node].add(worth)
+                arms[node].add(end_reward)
                 node.value, node.visits = arms[node].mean, arms[node].visits
-            if worth >= success:
+            if end_reward >= success:
                 break
-            ways[path[-2]].remove(end)
-            lessons.append(await reflect(end, worth))
+            open_children[path[-2]].remove(end)
+            lessons.append(await reflect(end, end_reward))
             del lessons[:-num_lessons]
     except BudgetReached as reached:
         stopped = str(reached)
     solutions = rank(node for node in ends if done(node))
-    if not solutions:  # no play has come to one
+    if not solutions:  # no play has reached a solution
         return await collect_outcome(root, done, reward, stopped)
     return SearchOutcome(solutions[0], tuple(solutions), stopped=stopped)

@@ -17,24 +17,28 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 
 Answer = Callable[[SearchNode], str | None]
-"""Reads the answer of a solution, in a form that equal answers share; None if it has none."""
+"""Reads the answer of a solution, normalised so that equal answers compare equal; None if none."""
 
 
 @check_argument_types
 def lead_probability(first: int, second: int) -> float:
-    """The chance that the leading answer stays ahead of the second, given their votes.
+    """Return the probability that the leading answer stays ahead of the second, given their votes.
 
-    It is P(p > 1/2) where p has the distribution Beta(first + 1, second + 1): the beta rule of
-    Aggarwal et al. 2023. It equals the chance of at most `first` heads in first + second + 1
-    tosses.
+    It is P(p > 1/2) for p distributed as Beta(first + 1, second + 1): the beta rule of Aggarwal et
+    al. 2023. It equals the probability of at most `first` heads in first + second + 1 tosses.
     """
     tosses = first + second + 1
-    ways: int = sum(math.comb(tosses, heads) for heads in range(first + 1))
-    return float(ways / 2**tosses)
+    outcomes: int = sum(math.comb(tosses, heads) for heads in range(first + 1))
+    return float(outcomes / 2**tosses)
 
 
 def is_decided(answers: Iterable[str | None], confidence: float) -> bool:
-    """Whether the leading answer stays ahead with a chance of `confidence`; None is no answer."""
+    """Return whether the leading answer stays ahead with probability `confidence`.
+
+    Args:
+        answers: The answers so far; None is no answer.
+        confidence: Probability at which the vote is decided.
+    """
     top = [votes for _, votes in Counter(a for a in answers if a is not None).most_common(2)]
     return bool(top) and lead_probability(top[0], top[1] if len(top) > 1 else 0) >= confidence
 
@@ -52,15 +56,19 @@ async def majority(
     """Draw solutions until the beta rule says that the vote is decided, and let them vote.
 
     Solutions are read in the order in which they were started. So neither the votes nor the tree
-    depend on which of them end first.
+    depend on which solutions end first.
 
     Args:
+        root: Node to sample from.
         answer: Reads the answer of a solution.
-        max_samples: Most solutions to draw.
-        batch: Solutions to draw side by side. There are fewer if the budget of tokens has no room
-            for all of them. When the vote is decided, those still being drawn are cancelled.
-        confidence: The chance at which the vote is decided; None draws max_samples.
-        overrides: As for `SearchNode.sample`.
+        max_samples: Maximum number of solutions to draw.
+        batch: Solutions to draw concurrently; fewer if the budget of tokens has no room for all of
+            them. When the vote is decided, those still being drawn are cancelled.
+        confidence: Probability at which the vote is decided; None draws `max_samples`.
+        **overrides: Sampling parameters, as for `SearchNode.sample`.
+
+    Raises:
+        InputError: `confidence` is not between 0 and 1, or the temperature is 0.
     """
     check_counts(max_samples=max_samples, batch=batch)
     if confidence is not None and not 0 < confidence < 1:
@@ -91,16 +99,19 @@ async def majority(
 def vote(
     found: SearchOutcome, answer: Answer, weight: Callable[[SearchNode], float] | None = None
 ) -> SearchOutcome:
-    """Let the candidates of a search vote on the answer; those of the winning answer come first.
+    """Let the candidates of a search vote on the answer; those with the winning answer come first.
 
     With the values of a verifier as weights, `lambda node: node.value or 0.0`, candidates of
-    `rebase`, `dvts` and `beam` vote as in their papers. A log-probability is no weight, because it
-    is negative. Its exponential is one: `lambda node: math.exp(node.value)`.
-
-    Raises InputError for a weight that is negative or not finite.
+    `rebase`, `dvts` and `beam` vote as in their papers. A log-probability is not a weight, because
+    it is negative. Its exponential is: `lambda node: math.exp(node.value)`.
 
     Args:
-        weight: Gives the votes of a candidate, a finite number from 0 on; 1 by default.
+        found: Outcome of any strategy.
+        answer: Reads the answer of a candidate.
+        weight: Gives the number of votes of a candidate, finite and at least 0; by default 1.
+
+    Raises:
+        InputError: A weight is negative or not finite.
     """
     answers = [answer(candidate) for candidate in found.candidates]
     elected = _elect(found.candidates, answers, weight)
@@ -122,12 +133,12 @@ def _elect(
     answers: Sequence[str | None],
     weight: Callable[[SearchNode], float] | None = None,
 ) -> SearchOutcome:
-    """The outcome of a vote: samples of the winning answer first, those without an answer last."""
+    """Return the outcome of a vote: the winning answer's samples first, unanswered ones last."""
     votes: dict[str, float] = {}
     for sample, answer in zip(samples, answers, strict=True):
         if answer is not None:
             votes[answer] = votes.get(answer, 0) + (_weight(sample, weight) if weight else 1)
-    # Of answers with equal votes the one that was given first comes first.
+    # Answers with equal votes stay in the order in which they were first given.
     rank = {answer: place for place, answer in enumerate(sorted(votes, key=lambda a: -votes[a]))}
     places = [len(rank) if answer is None else rank[answer] for answer in answers]
     order = sorted(range(len(samples)), key=places.__getitem__)

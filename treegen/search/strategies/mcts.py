@@ -49,25 +49,30 @@ async def mcts(
     state: State = text_state,
     arms: dict[SearchNode, NodeStatistics] | None = None,
 ) -> SearchOutcome:
-    """Visit the tree again and again, more often where its values are high.
+    """Visit the tree repeatedly, more often where its values are high.
 
-    A visit starts at the root and goes down to the child with the highest bound, until it comes to
-    a node that is new, done or at the depth limit. The value of that node counts for all nodes on
-    the way. A node gets children at its second visit, the root at its first. Dead ends are pruned.
+    A visit starts at the root and descends to the child with the highest bound, until it reaches a
+    node that is new, done or at the depth limit. The value of that node counts for all nodes on the
+    path. A node gets children at its second visit, the root at its first. Dead ends are pruned.
 
     Args:
-        evaluate: Gets the nodes of a batch; `rollouts` plays samples to their ends.
-        iterations: Most visits.
-        c: The weight of the bound's second term; 1.4 fits values from 0 to 1.
-        depth: Most steps of a path.
-        enough: The search ends at a solution of at least this value.
-        batch: Visits side by side. Each is led away from those chosen before it. One that would
-            come to the same node is left out. So are those for which the budget has no room, by
-            costs so far.
+        root: Node to search below.
+        propose: Makes the next steps of a node.
+        evaluate: Gives the nodes of a batch their values; `rollouts` plays samples to their ends.
+        done: Whether a node ends a solution.
+        iterations: Maximum number of visits.
+        c: Weight of the bound's second term; 1.4 fits values from 0 to 1.
+        depth: Maximum number of steps of a path; None is no limit.
+        enough: A solution of at least this value ends the search.
+        batch: Concurrent visits. Each is steered away from those chosen before it. A visit that
+            would reach the same node is left out, and so are visits for which the budget has no
+            room at the costs so far.
         rules: How visits count, and which solution comes first.
-        priors: Weights of siblings, such as `likelihood`. Bounds are then those of AlphaZero.
-        state: Of nodes with equal states only the first is kept.
-        arms: A mapping to fill with the visits of each node, for callers who want to see them.
+        priors: Gives weights of siblings, such as `likelihood_priors`. Bounds are then those of
+            AlphaZero.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
+        arms: Mapping to fill with the statistics of each node, for callers that inspect them.
     """
     check_counts(iterations=iterations, depth=depth, batch=batch)
     arms = {} if arms is None else arms
@@ -79,7 +84,7 @@ async def mcts(
         return is_solution or (depth is not None and len(path) > depth)
 
     def descend(path: list[SearchNode]) -> bool:
-        """Lengthen a path to where a visit ends. False if the node there needs children first."""
+        """Extend a path to where a visit ends. False if the node there needs children first."""
         while path and not is_end(path):
             node = path[-1]
             if node is not root and not arms[node].visits:
@@ -102,7 +107,7 @@ async def mcts(
             arms.update(zip(new, await arms_of(new, priors), strict=True))
 
     async def visits_to(most: int) -> list[list[SearchNode]]:
-        """The paths of the next visits, each to a node of its own."""
+        """Return the paths of the next visits, each to a different node."""
         paths: list[list[SearchNode]] = [[root] for _ in range(most)]
         while True:
             ready, kept = dict[SearchNode, bool](), list[list[SearchNode]]()
@@ -137,5 +142,5 @@ async def mcts(
                 break
     except BudgetReached as end:
         stopped = str(end)
-    found = await collect_outcome(root, done, evaluate, stopped)
-    return visits.in_order(found, root)
+    outcome = await collect_outcome(root, done, evaluate, stopped)
+    return visits.in_order(outcome, root)

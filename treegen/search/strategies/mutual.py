@@ -1,4 +1,4 @@
-"""Mutual checking (rStar, Qi et al. 2024): does the beginning lead others to the same answer?"""
+"""Mutual checking (rStar, Qi et al. 2024): completes beginnings again and compares the answers."""
 
 from __future__ import annotations
 
@@ -31,28 +31,37 @@ async def mutual(
     low: float = 0.2,
     high: float = 0.8,
 ) -> SearchOutcome:
-    """Check each solution that was found by completing its beginning anew.
+    """Check each candidate of a search by completing its beginning again.
 
-    A solution of d steps is cut after a number of steps that is drawn from low * d (rounded up) to
-    high * d (rounded down), or after the smaller of them; or before that, where it is still live.
-    What is left is completed `checks` times. If at least a share `agree` of the completions has the
-    solution's answer, it is confirmed. Its score is its value times the share of all solutions that
-    have its answer. Confirmed solutions come first, and then the higher scores.
+    A solution of d steps is cut after a random number of steps between low * d (rounded up) and
+    high * d (rounded down), or after the smaller bound if there is no such number. If the node
+    there was dropped, the nearest live node above it is used. The rest is then completed `checks`
+    times. A solution is confirmed if at least a share `agree` of the completions have its answer.
+    Its score is its value times the share of all solutions with its answer. Confirmed solutions
+    come first, then those with higher scores.
 
-    A budget that ends the checks leaves what is confirmed by then.
+    If a budget ends the checks, the solutions confirmed by then stay confirmed.
 
     Args:
-        found: What any strategy returned; best with the values of a search from 0 on.
-        answer: Reads the answer of a solution; those without one are not checked and come last.
-        complete: Completes a node to the end, n times. The paper has another LLM do it; see
+        found: Outcome of any strategy; values from 0 up work best.
+        answer: Reads the answer of a solution. Solutions without an answer are not checked and come
+            last.
+        complete: Completes a node to the end, n times. In the paper another LLM does this; see
             `search_with`.
+        checks: Completions per solution.
+        agree: Share of completions that must have the solution's answer, from 0 to 1.
+        low: Lower bound of the cut, as a share of the solution's steps.
+        high: Upper bound of the cut, as a share of the solution's steps.
+
+    Raises:
+        InputError: `low` and `high` are not shares in this order.
     """
     check_counts(checks=checks)
     if not 0 <= low <= high <= 1:
         raise InputError(f"low and high must be shares, the lower one first, got {low} and {high}")
     answers = {node: answer(node) for node in found.candidates}
-    given = [node for node in found.candidates if answers[node] is not None]
-    share = Counter(answers[node] for node in given)
+    answered = [node for node in found.candidates if answers[node] is not None]
+    share = Counter(answers[node] for node in answered)
     confirmed: set[SearchNode] = set()
 
     async def check(node: SearchNode) -> None:
@@ -62,14 +71,16 @@ async def mutual(
             confirmed.add(node)
 
     def score(node: SearchNode) -> float:
-        return (node.value or 0.0) * share[answers[node]] / len(given)
+        return (node.value or 0.0) * share[answers[node]] / len(answered)
 
     stopped = found.stopped
     try:
-        await gather(check(node) for node in given)
+        await gather(check(node) for node in answered)
     except BudgetReached as end:
         stopped = stopped or str(end)
-    checked = sorted(given, key=lambda node: (node not in confirmed, -score(node), place_of(node)))
+    checked = sorted(
+        answered, key=lambda node: (node not in confirmed, -score(node), place_of(node))
+    )
     ranked = (*checked, *(node for node in found.candidates if answers[node] is None))
     return replace(
         found,
@@ -81,10 +92,10 @@ async def mutual(
 
 
 def _beginning(node: SearchNode, low: float, high: float) -> SearchNode:
-    """The node that a solution is cut after; what is drawn follows from the search's seed."""
+    """Return the node after which a solution is cut; the draw follows from the search's seed."""
     steps = len(node.path) - 1
     least, most = math.ceil(low * steps), math.floor(high * steps)
     seed = row_seed(node.search.params.seed, node.search.origin_of(node.key), 0)
     cut = random.Random(seed).randint(least, most) if least < most else min(least, most)
-    # What a strategy has given up is gone; the root is not.
+    # A strategy may have dropped pruned nodes, but never the root.
     return next(each for each in node.path[cut::-1] if each.is_live)

@@ -1,4 +1,4 @@
-"""What Monte Carlo tree search knows of a node, and the rules that choose by it."""
+"""The statistics that Monte Carlo tree search keeps per node, and the rules that choose by them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ _REWARDS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class MCTSRules:
-    """How Monte Carlo tree search counts and chooses.
+    """How Monte Carlo tree search counts visits and chooses nodes.
 
-    virtual: what a visit sees of those under way beside it. "loss": visits of value 0 (Chaslot et
-    al. 2008). "visit": visits, of which only the number counts (Liu et al. 2020).
-    reward: what a visit counts for a node on its way, of the values from that node to the last one.
-    backup: whether a node is worth the mean or the maximum of its visits.
-    output: which solution comes first. That of the highest "value", that whose visit gave the root
-    the highest "reward", or that to which the children of most "visits" or highest "mean" lead.
+    virtual: how a visit sees the concurrent visits. "loss": as visits of value 0 (Chaslot et al.
+    2008). "visit": only their number counts (Liu et al. 2020).
+    reward: what a visit counts for a node on its path, computed from the values from that node to
+    the last one.
+    backup: whether a node's value is the mean or the maximum of its visits.
+    output: which solution comes first. "value": the one with the highest value. "reward": the one
+    whose visit gave the root the highest reward. "visits", "mean": the one that is reached by
+    following the children with most visits or with the highest mean.
 
-    Raises InputError for a rule that is not known.
+    Raises:
+        InputError: A rule is unknown.
     """
 
     virtual: Literal["loss", "visit"] = "loss"
@@ -48,8 +51,12 @@ class MCTSRules:
                 raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {rule!r}")
 
     def rewards(self, own: Sequence[float]) -> list[float]:
-        """What a visit counts for each node of its path, of the values of these nodes."""
-        # The root has no value of its own.
+        """Return the reward of a visit for each node of its path.
+
+        Args:
+            own: The value of each node of the path.
+        """
+        # The root is not evaluated, so its reward starts at the first node below it.
         return [_REWARDS[self.reward](own[max(1, place) :]) for place in range(len(own))]
 
 
@@ -60,11 +67,11 @@ DEFAULT: Final = MCTSRules()
 class NodeStatistics:
     """The visits of a node.
 
-    total, best: the sum and the maximum of the values that they gave.
-    own: the value that the node had when it was last evaluated.
-    reached: the highest value that a visit which ended here gave the root.
-    pending: visits that are under way.
-    prior: its share among its siblings; None if there are no priors.
+    total, best: sum and maximum of the values of the visits.
+    own: value of the node at its last evaluation.
+    reached: highest value that a visit which ended at this node gave the root.
+    pending: visits that have not ended.
+    prior: the node's share among its siblings; None if there are no priors.
     """
 
     visits: int = 0
@@ -77,7 +84,7 @@ class NodeStatistics:
 
     @property
     def mean(self) -> float:
-        """The mean value of the visits; 0 before the first."""
+        """Mean value of the visits; 0 before the first."""
         return self.total / self.visits if self.visits else 0.0
 
     def add(self, value: float) -> None:
@@ -87,7 +94,7 @@ class NodeStatistics:
         self.best = max(self.best, value)
 
     def estimate_value(self, rules: MCTSRules) -> float:
-        """What the visits say of the node, those under way included; 0 before the first."""
+        """Return the node's value by its visits, pending ones included; 0 before the first."""
         if rules.backup == "max":
             return self.best if self.visits else 0.0
         if rules.virtual == "loss":
@@ -95,11 +102,16 @@ class NodeStatistics:
         return self.mean
 
     def compute_ucb(self, parent_visits: int, c: float, rules: MCTSRules = DEFAULT) -> float:
-        """How promising the node is, of n visits where its parent has N, those under way included.
+        """Return the bound by which the node competes with its siblings.
 
-        Without a prior it is the upper confidence bound, worth + c * sqrt(ln(N) / n), infinite for
-        n = 0. With a prior p it is that of AlphaZero, worth + c * p * sqrt(N) / (1 + n), where N is
-        at least 1.
+        Let n be the node's visits and N its parent's, pending ones included. Without a prior, the
+        bound is the upper confidence bound value + c * sqrt(ln(N) / n), infinite for n = 0. With a
+        prior p it is that of AlphaZero, value + c * p * sqrt(N) / (1 + n), where N is at least 1.
+
+        Args:
+            parent_visits: Visits of the parent, pending ones included.
+            c: Weight of the second term.
+            rules: How visits count.
         """
         visits = self.visits + self.pending
         if self.prior is not None:
@@ -112,15 +124,20 @@ class NodeStatistics:
 
 @check_argument_types
 async def likelihood_priors(nodes: Sequence[SearchNode]) -> list[float]:
-    """Priors in proportion to the model's own probability of each node's text."""
+    """Return priors in proportion to the model's own probability of each node's text."""
     top = max((node.logprob for node in nodes), default=0.0)
     return [math.exp(node.logprob - top) for node in nodes]
 
 
 async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> list[NodeStatistics]:
-    """Arms of siblings without visits. priors: gives weights, of which each takes its share.
+    """Return the statistics of siblings without visits.
 
-    Raises InputError for a negative weight.
+    Args:
+        children: The siblings.
+        priors: Gives weights, which are normalised to shares; None for no priors.
+
+    Raises:
+        InputError: A weight is negative.
     """
     if priors is None:
         return [NodeStatistics() for _ in children]
@@ -136,16 +153,23 @@ async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> li
 class TreeStatistics:
     """The visits of a tree.
 
-    arms: what is known of each node. ways: the children of each node that has been given some.
+    arms: statistics of each node.
+    ways: the children of each node that has been expanded.
     """
 
     def __init__(self, arms: dict[SearchNode, NodeStatistics], c: float, rules: MCTSRules) -> None:
-        """Visits that count by some rules. c: the weight of the second term of the bound."""
+        """Start without expanded nodes.
+
+        Args:
+            arms: Statistics of each node; filled by the search.
+            c: Weight of the second term of the bound.
+            rules: How visits count.
+        """
         self.arms, self.ways = arms, dict[SearchNode, list[SearchNode]]()
         self._c, self._rules = c, rules
 
     def next(self, node: SearchNode) -> SearchNode:
-        """The child with the highest bound, the first of several."""
+        """Return the child with the highest bound; ties go to the first."""
         visits = self.arms[node].visits + self.arms[node].pending
         bounds = [
             self.arms[child].compute_ucb(visits, self._c, self._rules) for child in self.ways[node]
@@ -153,12 +177,12 @@ class TreeStatistics:
         return self.ways[node][bounds.index(max(bounds))]
 
     def mark(self, paths: Iterable[Sequence[SearchNode]], change: int) -> None:
-        """Note visits along paths as under way, or as no longer so."""
+        """Add `change` to the pending visits of all nodes on some paths."""
         for node in (node for path in paths for node in path):
             self.arms[node].pending += change
 
     def count(self, paths: Sequence[Sequence[SearchNode]]) -> None:
-        """Count visits that were under way, and note what the nodes of their paths are worth."""
+        """Count pending visits as ended, and update the values of the nodes on their paths."""
         self.mark(paths, -1)
         for path in paths:
             rewards = self._rules.rewards([self.arms[node].own for node in path])
@@ -170,7 +194,7 @@ class TreeStatistics:
             end.reached = max(end.reached, rewards[0])
 
     def in_order(self, found: SearchOutcome, root: SearchNode) -> SearchOutcome:
-        """Solutions, which are in the order of their values, in that of the output rule."""
+        """Sort solutions, which come in the order of their values, by the output rule."""
         rule = self._rules.output
         if rule == "value" or not found.candidates:
             return found

@@ -34,8 +34,19 @@ def allocate(values: Sequence[float], budget: int, temperature: float) -> list[i
 
     The best node comes first. Each node gets its share of what is left, rounded up. So the numbers
     add up to the budget, and no node gets more than its exact share rounded up. (The paper rounds
-    each share to the nearest whole number. So it draws more or fewer than its budget at some
+    each share to the nearest whole number, so it draws more or fewer than its budget at some
     levels: four equal nodes get 2 each of a budget of 6, and none of a budget of 1.)
+
+    Args:
+        values: Value of each node.
+        budget: Children to divide.
+        temperature: Above 0; smaller values favour the best nodes more.
+
+    Returns:
+        The number of children of each node, in the order of `values`.
+
+    Raises:
+        InputError: `temperature` is not above 0.
     """
     if not temperature > 0:
         raise InputError(f"temperature must be more than 0, got {temperature!r}")
@@ -64,20 +75,24 @@ async def rebase(
     temperature: float = 0.2,
     state: State = text_state,
 ) -> SearchOutcome:
-    """Go down level by level, drawing from each node as many steps as its value earns.
+    """Search level by level, drawing from each node a number of steps that grows with its value.
 
-    Returns the solutions, that of the highest value first. For the paper's vote, in which each
-    solution counts as much as its value, give what is found to `vote`.
+    Solutions are returned best first. For the paper's vote, in which each solution counts by its
+    value, pass the outcome to `vote`.
 
     Args:
-        step: Draws a number of next steps of a node (`sample_step`).
-        width: Steps to draw per level, less one for each solution finished above.
-        depth: Most steps of a path.
-        temperature: The smaller it is, the more steps the best nodes get.
-        state: Of nodes with equal states only the first is kept.
+        root: Node to search below.
+        step: Draws a given number of next steps of a node (`sample_step`).
+        evaluate: Gives nodes their values.
+        done: Whether a node ends a solution.
+        width: Steps to draw per level, less one for each solution finished at earlier levels.
+        depth: Maximum number of steps of a path.
+        temperature: Above 0; the smaller it is, the more steps the best nodes get.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
     """
     check_counts(width=width, depth=depth)
-    allocate((), 0, temperature)  # It checks the temperature before anything is drawn.
+    allocate((), 0, temperature)  # This checks the temperature before anything is drawn.
     stopped, num_finished = "", 0
     seen: set[Hashable] = {state(root)}
     shares = [(root, width)]

@@ -1,4 +1,4 @@
-"""Self-Refine (Madaan et al. 2023): attempts, feedback on each, and better attempts after it."""
+"""Self-Refine (Madaan et al. 2023): an attempt, feedback on it, and a better attempt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 
 Continue = Callable[[SearchNode], Awaitable[SearchNode]]
-"""Makes one node below another, such as an attempt, or feedback on one."""
+"""Makes one node below another, such as an attempt or feedback on an attempt."""
 
 
 @check_argument_types
@@ -21,7 +21,8 @@ def answer_after(text: str, **overrides: Any) -> Continue:
     """Append a text, such as a request for feedback, and draw one answer to it.
 
     Args:
-        overrides: As for `SearchNode.sample`.
+        text: Text to append; "" appends nothing.
+        **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
 
     async def ask(node: SearchNode) -> SearchNode:
@@ -42,21 +43,22 @@ async def self_refine(
     rounds: int,
     chains: int = 1,
 ) -> SearchOutcome:
-    """Attempt, ask for feedback, attempt again after it, until the feedback says it is enough.
+    """Alternate attempts and feedback until the feedback says that an attempt is good enough.
 
-    Each is a node below the one before. So what refines an attempt reads all attempts and all
-    feedback before it, as in the paper, and nothing is computed twice. The answer of an attempt is
-    in the node's own `text`; its `path_text` also has what was before.
+    Each attempt or feedback is a node below the previous one. So a refinement reads all earlier
+    attempts and feedback, as in the paper, and nothing is computed twice. A node's `text` is the
+    attempt alone; its `path_text` also has what came before.
 
-    The last attempt of each chain comes first, then those before the last.
+    Candidates are the last attempt of each chain, then the attempts before the last.
 
     Args:
+        root: Node to search below.
         generate: Makes the first attempt below the root.
-        feedback: Makes the feedback below an attempt.
+        feedback: Makes feedback below an attempt.
         refine: Makes an attempt below feedback.
-        enough: Whether feedback says that its attempt needs no other.
-        rounds: Most times to refine.
-        chains: How many to follow side by side.
+        enough: Whether feedback says that its attempt needs no refinement.
+        rounds: Maximum number of refinements.
+        chains: Number of independent chains to follow concurrently.
     """
     check_counts(rounds=rounds, chains=chains)
     attempts: list[list[SearchNode]] = [[] for _ in range(chains)]
@@ -64,10 +66,10 @@ async def self_refine(
     async def follow(own: list[SearchNode]) -> None:
         own.append(await generate(root))
         for _ in range(rounds):
-            told = await feedback(own[-1])
-            if enough(told):
+            comment = await feedback(own[-1])
+            if enough(comment):
                 break
-            own.append(await refine(told))
+            own.append(await refine(comment))
 
     stopped = ""
     try:

@@ -42,15 +42,20 @@ async def bfs(
     solutions: int | None = 1,
     state: State = text_state,
 ) -> SearchOutcome:
-    """Go down level by level, keeping the best thoughts of each.
+    """Search level by level, keeping the best thoughts of each.
 
     Args:
-        breadth: Thoughts of a level to go on with, finished ones not counted.
-        depth: Most levels.
-        prune_below: A thought of a lower value is given up, finished or not.
-        solutions: The search ends after the level at which so many are finished; None goes on to
-            `depth` levels.
-        state: Of nodes with equal states only the first is kept.
+        root: Node to search below.
+        propose: Makes the next thoughts of a node.
+        evaluate: Gives thoughts their values.
+        done: Whether a node ends a solution.
+        breadth: Thoughts of a level to continue from, finished ones not counted.
+        depth: Maximum number of levels.
+        prune_below: Thoughts with a lower value are pruned, finished or not.
+        solutions: The search ends after the level at which this many solutions are finished; None
+            continues for `depth` levels.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
     """
     check_counts(breadth=breadth, depth=depth, solutions=solutions)
     frontier, seen, num_finished, stopped = [root], {state(root)}, 0, ""
@@ -86,14 +91,19 @@ async def dfs(
     solutions: int | None = 1,
     state: State = text_state,
 ) -> SearchOutcome:
-    """Follow the best thought first, and go back where there is no way on.
+    """Follow the best thought first, and backtrack from dead ends.
 
     Args:
-        depth: Most steps of a path.
-        prune_below: A thought of a lower value is given up and not visited.
-        max_visits: Most nodes to propose next steps for.
-        solutions: The search ends when so many are finished; None visits everything.
-        state: Of nodes with equal states only the first is kept.
+        root: Node to search below.
+        propose: Makes the next thoughts of a node.
+        evaluate: Gives thoughts their values.
+        done: Whether a node ends a solution.
+        depth: Maximum number of steps of a path.
+        prune_below: Thoughts with a lower value are pruned and not visited.
+        max_visits: Maximum number of nodes to propose next steps for; None is no limit.
+        solutions: The search ends when this many solutions are finished; None visits everything.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
     """
     check_counts(depth=depth, max_visits=max_visits, solutions=solutions)
     stopped, num_visits, num_finished = "", 0, 0

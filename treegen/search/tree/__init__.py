@@ -1,1 +1,1 @@
-"""The tree of a search: nodes, what they are called, records of them, and how they are drawn."""
+"""The tree of a search: nodes, their keys, records of nodes, and drawings of trees."""

@@ -9,7 +9,7 @@ from treegen.common.checks import check_argument_types
 from treegen.common.formatting import safe_text
 from treegen.search.tree.records import NodeRecord, TreeNode, best_path, children_of
 
-# Most characters of a text. The terminal cuts the line at its width anyway.
+# Maximum number of characters of a text. The terminal cuts the line at its width anyway.
 _SHOWN: Final = 1000
 _PROMPT: Final = 80
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 def draw_tree(
     nodes: Sequence[NodeRecord | TreeNode], best: int | None = None, *, full: bool = False
 ) -> Tree:
-    """Return a tree for rich to draw. The path to the node `best` is marked by * and bold.
+    """Return a rich Tree for the terminal. The path to the node `best` is bold and marked with *.
 
     Args:
-        nodes: Of `SearchTree`, or as `trees.jsonl` holds them, parents before their children.
+        nodes: Nodes of a `SearchTree`, or records as in `trees.jsonl`, parents before children.
+        best: Id of the node to mark the path to; None marks no path.
         full: Whether a text may take many lines. Otherwise each node is one line, cut at the width
             of the terminal.
     """
@@ -34,7 +35,7 @@ def draw_tree(
     records = [node.to_json() if isinstance(node, NodeRecord) else node for node in nodes]
     path, below = best_path(records, best), children_of(records)
     top = Tree("", hide_root=True)
-    # There is no recursion, for a chain of thoughts may be deeper than the interpreter allows.
+    # No recursion, because a chain of thoughts may be deeper than the interpreter allows.
     stack = [(top, node) for node in reversed(below.get(None, []))]
     while stack:
         branch, node = stack.pop()
@@ -62,7 +63,7 @@ def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
     label.append(f"[{', '.join(facts)}] " if facts else "", style="dim")
     text = str(node.get("text") or "")
     if not full:
-        # The end of a prompt has the question.
+        # Show the end of a prompt, because the question is there.
         prompt = node.get("parent_id") is None and len(text) > _PROMPT
         text = f"...{text[-_PROMPT:]}" if prompt else text[:_SHOWN]
     line = " ".join(safe_text(text).split())

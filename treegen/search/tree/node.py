@@ -1,9 +1,9 @@
-"""Nodes of a search: a piece of text, the way to it, and what may be asked of a model there.
+"""Nodes of a search: pieces of text with their paths from the root, which a model can continue.
 
 A node is immutable text with a live cache behind it. `sample` draws children, whose keys and values
 stay where they were generated. `extend` appends given text. `score` gives log-likelihoods of texts
-that could follow. `drop` gives the memory back. A Backend computes the samples and scores. A Search
-has the tree of one problem.
+that could follow. `drop` frees the memory. A Backend computes samples and scores. A Search holds
+the tree of one problem.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 
 class Search(BudgetedSearch):
-    """One problem's search: its tree, sampling parameters, budget and account.
+    """One problem's search: its tree, sampling parameters, budget and usage.
 
-    restart: how often the search began again at its root. Nodes remember it.
+    restart: how often the search started again at its root. Nodes record it.
     """
 
     def __init__(
@@ -53,7 +53,17 @@ class Search(BudgetedSearch):
         context: Context | None = None,
         origin: str | None = None,
     ) -> None:
-        """A search whose tree has only its prompt. context: of the prompt, if it is known."""
+        """Create a search whose tree has only its prompt.
+
+        Args:
+            backend: Computes samples and scores.
+            content: The prompt, as text or token ids.
+            name: Name of the search.
+            params: Default sampling parameters.
+            budget: Limits of the search; None is no limit.
+            context: Context of the prompt, if it exists already.
+            origin: Text that the seeds follow from; by default the name.
+        """
         super().__init__(name, budget, origin)
         self.backend = backend
         self.params = params or SamplingParams()
@@ -63,32 +73,35 @@ class Search(BudgetedSearch):
         self.root = SearchNode(self, None, f"{name}/", _text(content), context)
 
     def prompt(self, content: str | Sequence[int], *, key: str | None = None) -> SearchNode:
-        """The root of another tree, such as a prompt that asks for a value.
+        """Return the root of a separate tree, such as a prompt that asks for a value.
 
-        It counts for this search's budget but is not part of its tree. Drop it when you are done.
+        It counts towards this search's budget but is not part of its tree. Drop it when you are
+        done.
 
         Args:
-            key: A text that the seeds of its samples follow from, beside the search. Prompts of one
-                key draw the same samples. The default is the number of prompts made before. If
-                parts of a search run side by side, that number may differ from run to run.
+            content: The prompt, as text or token ids.
+            key: Text that the seeds of its samples follow from, in addition to the search. Prompts
+                with equal keys draw the same samples. The default is the number of prompts made
+                before, which may differ from run to run if parts of a search run concurrently.
         """
         self._num_prompts += 1
-        own = f"={key}" if key is not None else str(self._num_prompts)
+        suffix = f"={key}" if key is not None else str(self._num_prompts)
         context = self.backend.prompt(content, self.usage)
-        node = SearchNode(self, None, f"{self.name}/@{own}/", _text(content), context)
+        node = SearchNode(self, None, f"{self.name}/@{suffix}/", _text(content), context)
         self._others = [other for other in self._others if other.is_live]
         self._others.append(node)
         return node
 
     @cached_property
     def token(self) -> str:
-        """What stands for the search in pickles of its nodes."""
+        """A token that identifies the search in pickles of its nodes."""
         return register(self)
 
     def find(self, key: str) -> SearchNode:
-        """The node of a key, in the tree or in that of a prompt.
+        """Return the node with a key, in the tree or in that of a prompt.
 
-        Raises InputError if there is none.
+        Raises:
+            InputError: There is no such node.
         """
         for root in (self.root, *self._others):
             if not key.startswith(root.key):
@@ -108,17 +121,22 @@ class Search(BudgetedSearch):
             root.drop()
 
     def nodes(self) -> list[SearchNode]:
-        """All nodes of the tree, parents before children, siblings in the order of their paths."""
+        """Return all nodes of the tree, parents before children, siblings by their paths."""
         return list(self.root.walk())
 
     def stop(self, reason: str, by: StopReason = StopReason.STOPPED) -> None:
-        """End the search: cancel what it waits for. Asking again raises BudgetReached."""
+        """End the search and cancel its calls. Further calls raise BudgetReached.
+
+        Args:
+            reason: A sentence for people.
+            by: The reason for programs.
+        """
         super().stop(reason, by)
         self.backend.cancel(self)
 
 
 class SearchNode(TextNode):
-    """A piece of text in a search tree, from which a model goes on.
+    """A piece of text in a search tree, which a model can continue.
 
     search: the search that it belongs to.
     """
@@ -135,7 +153,17 @@ class SearchNode(TextNode):
         completion: Completion | None = None,
         order: tuple[int, int] = (0, 0),
     ) -> None:
-        """Made by `Search.prompt`, `sample` and `extend`."""
+        """Create a node; `Search.prompt`, `sample` and `extend` do this.
+
+        Args:
+            search: The search that it belongs to.
+            parent: The node above it; None for a root.
+            key: Its key; seeds follow from it.
+            text: Its own text.
+            context: The backend's handle to the text up to and including the node.
+            completion: The sample that it is; None for given text.
+            order: Its place among its siblings.
+        """
         restart: int = search.restart if parent is not None else 0
         super().__init__(parent, key, text, completion, order, restart)
         self.search = search
@@ -152,28 +180,33 @@ class SearchNode(TextNode):
 
     @property
     def is_live(self) -> bool:
-        """Whether it can be sampled from, that is, was not dropped."""
+        """Whether the node can be sampled from, that is, was not dropped."""
         return self._context is not None
 
     @property
     def num_context_tokens(self) -> int:
-        """Tokens from the start of the prompt to the end of this node."""
+        """Number of tokens from the start of the prompt to the end of this node."""
         return self._live().num_tokens
 
-    # What may be asked of it
+    # Calls of the model
 
     async def sample(self, n: int = 1, **overrides: Any) -> list[SearchNode]:
-        """Draw n children; overrides replace fields of the search's SamplingParams.
-
-        llm: beside them, the name of what samples, if the search has several LLMs; see
-        `search_with`.
+        """Draw n children.
 
         A child's text ends before the stop string unless include_stop is set. Further calls draw
         further children.
 
-        Raises BudgetReached if the search's budget is used up or the search is stopped, also while
-        the call waits; children that had ended by then are in the tree. Raises InputError if the
-        node was dropped, CapacityError if its context or the cache has no room for a sample.
+        Args:
+            n: Children to draw.
+            **overrides: Fields of SamplingParams that replace those of the search. `llm` is also
+                accepted: the name of the LLM to sample from, if the search has several; see
+                `search_with`.
+
+        Raises:
+            BudgetReached: The search's budget is used up, or the search is stopped, also during the
+                call. Children that had ended by then are in the tree.
+            InputError: The node was dropped.
+            CapacityError: The node's context or the cache has no room for a sample.
         """
         children = await self._sample(n, overrides)
         _place(self, children)
@@ -186,8 +219,12 @@ class SearchNode(TextNode):
         """Draw n children at once and yield them in order, each as soon as it has ended.
 
         Leaving the loop cancels the children that have not ended. So the first children may decide
-        whether to go on: `async with aclosing(node.stream(40)) as children: async for ...`. It
+        whether to continue: `async with aclosing(node.stream(40)) as children: async for ...`. It
         yields the same children as `sample` returns, and raises the same errors.
+
+        Args:
+            n: Children to draw.
+            **overrides: As for `sample`.
         """
         check_int("n", n, least=0)
         first = self._num_drawn
@@ -202,12 +239,12 @@ class SearchNode(TextNode):
                 for child in children:
                     yield child
             if self.search.stopped is not None:
-                self.search.check()  # It comes last, so that all children that ended are yielded.
+                self.search.check()  # last, so that all children that ended are yielded
         finally:
             for task in tasks:
                 task.cancel()
             drawn = await asyncio.gather(*tasks, return_exceptions=True)
-            # Chance decides which of the other children have ended. The tree never has them.
+            # Timing decides which of the other children have ended, so the tree never has them.
             for children in (each for each in drawn[num_placed:] if isinstance(each, list)):
                 for child in children:
                     child.drop()
@@ -216,9 +253,9 @@ class SearchNode(TextNode):
     async def _sample(
         self, n: int, overrides: Mapping[str, Any], first: int | None = None
     ) -> list[SearchNode]:
-        """Draw children from index `first` on, by default the next; fewer if a stop comes.
+        """Draw children from index `first` on, by default the next; fewer if the search is stopped.
 
-        They are not among `children` yet.
+        They are not in `children` yet.
         """
         check_int("n", n, least=0)
         await self._end_abandoned()
@@ -254,7 +291,7 @@ class SearchNode(TextNode):
             if each is not None
         ]
         self.search.usage.nodes += len(children)
-        if not self.is_live:  # It was dropped meanwhile, so its children are too.
+        if not self.is_live:  # The node was dropped meanwhile, so drop its children too.
             for child in children:
                 child.drop()
         return children
@@ -262,12 +299,14 @@ class SearchNode(TextNode):
     def extend(self, content: str | Parts) -> SearchNode:
         """Append given text, such as a tool's result or a question; it is computed when needed.
 
-        Raises BudgetReached if the budget has no room for another node, TreeError for what is no
-        part, InputError for an image that cannot be used, and if this node was dropped.
-
         Args:
-            content: Text, or parts as in messages, with images. Around an image stands what the
-                chat template puts there; roles are the caller's to write.
+            content: Text, or parts as in messages, with images. The chat template's own text around
+                an image is added; role markers are not.
+
+        Raises:
+            BudgetReached: The budget has no room for another node.
+            TreeError: A part is malformed.
+            InputError: An image cannot be used, or this node was dropped.
         """
         if not isinstance(content, str):
             check_parts("content", content)
@@ -287,10 +326,16 @@ class SearchNode(TextNode):
         return child
 
     async def score(self, texts: Sequence[str], *, llm: str | None = None) -> list[Score]:
-        """Log-likelihood of each text after this node. llm: as for `sample`.
+        """Return the log-likelihood of each text after this node.
 
-        Raises BudgetReached as `sample` does, InputError for a text without tokens and if this node
-        was dropped, CapacityError for a text that is too long.
+        Args:
+            texts: Texts to score.
+            llm: As for `sample`.
+
+        Raises:
+            BudgetReached: As for `sample`.
+            InputError: A text has no tokens, or this node was dropped.
+            CapacityError: A text is too long.
         """
         if isinstance(texts, str):
             raise InputError("texts must be a list; for one text give a list of one")
@@ -309,17 +354,21 @@ class SearchNode(TextNode):
         return scores
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """What a function returns, such as a tool. It runs in a thread while other searches go on.
+        """Call a function, such as a tool, in a thread while other searches run; return its result.
 
-        This search goes on once nothing else of it is under way: no sample or score, nor another
-        such function. So its tree does not depend on how long the function takes.
+        This search resumes once none of its samples, scores or other functions is pending. So its
+        tree does not depend on how long the function takes.
+
+        Args:
+            function: The function to call.
+            *args: Its arguments.
         """
         return await in_thread(self, function, *args)
 
     def drop(self) -> None:
-        """Give back the pages of this node and of all nodes below it; their text stays in the tree.
+        """Free the pages of this node and of all nodes below it; their text stays in the tree.
 
-        A prompt may stay in memory while there is room, for other prompts that start alike.
+        A prompt may stay in memory while there is room, for other prompts with the same beginning.
         """
         for node in list(self.walk())[::-1]:
             if node._context is not None:
@@ -327,7 +376,7 @@ class SearchNode(TextNode):
                 node._context = None
 
     def _context_of(self, llm: str | None) -> Context:
-        """The context, for the LLM of a name to sample from; None is the search's own or first."""
+        """Return the context of the LLM named `llm`; None means the search's only or first LLM."""
         context = self._live()
         if llm is None:
             return context
@@ -336,7 +385,7 @@ class SearchNode(TextNode):
         return context.on(llm)
 
     async def _end_abandoned(self) -> None:
-        if self.search.is_abandoned:  # whatever is raised here is caught
+        if self.search.is_abandoned:  # the search catches every error, so suspend it instead
             await suspend_forever()
 
     def _live(self) -> Context:
@@ -347,7 +396,7 @@ class SearchNode(TextNode):
 
 def _place(parent: SearchNode, children: list[SearchNode]) -> None:
     parent.children += children
-    # Calls that overlap may end in any order. The tree must not show it.
+    # Concurrent calls may end in any order, but the tree must not depend on that order.
     parent.children.sort(key=lambda child: child.order)
 
 
@@ -356,12 +405,12 @@ def _text(content: str | Sequence[int]) -> str:
 
 
 SearchFn = Callable[[SearchNode], Awaitable[object]]
-"""A search of one problem. It gets the root of the tree; see `LLM.search` for what it returns."""
+"""Searches one problem. It gets the root of the tree; see `LLM.search` for what it returns."""
 
 
 def is_ended(node: SearchNode) -> bool:
-    """Whether the model ended the text at this node, by a token and not by a stop string.
+    """Return whether the model ended the text at this node, by a token and not by a stop string.
 
-    Stop tokens of your own count as well. If they divide steps, use a `done` of your own.
+    Your own stop tokens count as well. If they separate steps, write your own `done`.
     """
     return node.finish_reason == "stop" and isinstance(node.stop, int)

@@ -1,4 +1,4 @@
-"""Finds nodes again by their keys: in a session, and when a controller's state is unpickled."""
+"""Finds nodes by their keys: in a session, and when a controller's state is unpickled."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from treegen.errors import InputError
 
 
 class Findable(Protocol):
-    """A search."""
+    """A search whose nodes can be found by their keys."""
 
     def find(self, key: str) -> object:
-        """The node of a key."""
+        """Return the node with a key."""
         ...
 
 
@@ -25,8 +25,9 @@ _searches: WeakValueDictionary[str, Findable] = WeakValueDictionary()
 
 
 def register(search: Findable) -> str:
-    """A token by which `resolve_node` finds a search, as long as something in this process holds
-    it.
+    """Return a token by which `resolve_node` finds a search.
+
+    The token is valid as long as something in this process holds the search.
     """
     token = uuid.uuid4().hex
     _searches[token] = search
@@ -34,7 +35,7 @@ def register(search: Findable) -> str:
 
 
 def pickling_for_other_process() -> AbstractContextManager[None]:
-    """Inside, what is pickled goes to another process, where no node would be found."""
+    """Make pickling a node raise InputError inside, because another process could not find it."""
     return use_context_value(_leaving, True)
 
 
@@ -48,10 +49,10 @@ def check_stays(key: str) -> None:
 
 
 def resolve_node(token: str, key: str) -> object:
-    """The node that a pickle stands for.
+    """Return the node of a pickle.
 
     Raises:
-        InputError: its search is not in this process any more, or never was.
+        InputError: Its search is not in this process, or no longer.
     """
     search = _searches.get(token)
     if search is None:

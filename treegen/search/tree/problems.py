@@ -17,8 +17,9 @@ class SearchProblem:
 
     name: unique in a run.
     content: the prompt.
-    is_named: whether the name was given. If not, the seeds of the search follow from its prompt.
-    origin: what the seeds follow from then, where that is known already.
+    is_named: whether the user gave the name. If not, the seeds of the search follow from its
+    prompt.
+    origin: for an unnamed problem, the text that its seeds follow from; None if not known yet.
     """
 
     name: str
@@ -30,22 +31,24 @@ class SearchProblem:
 def name_problems(
     problems: Iterable[Any], flat: Callable[[Any], str | Sequence[int]]
 ) -> list[SearchProblem]:
-    """Problems with names: pairs as they are, others by their number.
-
-    Raises InputError if two problems have one name.
+    """Return problems with their given names; a problem without a name gets its number.
 
     Args:
-        flat: Gives the text or token ids of a prompt.
+        problems: Prompts, (name, prompt) pairs, or SearchProblems, which are kept unchanged.
+        flat: Returns the text or token ids of a prompt.
+
+    Raises:
+        InputError: Two problems have the same name.
     """
-    found = []
+    named = []
     for index, problem in enumerate(as_list("problems", problems)):
         if isinstance(problem, SearchProblem):
-            found.append(problem)
+            named.append(problem)
             continue
         is_pair = isinstance(problem, tuple) and len(problem) == 2 and isinstance(problem[0], str)
         name, content = problem if is_pair else (str(index), problem)
-        found.append(SearchProblem(name, flat(content), is_pair))
-    for name, times in Counter(problem.name for problem in found).items():
+        named.append(SearchProblem(name, flat(content), is_pair))
+    for name, times in Counter(problem.name for problem in named).items():
         if times > 1:
             raise InputError(f"two problems are named {name!r}; names must be unique")
-    return found
+    return named

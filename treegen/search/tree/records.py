@@ -1,4 +1,4 @@
-"""The tree of a search as plain records, one JSON object for each node."""
+"""The tree of a search as plain records, one JSON object per node."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from treegen.errors import DataError
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.text_node import NodeEnd
 
-_DECIMALS: Final = 3  # of a log-probability
-_DEPTH: Final = 100  # of what JSON holds in other things
+_DECIMALS: Final = 3  # decimals of a log-probability
+_DEPTH: Final = 100  # maximum nesting of JSON values
 _DIGITS: Final = 4  # decimals of a value, or digits of a smaller one
 
 
@@ -21,25 +21,26 @@ _DIGITS: Final = 4  # decimals of a value, or digits of a smaller one
 class NodeRecord:
     """One node. The field names are those of the JSON object.
 
-    The object leaves out the fields from `visits` on if they have their defaults. What is noise is
-    rounded away, because it differs by what was computed beside: `logprob` has 3 decimals, and
-    `score`, `prior` and `scores` have 4, or 4 digits if they are small.
+    The object omits fields from `visits` on that have their defaults. Rounding removes noise that
+    depends on what was computed in the same batch: `logprob` has 3 decimals, and `score`, `prior`
+    and `scores` have 4, or 4 digits if they are small.
 
     id: 0 for the root; parents come before their children.
     parent_id: id of the node above it; None for the root.
     depth: number of nodes above it.
     text: its own text; the root's is the prompt.
     score: its value; None if it has no finite one.
-    logprob: natural-log probability of its own generated tokens. n_tokens: how many these are.
+    logprob: natural-log probability of its own generated tokens.
+    n_tokens: number of these tokens.
     leaf: whether it has no children.
-    pruned: whether the strategy gave it up.
+    pruned: whether the strategy pruned it.
     finish_reason: how its text ended: "stop", "length", "confidence", "error" or "given".
     visits: how often a strategy has counted a value for it; 0 if it does not count visits.
     prior: how likely a strategy found it before it was visited; None if it has none.
-    scores: what judged it, by name, and the number that each gave.
-    pruned_because: why it was given up, in a few words.
-    restart: how often the search had begun again at its root when the node was made.
-    data: what the search function noted at it; a value that JSON cannot hold is there as its repr.
+    scores: the number that each scorer gave it, by the scorer's name.
+    pruned_because: why it was pruned, in a few words.
+    restart: how often the search had started again at its root when the node was made.
+    data: what the search function stored at it; the repr of a value that JSON cannot hold.
     """
 
     id: int
@@ -60,12 +61,12 @@ class NodeRecord:
     data: object = None
 
     def to_json(self) -> dict[str, Any]:
-        """The record as a JSON object."""
-        found = {name: getattr(self, name) for name in _TYPES}
-        found["scores"] = dict(self.scores)
+        """Return the record as a JSON object."""
+        values = {name: getattr(self, name) for name in _TYPES}
+        values["scores"] = dict(self.scores)
         return {
             name: value
-            for name, value in found.items()
+            for name, value in values.items()
             if name not in _DEFAULTS or value != _DEFAULTS[name]
         }
 
@@ -88,7 +89,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "restart": (int,),
     "data": (object,),
 }
-# Of fields that a record may lack: those of runs from before have none of them.
+# Defaults of optional fields, which records of older runs do not have.
 _DEFAULTS: Final[dict[str, object]] = {
     "visits": 0,
     "prior": None,
@@ -107,7 +108,7 @@ class SearchTree:
 
     @staticmethod
     def of(nodes: Sequence[SearchNode]) -> SearchTree:
-        """Records of a tree's nodes, parents first."""
+        """Return the records of a tree's nodes, parents first."""
         ids = {node: index for index, node in enumerate(nodes)}
         top = nodes[0].depth
         return SearchTree(
@@ -135,29 +136,33 @@ class SearchTree:
         )
 
     def path(self, node: int) -> list[int]:
-        """Ids from the root to a node."""
+        """Return the ids from the root to a node."""
         ids = [node]
         while (parent := self.nodes[ids[-1]].parent_id) is not None:
             ids.append(parent)
         return ids[::-1]
 
     def path_text(self, node: int) -> str:
-        """Text after the prompt, up to and including a node."""
+        """Return the text after the prompt, up to and including a node."""
         return "".join(self.nodes[index].text for index in self.path(node)[1:])
 
     def children(self, node: int) -> list[int]:
-        """Ids of the nodes right below one, in order."""
+        """Return the ids of a node's children, in order."""
         return [record.id for record in self.nodes if record.parent_id == node]
 
     def to_jsonl(self) -> str:
-        """One JSON object a line, in ASCII."""
+        """Return the tree as text: one JSON object per line, in ASCII."""
         return "".join(json.dumps(node.to_json(), allow_nan=False) + "\n" for node in self.nodes)
 
     @staticmethod
     def from_jsonl(text: str) -> SearchTree:
-        """The tree that `to_jsonl` made a text of; raises DataError for any other text."""
+        """Return the tree from the text of `to_jsonl`.
+
+        Raises:
+            DataError: The text is not such a tree.
+        """
         records = []
-        # Not splitlines, which also splits at characters that JSON text may have inside strings.
+        # splitlines would also split at characters that JSON strings may contain.
         for number, line in enumerate(text.split("\n"), start=1):
             if not line.strip():
                 continue
@@ -171,7 +176,11 @@ class SearchTree:
 
     @staticmethod
     def from_json(records: Iterable[Mapping[str, Any]]) -> SearchTree:
-        """The tree whose nodes are JSON objects; raises DataError if they are no tree."""
+        """Return the tree whose nodes are the given JSON objects.
+
+        Raises:
+            DataError: The objects do not form a tree.
+        """
         nodes: list[NodeRecord] = []
         for index, record in enumerate(records):
             reason = _wrong(record, index, nodes)
@@ -184,16 +193,16 @@ class SearchTree:
         inner = {node.parent_id for node in nodes}
         for node in nodes:
             if node.leaf == (node.id in inner):
-                told = ("a leaf but has", "children") if node.leaf else ("no leaf but has", "none")
+                claim = ("a leaf but has", "children") if node.leaf else ("no leaf but has", "none")
                 raise DataError(
-                    f"node {node.id} of the search tree is marked as {' '.join(told)}; "
+                    f"node {node.id} of the search tree is marked as {' '.join(claim)}; "
                     "restore it from a copy"
                 )
         return SearchTree(tuple(nodes))
 
 
 def round_value(value: float) -> float:
-    """A value without its noise: 4 decimals, or 4 digits if it is small."""
+    """Round a value to remove noise: to 4 decimals, or to 4 digits if it is small."""
     small = -math.floor(math.log10(abs(value))) - 1 if value else 0
     return round(float(value), _DIGITS + max(0, small))
 
@@ -203,22 +212,22 @@ def _round_finite(value: float | None) -> float | None:
 
 
 def _scores(scores: Mapping[str, float]) -> dict[str, float]:
-    found = {str(name): _round_finite(value) for name, value in scores.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    rounded = {str(name): _round_finite(value) for name, value in scores.items()}
+    return {name: value for name, value in rounded.items() if value is not None}
 
 
 def as_json(value: object) -> object:
-    """The value, or its repr if JSON cannot hold it."""
+    """Return the value, or its repr if JSON cannot hold it."""
     if _is_json(value):
         return value
     try:
         return repr(value)
-    except Exception:  # the repr is somebody's code, and may nest too deeply
+    except Exception:  # the repr is user code, and the value may be nested too deeply
         return f"<{type(value).__name__} without a repr>"
 
 
 def _is_json(value: object, depth: int = 0) -> bool:
-    if depth > _DEPTH:  # it may hold itself
+    if depth > _DEPTH:  # the value may contain itself
         return False
     if isinstance(value, dict):
         parts = value.items()
@@ -231,7 +240,7 @@ def _is_json(value: object, depth: int = 0) -> bool:
 
 
 def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | None:
-    """Why a record cannot be the next node after others; None if it can."""
+    """Return why a record cannot be the next node after `before`; None if it can."""
     if not isinstance(record, Mapping):
         return f"is a {type(record).__name__}, not an object"
     for name, types in _TYPES.items():
@@ -257,13 +266,13 @@ def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | No
 
 
 TreeNode = Mapping[str, Any]
-"""id, parent_id (None for the root), depth, text, score, logprob, n_tokens, leaf, pruned and
-finish_reason of one node; score, logprob and finish_reason may be None. It has visits, prior,
-scores, pruned_because, restart and data if they are not empty; see `NodeRecord`."""
+"""One node as a JSON object, with the fields id, parent_id (None for the root), depth, text, score,
+logprob, n_tokens, leaf, pruned and finish_reason; score, logprob and finish_reason may be None. The
+fields visits, prior, scores, pruned_because, restart and data are optional; see `NodeRecord`."""
 
 
 def best_path(nodes: Iterable[TreeNode], best: int | None) -> frozenset[int]:
-    """Return the ids on the path from the root to the node `best`; empty if there is none."""
+    """Return the ids on the path from the root to the node `best`; empty if `best` is None."""
     parent = {node["id"]: node["parent_id"] for node in nodes}
     path: set[int] = set()
     while best is not None and best in parent and best not in path:
@@ -273,7 +282,7 @@ def best_path(nodes: Iterable[TreeNode], best: int | None) -> frozenset[int]:
 
 
 def children_of(nodes: Sequence[TreeNode]) -> dict[int | None, list[TreeNode]]:
-    """Return the nodes below each id, in order; the root is below None."""
+    """Return the children of each id, in order; the root is the child of None."""
     below: dict[int | None, list[TreeNode]] = {}
     for node in nodes:
         below.setdefault(node["parent_id"], []).append(node)

@@ -1,4 +1,4 @@
-"""The outcome of a search: what a strategy found, and the record that is stored of it."""
+"""The outcome of a search as a strategy returns it, and the result that is stored."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from treegen.search.tree.tracebacks import detach
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What a strategy returns.
+    """The return value of a strategy.
 
     best: the best candidate; if there is none, the best unfinished node.
     candidates: finished solutions, best first.
-    answers: the answer of each candidate, if answers were read; None if a candidate has none.
+    answers: the answer of each candidate, if answers were read; None for a candidate without one.
     votes: answer -> votes, in the order in which the answers were first given.
     stopped: why it ended early; "" if it did not.
     """
@@ -38,15 +38,15 @@ class SearchOutcome:
 class SearchResult:
     """One finished, stopped or failed search, detached from the caches that it used.
 
-    name: of the problem.
+    name: name of the problem.
     tree: all nodes.
     best, candidates: ids of nodes in the tree.
-    answers, votes, stopped: see Found.
+    answers, votes, stopped: as in SearchOutcome.
     usage: what the search cost.
     stopped_by: what ended it early, for programs; None if nothing did. It is not stored.
     error: the failure that ended it, in one line; None if it did not fail.
-    exception: that failure itself, with a traceback without variables. It is not stored.
-    value: what the search function returned, if that was no Found, no node and no list of nodes.
+    exception: the failure itself, with a traceback without variables. It is not stored.
+    value: what the search function returned, if that was no SearchOutcome, node or list of nodes.
     """
 
     name: str
@@ -69,49 +69,59 @@ class SearchResult:
 
     @property
     def answer(self) -> str | None:
-        """The winner of the votes, the first of several; if none voted, the best's answer."""
+        """The winning answer, the first of several; without votes, the best candidate's answer."""
         if self.votes:
             return max(self.votes, key=lambda answer: self.votes[answer])
         return self.answers[0] if self.answers else None
 
     @staticmethod
     def of(search: Search, returned: object, error: BaseException | None) -> SearchResult:
-        """The result of a search whose function returned something or raised an error.
+        """Return the result of a search whose function returned or raised something.
 
         A search that returns nodes of another tree has failed.
+
+        Args:
+            search: The search.
+            returned: What its function returned; None if it raised an error.
+            error: What its function raised; None if nothing.
         """
         nodes = search.nodes()
         ids = {node: index for index, node in enumerate(nodes)}
-        found: SearchOutcome | None = None
+        outcome: SearchOutcome | None = None
         try:
-            found = to_outcome(returned)
-            _check_own(found, ids)
+            outcome = to_outcome(returned)
+            _check_own(outcome, ids)
         except InputError as wrong:
-            error, found, returned = wrong, None, None
-        stopped = found.stopped if found else ""
+            error, outcome, returned = wrong, None, None
+        stopped = outcome.stopped if outcome else ""
         stopped_by = search.stopped.by if search.stopped else None
         if isinstance(error, BudgetReached | BudgetIgnored):
             stopped_by = stopped_by or getattr(error, "by", StopReason.BUDGET)
             stopped, error = str(error), None
-        told = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         return SearchResult(
             name=search.name,
             tree=SearchTree.of(nodes),
-            best=ids[found.best] if found and found.best is not None else None,
-            candidates=tuple(ids[node] for node in found.candidates) if found else (),
-            answers=found.answers if found else (),
-            votes=dict(found.votes) if found else {},
+            best=ids[outcome.best] if outcome and outcome.best is not None else None,
+            candidates=tuple(ids[node] for node in outcome.candidates) if outcome else (),
+            answers=outcome.answers if outcome else (),
+            votes=dict(outcome.votes) if outcome else {},
             usage=replace(search.usage, seconds=search.usage.elapsed_seconds()),
             stopped=stopped,
             stopped_by=stopped_by,
-            error=None if error is None else f"{type(error).__name__}: {told}"[:300],
-            value=None if found else returned,
+            error=None if error is None else f"{type(error).__name__}: {message}"[:300],
+            value=None if outcome else returned,
             exception=None if error is None else detach(error),
         )
 
     @staticmethod
     def make_skipped(problem: SearchProblem, told: str) -> SearchResult:
-        """The record of a search that was given up before it came to anything; told: why."""
+        """Return the record of a search that was given up before it produced anything.
+
+        Args:
+            problem: The problem of the search.
+            told: Why it was given up.
+        """
         text = problem.content if isinstance(problem.content, str) else ""
         root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "given")
         return SearchResult(
@@ -128,7 +138,7 @@ class SearchResult:
         return partial(SearchResult, **{name: getattr(self, name) for name in names}), ()
 
     def to_json(self) -> dict[str, Any]:
-        """The result as a JSON object; a value that JSON cannot hold is stored as its repr."""
+        """Return the result as a JSON object; values that JSON cannot hold become their repr."""
         record = {name: getattr(self, name) for name in ("name", "best", "stopped", "error")}
         usage = asdict(self.usage)
         del usage["started"]
@@ -144,7 +154,7 @@ class SearchResult:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> SearchResult:
-        """The result that `to_json` made a record of; raises DataError for any other record."""
+        """Return the result from a record of `to_json`; raises DataError for any other record."""
         try:
             return SearchResult(
                 name=record["name"],
@@ -177,7 +187,11 @@ def warn_if_all_failed(results: Sequence[SearchResult], *, stacklevel: int = 3) 
 
 
 def to_outcome(returned: object) -> SearchOutcome | None:
-    """What was found, or None for another value; raises InputError for nodes among other things."""
+    """Convert the return value of a search to an outcome; return None for other values.
+
+    Raises:
+        InputError: A sequence has nodes and other things.
+    """
     if returned is None or isinstance(returned, SearchOutcome):
         return returned or SearchOutcome(None)
     if isinstance(returned, SearchNode):
@@ -196,7 +210,7 @@ def to_outcome(returned: object) -> SearchOutcome | None:
 
 
 def _check_own(found: SearchOutcome | None, own: Mapping[SearchNode, int]) -> None:
-    """Raise InputError if something in `found` is no node of the search's own tree."""
+    """Raise InputError if `found` has anything but nodes of the search's own tree."""
     if found is None:
         return
     best = () if found.best is None else (found.best,)

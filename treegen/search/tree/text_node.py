@@ -1,4 +1,4 @@
-"""The texts of a search tree and the ways to them: what strategies, reports and records read."""
+"""The texts of a search tree and their paths, as strategies, reports and records read them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ NodeEnd = Literal["stop", "length", "confidence", "error", "given"]
 
 
 class TextNode(NonCopyable):
-    """A piece of text in a tree, and what was noted of it.
+    """A piece of text in a tree, and what was recorded about it.
 
-    parent: the node above it; None for a root. children: the nodes right below it, in order.
+    parent: the node above it; None for a root.
+    children: the nodes directly below it, in order.
     depth: number of nodes above it.
     key: its name, made of the search's name and its path; seeds follow from it.
     order: its place among its siblings; samples come before given text.
     text: its own text.
     completion: the sample that it is; None for given text.
-    value: the number that an evaluation gave it, for strategies and reports; None if none did.
+    value: the number that an evaluation gave it, for strategies and reports; None without one.
     visits: how often a strategy has counted a value for it; 0 for strategies that do not count.
-    prior: how likely a strategy found it before it was visited; None if none did.
-    scores: what judged it, by name, and the number that each gave.
-    pruned: whether a strategy has given it up.
-    pruned_because: why, in a few words; empty if that is not known.
-    restart: how often the search had begun again at its root when the node was made.
-    data: anything that its user wants to keep with it. Records have it as JSON, or else as text.
+    prior: how likely a strategy found it before it was visited; None without one.
+    scores: the number that each scorer gave it, by the scorer's name.
+    pruned: whether a strategy has pruned it.
+    pruned_because: why, in a few words; empty if unknown.
+    restart: how often the search had started again at its root when the node was made.
+    data: anything that the user wants to store with it. Records have it as JSON, or as its repr.
     """
 
     __slots__ = (
@@ -57,7 +58,16 @@ class TextNode(NonCopyable):
         order: tuple[int, int],
         restart: int,
     ) -> None:
-        """A node that nothing was noted of."""
+        """Create a node about which nothing is recorded.
+
+        Args:
+            parent: The node above it; None for a root.
+            key: Its name.
+            text: Its own text.
+            completion: The sample that it is; None for given text.
+            order: Its place among its siblings.
+            restart: How often the search had started again at its root.
+        """
         self.parent, self.key, self.text = parent, key, text
         self.depth: int = parent.depth + 1 if parent is not None else 0
         self.completion = completion
@@ -66,7 +76,7 @@ class TextNode(NonCopyable):
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was noted of the node; it stays in its tree."""
+        """Clear what was recorded about the node; it stays in its tree."""
         self.value: float | None = None
         self.visits = 0
         self.prior: float | None = None
@@ -76,7 +86,7 @@ class TextNode(NonCopyable):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Generated token ids, those of the stop included."""
+        """Generated token ids, including the stop token."""
         return self.completion.tokens if self.completion else ()
 
     @property
@@ -101,7 +111,7 @@ class TextNode(NonCopyable):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether nothing was drawn from it or appended to it."""
+        """Whether it has no children."""
         return not self.children
 
     @property
@@ -124,7 +134,7 @@ class TextNode(NonCopyable):
         return tuple(value for node in self.path for value in node.logprobs)
 
     def walk(self) -> Iterator[Self]:
-        """This node and all below it, parents first, siblings in order."""
+        """Yield this node and all below it, parents first, siblings in order."""
         stack = [self]
         while stack:
             node = stack.pop()

@@ -1,4 +1,4 @@
-"""Tracebacks that say where an error was raised and keep no objects alive."""
+"""Tracebacks that show where an error was raised and keep no objects alive."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 
 
 def detach(error: BaseException) -> BaseException:
-    """Return the error with tracebacks that hold no variables, in its causes too.
+    """Return the error with tracebacks that hold no variables, also in its causes.
 
     A frame keeps its variables and, by `f_back`, all frames that called it. So it keeps a search's
-    session, its model, and whatever the caller of the search has. Clearing a frame does not clear
-    its callers. So each frame is replaced by one that never ran, with the same name and place.
+    session, its model, and the variables of the search's caller alive. Clearing a frame does not
+    clear its callers. So each frame is replaced by a frame that never ran, with the same name and
+    position.
     """
     seen: list[BaseException] = []
     todo: list[BaseException | None] = [error]
@@ -40,7 +41,7 @@ def _copy_traceback(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _frame(entry: TracebackType) -> tuple[FrameType, int]:
-    """Return a new frame for an entry of a traceback, and the instruction at its place."""
+    """Return a new frame for an entry of a traceback, and the instruction at its position."""
     frame, code = entry.tb_frame, entry.tb_frame.f_code
     places = list(code.co_positions())
     at = entry.tb_lasti // 2
@@ -52,13 +53,13 @@ def _frame(entry: TracebackType) -> tuple[FrameType, int]:
         if isinstance(node, ast.stmt | ast.expr):
             node.lineno, node.end_lineno = line or entry.tb_lineno or 1, end_line
             node.col_offset, node.end_col_offset = column or 0, end_column
-    (own,) = (
+    (frame_code,) = (
         const
         for const in compile(module, code.co_filename, "exec").co_consts
         if isinstance(const, CodeType)
     )
-    own = own.replace(co_name=code.co_name, co_qualname=code.co_qualname)
-    # With these names Python finds the source of modules that are in no file.
+    frame_code = frame_code.replace(co_name=code.co_name, co_qualname=code.co_qualname)
+    # By these names Python finds the source of modules that are not files.
     known = {name: frame.f_globals.get(name) for name in ("__name__", "__loader__", "__spec__")}
-    instruction = next((i for i, each in enumerate(own.co_positions()) if each == place), -1)
-    return FunctionType(own, known)().gi_frame, 2 * instruction
+    instruction = next((i for i, each in enumerate(frame_code.co_positions()) if each == place), -1)
+    return FunctionType(frame_code, known)().gi_frame, 2 * instruction
