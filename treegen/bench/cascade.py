@@ -169,7 +169,7 @@ class Cascade:
         return 4 * self.rows * self.heads.q_heads * self.heads.width
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Return the least seconds: the sum over levels of the longer of their FLOP and memory times."""
+        """Return the least seconds: the larger of FLOP time and memory time, summed over levels."""
         return sum(
             max(
                 self.key_flops * part.keys / ceilings.attention,

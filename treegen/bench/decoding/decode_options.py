@@ -89,7 +89,7 @@ class DecodeOptions:
 
     @property
     def seconds(self) -> float:
-        """Return the default time limit above which a run is skipped."""
+        """The default time limit; runs whose least time is longer are skipped."""
         return GRID_SECONDS if self.grid else SECONDS
 
     def cases(self, ranks: int) -> list[Case]:

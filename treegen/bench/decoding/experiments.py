@@ -43,7 +43,7 @@ class Experiment:
 
 
 def _both_batches(workload: Workload) -> tuple[Workload, ...]:
-    """Return the workload at equal batch, and at the largest batch that memory admits in each mode."""
+    """Return the workload at equal batch, and at the largest that memory admits in each mode."""
     return (
         replace(workload, name=f"{workload.name}, equal batch", equal=True),
         replace(workload, name=f"{workload.name}, largest batch"),

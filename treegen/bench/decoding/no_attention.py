@@ -31,7 +31,7 @@ class NoAttention:
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """Prepare levels as the device's default implementation does, so that steps can become graphs.
+        """Prepare levels as the device's default implementation does, so that graphs can be used.
 
         Args:
             levels: The levels of the pass.

@@ -269,6 +269,14 @@ def step_floor(
     drawn = rows if drawn is None else drawn
 
     def part(flops: float, numbers: float, rate: float, itemsize: int = size.itemsize) -> float:
+        """Return the least seconds of a part.
+
+        Args:
+            flops: Its FLOPs.
+            numbers: Numbers that it reads or writes.
+            rate: FLOP/s of the device.
+            itemsize: Bytes of one number.
+        """
         return max(flops / rate, numbers * itemsize / ceilings.memory)
 
     weights, logits = size.layer_weights, drawn * size.vocab_size
@@ -284,6 +292,14 @@ def step_floor(
         parts["states"] = states / ceilings.memory
 
     def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
+        """Return the least seconds of a level's attention in one layer.
+
+        Args:
+            level: The level.
+            numbers: Numbers that are read per key.
+            widths: Width of a key plus width of a value.
+            itemsize: Bytes of one number.
+        """
         flops = 2 * level.pairs * size.q_heads * widths
         return part(flops, level.keys * numbers, ceilings.attention, itemsize)
 

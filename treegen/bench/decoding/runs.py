@@ -86,7 +86,7 @@ class Bench:
         self._most_rows = 0
 
     def measure(self, cases: Sequence[Case]) -> Iterator[WorkloadResult]:
-        """Yield results as they become available: treegen's modes first, then transformers' engines."""
+        """Yield results as they arrive: treegen's modes first, then transformers' engines."""
         self._most_rows = max((case.workload.max_rows or 0 for case in cases), default=0)
         for case in cases:
             modes = [mode for mode in case.modes if mode in (*SHARING_MODES, STRUCTURED)]

@@ -123,7 +123,7 @@ class Workload:
     def scale(self, jobs: float, lengths: float) -> Workload:
         """Return the workload with a share of the problems, and with all lengths scaled.
 
-        No number becomes less than 1.
+        Numbers other than 0 stay at least 1.
 
         Args:
             jobs: The share of the problems.
@@ -161,7 +161,7 @@ class Workload:
         )
 
     def rows_stored(self, sharing: Sharing, num_pages: int, page_size: int) -> int:
-        """Return how many rows fit in a pool if each row stores a copy of the keys that no level shares.
+        """Return how many rows fit in a pool if each row stores its own copy of unshared keys.
 
         This is what an engine with these levels admits. (treegen itself stores every prompt token
         once, however it is read.)
