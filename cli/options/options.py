@@ -472,7 +472,7 @@ def pop_execution_options(
 
     Args:
         params: The parameters; the permission is removed from them.
-        anew: As for `ExecutionOptions`.
+        anew: Whether samples that have a verdict are judged again. Default: False.
     """
     from treegen.evals.pipeline.program_scoring import make_execution_options
 

@@ -39,7 +39,7 @@ class Detokenizer:
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         # A model may have more token ids than its tokenizer. A fast tokenizer skips those.
         self._limit = None if getattr(tokenizer, "is_fast", False) else len(tokenizer)
-        # This decoder shows every whole character, whatever bytes are next to it.
+        # This decoder shows every whole character, regardless of the bytes next to it.
         self._shows_all = isinstance(getattr(self._backend, "decoder", None), ByteLevel)
         self._hidden: frozenset[int] | None = None
         if shown:

@@ -1,4 +1,4 @@
-"""Encode texts that share their starts: encode each shared start once, then splice on the rest.
+"""Encodes texts that share their starts: each shared start once, then the rest spliced on.
 
     shared start     |[tok][tok][tok][tok][tok][tok][t]|            encoded once
     window                          |[to][tok][tok][to|k][tok][tok] its end again and what follows
@@ -10,20 +10,20 @@ between tokens that both have: equal ids at equal characters, over a run of seve
 result is what the whole text encodes to, for these reasons:
 
 - Words, the pieces that the pre-tokenizer cuts, are encoded independently. Where both sides agree
-  that a word starts, the window goes on like the whole text, as long as the pre-tokenizer looks no
-  further than the run of equal tokens. Pre-tokenizers in use cut from left to right and look ahead
-  to the end of a run of spaces or digits at most. Where such a run goes on past the shared start,
-  the two sides disagree. This is verified, not proved.
+  that a word starts, the window continues like the whole text, as long as the pre-tokenizer looks
+  no further than the run of equal tokens. Pre-tokenizers in use cut from left to right and look
+  ahead no further than the end of a run of spaces or digits. Where such a run continues past the
+  shared start, the two sides disagree. This is verified, not proved.
 - Inside a word, byte pair encoding is local. Tokens encode their text if and only if each two
   neighbours encode theirs, because the first merge across a border would also happen between these
   two alone. So encodings with a token in common can be spliced at it. This is proved for plain
   merges. Both sides must lie in one word of the whole text. That is certain where there is no
   pre-tokenizer (Llama 2, Gemma), and verified by a longer run elsewhere.
 - Other models (Unigram, WordPiece) are spliced only where words start.
-- Added tokens such as "<|im_end|>" are cut out before all this. So the splice stays as far from the
-  end of the shared start as the longest added token is long.
+- Added tokens such as "<|im_end|>" are cut out before all this. So the splice keeps at least the
+  length of the longest added token from the end of the shared start.
 
-Where the two sides do not agree, the window is made wider; at last the whole text is encoded.
+Where the two sides do not agree, the window is widened; finally the whole text is encoded.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class StopConditions:
 
     may_end: bool [vocab_size], tokens after which a sample may be over.
     ids: tokens after which a sample is over.
-    thinking: finds the thinking in a sample; None if it is not separated from the answer.
+    thinking: finds the reasoning in a sample; None if it is not separated from the answer.
     bad_words: the tokens of words that may not be drawn.
     grammar: the grammar that a sample must match; None if there is none.
     """

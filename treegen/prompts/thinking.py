@@ -1,9 +1,9 @@
-"""The tags around a model's thinking, and where a sample thinks and where it answers.
+"""The tags around a model's reasoning, and where a sample reasons and where it answers.
 
-    Tags            the text of the two tags, and the text that closes a thinking cut short
-    ThinkingTags    the same for one tokenizer: finds where the thinking of a sample ends
+    Tags            the text of the two tags, and the text that closes reasoning cut short
+    ThinkingTags    the same for one tokenizer: finds where the reasoning of a sample ends
     tags_of         the known tags of a tokenizer
-    without_tags    the text of a thinking without its tags
+    without_tags    reasoning text without its tags
 
 A sample thinks from its start if its prompt ends with the opening tag, as many chat templates do,
 or if the sample begins with that tag. All text before a closing tag counts as thinking too. Tags
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags around a thinking.
+    """The tags around the reasoning.
 
     open, close: their text.
-    end: the text that closes a thinking whose budget is used up; it contains the closing tag.
+    end: the text that closes reasoning whose budget is used up; it contains the closing tag.
     """
 
     open: str
@@ -74,7 +74,7 @@ def tags_of(tokenizer: Any) -> Tags | None:
 
 
 def without_tags(text: str, tokenizer: Any) -> str:
-    """Return the text of a thinking without the known tags of a tokenizer."""
+    """Return reasoning text without the known tags of a tokenizer."""
     tags = tags_of(tokenizer)
     if tags is not None:
         if (bare := text.lstrip()).startswith(tags.open):
@@ -84,12 +84,12 @@ def without_tags(text: str, tokenizer: Any) -> str:
 
 
 def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
-    """Return the thinking tags for samples with some parameters; None if thinking is not separated.
+    """Return the thinking tags for samples; None if their reasoning is not separated.
 
     Samples with a grammar get tags whenever the tokenizer has known ones.
 
     Raises:
-        InputError: there is a thinking budget and no known tag that ends a thinking.
+        InputError: there is a thinking budget and no known tag that ends the reasoning.
     """
     wanted, has_budget = params.reasoning_tags, params.max_thinking_tokens is not None
     if wanted is None and not has_budget and params.structure is None:
@@ -120,9 +120,9 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
 
 
 class ThinkingTags:
-    """Finds the thinking in samples of one tokenizer.
+    """Finds the reasoning in samples of one tokenizer.
 
-    end: token ids that close a thinking whose budget is used up.
+    end: token ids that close reasoning whose budget is used up.
     opening_id: the token of the opening tag; None if the tag has several tokens.
     always: whether every sample begins with one of the tags, as with Harmony's channels.
     """
@@ -169,8 +169,8 @@ class ThinkingTags:
 
         Returns:
             The number of tokens. If the sample has only space and the start of the opening tag so
-            far, it may still open a thinking, and the number is one more than it has tokens. None
-            if the sample does not think or has finished thinking.
+            far, it may still open its reasoning, and the number is one more than it has tokens.
+            None if the sample does not think or has finished thinking.
         """
         if self._is_closed(tokens):
             return None
@@ -182,20 +182,20 @@ class ThinkingTags:
         return len(tokens) + 1 if may_open else None
 
     def may_close(self, new: Tokens) -> bool:
-        """Whether a thinking may be over after new tokens at the end of a sample."""
+        """Whether the reasoning may be over after new tokens at the end of a sample."""
         return self.num_open(new) < len(new)
 
     def num_open(self, new: Tokens) -> int:
-        """Return how many of the new tokens, from the first, certainly do not close a thinking."""
+        """Return how many of the first new tokens certainly do not close the reasoning."""
         if self._closing_id is None:
             return 0
         at = np.flatnonzero(np.asarray(new) == self._closing_id)
         return int(at[0]) if len(at) else len(new)
 
     def closed_at(self, prompt: Tokens, tokens: Tokens, params: SamplingParams) -> int:
-        """Return how many tokens a sample's closed thinking spans; 0 if no thinking is closed.
+        """Return how many tokens a sample's closed reasoning spans; 0 if no reasoning is closed.
 
-        Tokens that were forced because the budget was used up belong to the thinking.
+        Tokens that were forced because the budget was used up belong to the reasoning.
 
         Args:
             prompt: The token ids of the prompt.
@@ -213,7 +213,7 @@ class ThinkingTags:
         return num
 
     def begins(self, prompt: Tokens, tokens: Tokens) -> bool:
-        """Return whether a sample begins with a thinking, opened by its prompt or by the sample."""
+        """Return whether a sample begins with reasoning, opened by its prompt or by itself."""
         return self.always or self._begins(prompt, self._detokenizer.decode_with_special(tokens))
 
     def split(
@@ -225,7 +225,7 @@ class ThinkingTags:
         *,
         is_structured: bool = False,
     ) -> Thinking | None:
-        """Return where the thinking of a finished sample ends; None if it has none.
+        """Return where the reasoning of a finished sample ends; None if it has none.
 
         Args:
             prompt: The token ids of the prompt.

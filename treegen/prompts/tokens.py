@@ -407,7 +407,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
     def apply_template(arguments: dict[str, Any]) -> str:
         try:
             return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
-        except (TemplateError, TypeError) as error:  # an argument may be given twice
+        except (TemplateError, TypeError) as error:  # an argument may have been passed twice
             raise InputError(
                 f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
             ) from error

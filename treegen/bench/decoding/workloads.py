@@ -1,4 +1,4 @@
-"""Jobs to measure: prompt trees of token ids with given lengths, and samples of given lengths.
+"""Workloads: prompt trees of token ids with given lengths, and samples of given lengths.
 
 Tokens are drawn at random, because time depends on their number and on what is shared, but not on
 the tokens themselves.

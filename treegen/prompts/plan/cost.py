@@ -1,4 +1,4 @@
-"""Cost model: what an attention part of its own costs on a device, and whether it pays."""
+"""Cost model: what a separate attention part costs on a device, and whether it pays."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ class ReplyParser:
         Args:
             form: The format of calls.
             tools: The schemas of their parameters.
-            tags: The tags around a thinking; None for none.
-            is_thinking: Whether the prompt has opened the thinking.
+            tags: The tags around the reasoning; None for none.
+            is_thinking: Whether the prompt has opened the reasoning.
         """
         self._form, self._tools, self._tags = form, tools, tags
         self._text, self._ended = "", False
         self._thinks = is_thinking
         self._may_think = tags is not None and not form.has_channels
-        self._begun = False  # whether anything but space has arrived since the thinking
+        self._begun = False  # whether anything but space has arrived since the reasoning
         self._space = ""  # space that is emitted once text follows
         self._said = {TextPart: False, ReasoningPart: False}  # which kinds were emitted
         self._skips = False  # whether space before the text is dropped
@@ -94,7 +94,7 @@ class ReplyParser:
             self._text = self._text[len(mark) :]
 
     def _speak(self) -> Iterator[Part]:
-        """Yield text and calls, up to a thinking."""
+        """Yield text and calls, up to the reasoning."""
         if not self._begun:
             rest = self._text.lstrip()
             if self._skips:

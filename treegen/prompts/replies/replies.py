@@ -84,9 +84,9 @@ class ReplyReader:
 
         Args:
             completion: The completion.
-            prompt: The token ids before it, which may have opened the thinking.
+            prompt: The token ids before it, which may have opened the reasoning.
             tools: The tools that the chat template received.
-            is_structured: Whether the text has a grammar; tags in it are then not a thinking unless
+            is_structured: Whether the text has a grammar; tags in it are then not reasoning unless
                 the completion has one. Default: False.
         """
         self._warn(tools)
