@@ -123,8 +123,8 @@ def show_report(
 
 def exit_with_complaints(complaints: Sequence[str]) -> None:
     """Print each complaint to stderr, and exit with code 1 if there are any."""
-    for told in complaints:
-        notice(f"Error: {told}")
+    for complaint in complaints:
+        notice(f"Error: {complaint}")
     if complaints:
         raise SystemExit(1)
 

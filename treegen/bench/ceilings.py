@@ -69,7 +69,7 @@ def measure(
             f"no attention of torch runs in {dtype} in what is free on {device}; free some"
         )
     best = max(kernels, key=kernels.__getitem__)
-    found = Ceilings(
+    rates = Ceilings(
         dtype=str(dtype).removeprefix("torch."),
         matmul=_matmul(device, dtype, seconds, 8192 if cuda else 512),
         attention=kernels[best],
@@ -78,7 +78,7 @@ def measure(
         fp8=_fp8_matmul(device, seconds) if fp8 and cuda else None,
     )
     empty_device_cache(device)
-    return found
+    return rates
 
 
 def _matmul(device: torch.device, dtype: torch.dtype, seconds: float, size: int) -> float:

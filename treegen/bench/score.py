@@ -182,5 +182,5 @@ def _off(found: tuple[Tensor, Tensor], score: Score) -> float:
 def _time_call(call: Callable[[], _Found]) -> tuple[_Found, tuple[float, float]]:
     """Return the result of a call, and its wall-clock and processor seconds."""
     clock, processor = time.perf_counter(), time.process_time()
-    found = call()
-    return found, (time.perf_counter() - clock, time.process_time() - processor)
+    result = call()
+    return result, (time.perf_counter() - clock, time.process_time() - processor)

@@ -191,9 +191,9 @@ def measure(
         with _keep_prompts(llm, tree) if job.own_tokens else nullcontext():
             for turn in range(warm_ups + repeats):
                 hows = ("off", "ngram") if turn % 2 else ("ngram", "off")
-                found = {how: run(how) for how in hows}
+                usages = {how: run(how) for how in hows}
                 if turn >= warm_ups:
-                    pairs.append((found["off"], found["ngram"]))
+                    pairs.append((usages["off"], usages["ngram"]))
         speeds = [[_speed(usage, job.samples) for usage in pair] for pair in pairs]
         off, on = pairs[-1]
         yield SpeculationGain(

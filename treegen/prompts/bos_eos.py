@@ -21,8 +21,8 @@ def end_ids(eos_token_ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
 
     vLLM stops at both too. Files of fine-tuned models often name only the base model's EOS.
     """
-    own = getattr(tokenizer, "eos_token_id", None)
-    return tuple(dict.fromkeys((*eos_token_ids, *([own] if isinstance(own, int) else []))))
+    eos = getattr(tokenizer, "eos_token_id", None)
+    return tuple(dict.fromkeys((*eos_token_ids, *([eos] if isinstance(eos, int) else []))))
 
 
 def warn_of_double_bos(tokenizer: Any, encoded: Iterable[Tokens]) -> None:
@@ -76,15 +76,15 @@ def _turn_end(tokenizer: Any) -> tuple[str, int | None]:
 
     The template may reject the probe, or write no token there.
     """
-    asked = {"role": "user", "content": "Hello"}
-    said = {"role": "assistant", "content": _SAID}
+    question = {"role": "user", "content": "Hello"}
+    answer = {"role": "assistant", "content": _SAID}
     try:
-        text = str(tokenizer.apply_chat_template([asked, said], tokenize=False))
+        text = str(tokenizer.apply_chat_template([question, answer], tokenize=False))
     except Exception:  # a template is a program, which may raise anything
         return "", None
-    _, found, after = text.rpartition(_SAID)
+    _, separator, after = text.rpartition(_SAID)
     added = getattr(tokenizer, "added_tokens_decoder", {})
     for id, token in added.items():
-        if found and str(token) and after.lstrip().startswith(str(token)):
+        if separator and str(token) and after.lstrip().startswith(str(token)):
             return str(token), id
     return "", None

@@ -160,6 +160,6 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase, detokenizer: Detokenizer)
     """Return the special tokens that decode to no text: their ids by their names."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     also = set(getattr(tokenizer, "all_special_ids", ()))
-    found = {str(token): id for id, token in added.items() if token.special or id in also}
-    shown = detokenizer.decode_each([[id] for id in found.values()])
-    return {name: id for (name, id), text in zip(found.items(), shown, strict=True) if not text}
+    ids = {str(token): id for id, token in added.items() if token.special or id in also}
+    shown = detokenizer.decode_each([[id] for id in ids.values()])
+    return {name: id for (name, id), text in zip(ids.items(), shown, strict=True) if not text}

@@ -68,8 +68,8 @@ class Expand:
     @property
     def overrides(self) -> dict[str, Any]:
         """The sampling parameters that differ from those of the run."""
-        own = {name: getattr(self, name) for name in ("stop", "max_tokens", "temperature")}
-        return {name: value for name, value in own.items() if value is not None} | {
+        values = {name: getattr(self, name) for name in ("stop", "max_tokens", "temperature")}
+        return {name: value for name, value in values.items() if value is not None} | {
             "include_stop": True
         }
 

@@ -64,7 +64,7 @@ def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return
     if isinstance(name := schema.get("$ref"), str):
-        yield [[found] for found in [_resolve_reference(name, root)] if found is not None] or [[]]
+        yield [[ref] for ref in [_resolve_reference(name, root)] if ref is not None] or [[]]
     for key in ("anyOf", "oneOf"):
         if each := _list(schema.get(key)):
             yield [[way] for way in each]
@@ -96,14 +96,14 @@ def _resolve_reference(name: str, root: Any) -> Any:
     """Return the target of a reference within the schema; None for other references."""
     if not name.startswith("#"):
         return None
-    found = root
+    target = root
     for part in filter(None, name[1:].split("/")):
         part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-            found = found[int(part)]
+        if isinstance(target, list) and part.isdecimal() and int(part) < len(target):
+            target = target[int(part)]
         else:
-            found = found.get(part) if isinstance(found, dict) else None
-    return found
+            target = target.get(part) if isinstance(target, dict) else None
+    return target
 
 
 _TOKEN: Final = re.compile(

@@ -41,12 +41,16 @@ def reasoning_arguments(template: Mapping[str, Any], tokenizer: Any) -> dict[str
     Raises:
         InputError: the template has no such argument, or jinja2 is missing.
     """
-    found = dict(template)
-    asked = found.get(NAME)
-    if asked not in CHOICES or not isinstance(asked, str):
-        return found  # no argument, or one that the template itself defines
-    del found[NAME]
-    return {**_get_reasoning_arguments(asked, tokenizer), **found} if asked != "auto" else found
+    arguments = dict(template)
+    choice = arguments.get(NAME)
+    if choice not in CHOICES or not isinstance(choice, str):
+        return arguments  # no argument, or one that the template itself defines
+    del arguments[NAME]
+    return (
+        {**_get_reasoning_arguments(choice, tokenizer), **arguments}
+        if choice != "auto"
+        else arguments
+    )
 
 
 def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:

@@ -190,8 +190,8 @@ class StopConditionsCache:
 
 
 def _structure(params: SamplingParams) -> dict[str, Any]:
-    given = {name: getattr(params, name) for name in STRUCTURES}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(params, name) for name in STRUCTURES}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _make(
@@ -213,7 +213,7 @@ def word_tokens(
     Raises:
         InputError: a word has no tokens, or a token that the model does not have.
     """
-    found: dict[tuple[int, ...], None] = {}
+    encoded: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, " " + word.lstrip()) if word.strip() else (word,):
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -221,8 +221,8 @@ def word_tokens(
                 raise InputError(
                     f"the bad word {word!r} has no tokens that the model can draw; leave it out"
                 )
-            found[tokens] = None
-    return tuple(found)
+            encoded[tokens] = None
+    return tuple(encoded)
 
 
 class StopStrings:
@@ -254,11 +254,11 @@ class StopStrings:
             text: The text to search.
             after: Stop strings that end within this many first characters do not count. Default: 0.
         """
-        found = [
+        candidates = [
             (text.find(stop, max(after - len(stop) + 1, 0)), order, stop)
             for order, stop in enumerate(self.stops)
         ]
-        position, _, stop = min((f for f in found if f[0] >= 0), default=(-1, 0, ""))
+        position, _, stop = min((f for f in candidates if f[0] >= 0), default=(-1, 0, ""))
         return (position, stop) if stop else None
 
     def find_stop(
@@ -283,8 +283,8 @@ class StopStrings:
             return None
         text = self._detokenizer.text(prompt_tokens, tokens)
         before = self._detokenizer.text(prompt_tokens, tokens[:since]) if since else ""
-        found = self.find(text, len(before))
-        return (text[: found[0]], found[1]) if found else None
+        hit = self.find(text, len(before))
+        return (text[: hit[0]], hit[1]) if hit else None
 
     def _in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
         """Whether a stop string may end in the text of the last num_new tokens."""

@@ -110,13 +110,13 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
                 f"{params.thinking_end!r}"
             )
         tags = Tags(tags.open, tags.close, params.thinking_end)
-    found = ThinkingTags(tags, tokenizer)
+    thinking = ThinkingTags(tags, tokenizer)
     if has_budget and (ends := [stop for stop in params.stops if stop in tags.end]):
         raise InputError(
             f"stop string {ends[0]!r} would end a sample in the text that closes its thinking, "
             f"{tags.end!r}; leave it out, or give another thinking_end"
         )
-    return found
+    return thinking
 
 
 class ThinkingTags:
@@ -207,8 +207,8 @@ class ThinkingTags:
         num, budget = self._num_thinking(tokens), params.max_thinking_tokens
         if budget is not None:
             due = self._budget_ends(prompt, tokens, budget)
-            given = tuple(map(int, tokens[due : due + len(self.end)]))
-            if due < num and given == self.end[: len(given)]:
+            forced = tuple(map(int, tokens[due : due + len(self.end)]))
+            if due < num and forced == self.end[: len(forced)]:
                 return due + len(self.end)
         return num
 

@@ -177,10 +177,10 @@ def encode_texts(
     Raises:
         InputError: a text has half of a surrogate pair.
     """
-    found = _encode_shared(texts, tokenizer, add_special_tokens=add_special_tokens)
+    encoded = _encode_shared(texts, tokenizer, add_special_tokens=add_special_tokens)
     if add_special_tokens:
-        warn_of_double_bos(tokenizer, found)
-    return found
+        warn_of_double_bos(tokenizer, encoded)
+    return encoded
 
 
 def _encode_shared(
@@ -268,8 +268,8 @@ class PromptAppender:
         Raises:
             InputError: the text has half of a surrogate pair.
         """
-        if found := describe_lone_surrogate(text):
-            raise InputError(f"text {found}")
+        if problem := describe_lone_surrogate(text):
+            raise InputError(f"text {problem}")
         if prompt.rows is None:
             self._read(prompt, tokens)
         if prompt.text is None:
@@ -330,8 +330,8 @@ def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids
 
     if not text:
         return np.empty(0, dtype=np.int32)
-    if found := describe_lone_surrogate(text):
-        raise InputError(f"text {found}")
+    if problem := describe_lone_surrogate(text):
+        raise InputError(f"text {problem}")
     before = tokenizer.decode(tail.tolist(), clean_up_tokenization_spaces=False)
     alone = encode(before)
     # Joint encoding is usable only if the tail's text encodes to the tail's last token.

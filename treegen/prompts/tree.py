@@ -151,16 +151,16 @@ def expansions_of(root: Node) -> list[Expansion]:
     Raises:
         TreeError: some node is sampled, or no node generates levels.
     """
-    found = _walk(root)
-    sampled = [name for name, path in found.items() if not path[-1].expand]
+    paths = _walk(root)
+    sampled = [name for name, path in paths.items() if not path[-1].expand]
     if sampled:
         raise TreeError(
             f"node {sampled[0]!r} is sampled (a leaf is, unless samples=0), but others generate "
             "levels (expand); run the two kinds as two trees"
         )
-    if not found:
+    if not paths:
         raise TreeError("the tree generates no levels; give at least one node expand=[Expand(...)]")
-    return [Expansion(name, path, tuple(path[-1].expand)) for name, path in found.items()]
+    return [Expansion(name, path, tuple(path[-1].expand)) for name, path in paths.items()]
 
 
 def has_expansions(root: Node) -> bool:
@@ -174,13 +174,13 @@ def prompts_of(root: Node) -> list[Prompt]:
     Raises:
         TreeError: no node is sampled, or some node generates levels.
     """
-    found = _walk(root)
-    for name, path in found.items():
+    paths = _walk(root)
+    for name, path in paths.items():
         if path[-1].expand:
             raise TreeError(f"node {name!r} generates levels (expand); run its tree by LLM.expand")
-    if not found:
+    if not paths:
         raise TreeError("the tree has no samples; give at least one node samples >= 1")
-    return [Prompt(name, path, path[-1].num_samples) for name, path in found.items()]
+    return [Prompt(name, path, path[-1].num_samples) for name, path in paths.items()]
 
 
 def as_list(name: str, values: Iterable[Any]) -> list[Any]:
@@ -224,7 +224,7 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
     """Return the paths to the nodes that are sampled or generate levels, by id, depth first."""
     if not isinstance(root, Node):
         raise TreeError(f"the tree is a {type(root).__name__}; give its root Node")
-    found: dict[str, tuple[Node, ...]] = {}
+    paths: dict[str, tuple[Node, ...]] = {}
     # The nodes from the root to the current node. A stack replaces recursion, because a chain of
     # thoughts may be deeper than the interpreter's recursion limit.
     path: list[Node] = []
@@ -244,9 +244,9 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
             )
         if node.num_samples or node.expand:
             name = _name(node, indices)
-            if name in found:
+            if name in paths:
                 raise TreeError(f"two sampled nodes have the id {name!r}; ids must be unique")
-            found[name] = tuple(path)
+            paths[name] = tuple(path)
 
     enter(root, 0)
     next_child = [0]
@@ -259,7 +259,7 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
         else:
             for stack in (path, indices, sources, next_child):
                 stack.pop()
-    return found
+    return paths
 
 
 def _name(node: Node, indices: Sequence[int]) -> str:
@@ -280,8 +280,8 @@ def _as_levels(levels: object) -> tuple[Expand, ...]:
 
 def _check_content(content: object) -> None:
     if isinstance(content, str):
-        if found := describe_lone_surrogate(content):
-            raise TreeError(f"content {found}")
+        if problem := describe_lone_surrogate(content):
+            raise TreeError(f"content {problem}")
         return
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise TreeError(
@@ -331,8 +331,8 @@ def _check_message(index: int, message: object) -> None:
                 f"content[{index}][{key!r}] is {message.get(key)!r}; a chat message is "
                 '{"role": "...", "content": "..."}, both strings'
             )
-        if found := describe_lone_surrogate(message[key]):
-            raise TreeError(f"content[{index}][{key!r}] {found}")
+        if problem := describe_lone_surrogate(message[key]):
+            raise TreeError(f"content[{index}][{key!r}] {problem}")
 
 
 def check_parts(name: str, parts: Sequence[object]) -> None:
@@ -361,5 +361,5 @@ def check_parts(name: str, parts: Sequence[object]) -> None:
                 f'{where} is {part!r:.80}; a part is {{"type": "text", "text": "..."}} or '
                 '{"type": "image", "image": ...}'
             )
-        if found := describe_lone_surrogate(text):
-            raise TreeError(f"{where} {found}")
+        if problem := describe_lone_surrogate(text):
+            raise TreeError(f"{where} {problem}")

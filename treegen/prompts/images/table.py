@@ -255,10 +255,10 @@ class ImageTable:
         return first
 
     def _digest(self, picture: Image) -> str:
-        found = hashlib.sha256(self._settings)
-        found.update(f"{picture.mode} {picture.size}".encode())
-        found.update(picture.tobytes())
-        return found.hexdigest()
+        digest = hashlib.sha256(self._settings)
+        digest.update(f"{picture.mode} {picture.size}".encode())
+        digest.update(picture.tobytes())
+        return digest.hexdigest()
 
     def _process(
         self, digest: str, picture: Image, source: Source
@@ -379,17 +379,17 @@ class MRopePositions:
             shift: The shift of the first token.
         """
         places_T = np.arange(start, start + len(tokens))
-        found = np.broadcast_to(places_T + shift, (3, len(tokens))).copy()
+        positions_3T = np.broadcast_to(places_T + shift, (3, len(tokens))).copy()
         if not self._table.has_images(tokens):
-            return found
+            return positions_3T
         for image, at in self._table.pieces(tokens):
             index = tokens[at].astype(np.int64) - image.first
             begin = start + int(at[0]) - int(index[0]) + shift
-            found[:, at] = begin + self._of(image)[:, index]
+            positions_3T[:, at] = begin + self._of(image)[:, index]
             if index[-1] == image.num - 1:
                 shift += self._advance(image) - image.num
-                found[:, at[-1] + 1 :] = places_T[at[-1] + 1 :] + shift
-        return found
+                positions_3T[:, at[-1] + 1 :] = places_T[at[-1] + 1 :] + shift
+        return positions_3T
 
     def _of(self, image: PlacedImage) -> NDArray[np.int64]:
         if image.digest not in self._positions:

@@ -151,8 +151,8 @@ def check_length(tree: Node, tokenizer: Any, spec: ModelSpec, *, drawn: bool = T
         TreeError: the tree has no samples, or generates levels.
         ContextError: a prompt is too long for the model's context.
     """
-    if found := longer_prompt(tree, tokenizer, spec.context_length - drawn):
-        raise _too_long(*found, spec, least="at least ", drawn=drawn)
+    if too_long := longer_prompt(tree, tokenizer, spec.context_length - drawn):
+        raise _too_long(*too_long, spec, least="at least ", drawn=drawn)
 
 
 def _too_long(

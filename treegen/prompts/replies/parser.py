@@ -158,8 +158,8 @@ class ReplyParser:
 
     def _find(self, marks: tuple[str, ...]) -> tuple[int, str]:
         """Return where the text surely without marks ends, and the complete mark there, if any."""
-        found = [(at, -len(mark), mark) for mark in marks if (at := self._text.find(mark)) >= 0]
-        at, _, mark = min(found, default=(len(self._text), 0, ""))
+        matches = [(at, -len(mark), mark) for mark in marks if (at := self._text.find(mark)) >= 0]
+        at, _, mark = min(matches, default=(len(self._text), 0, ""))
         if not self._ended and any(self._is_longer(each, mark, at) for each in marks):
             return at, ""
         if mark or self._ended:

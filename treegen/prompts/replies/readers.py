@@ -82,8 +82,8 @@ def json_calls(
     """
     calls: list[ToolCall] = []
     while True:
-        found = scan.json()
-        for each in found if isinstance(found, list) else [found]:
+        value = scan.json()
+        for each in value if isinstance(value, list) else [value]:
             calls.append(_json_call(each, strict, new_id))
         scan.space()
         if scan.at < len(scan.text) and scan.text[scan.at] == ";":
@@ -292,9 +292,9 @@ def make_closed_reader(reader: Reader, end: str) -> Reader:
     """Return a reader that also reads the mark `end` after the block."""
 
     def read(scan: Scan, tools: ToolSchemas) -> Read:
-        found = reader(scan, tools)
+        contents = reader(scan, tools)
         scan.close(end)
-        return found
+        return contents
 
     return read
 

@@ -44,9 +44,9 @@ class Scan:
 
     def space(self) -> None:
         """Skip space."""
-        found = _SPACE.match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
+        match = _SPACE.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
 
     def is_over(self) -> bool:
         """Whether nothing follows."""
@@ -102,13 +102,13 @@ class Scan:
 
     def name(self) -> str:
         """Skip a name, and return it."""
-        found = _NAME.match(self.text, self.at)
-        if (found.end() if found else self.at) == len(self.text) and not self.ended:
+        match = _NAME.match(self.text, self.at)
+        if (match.end() if match else self.at) == len(self.text) and not self.ended:
             raise NeedMoreText
-        if found is None:
+        if match is None:
             raise NotACall("a name is missing")
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]
 
     def json(self) -> Any:
         """Skip space and a JSON object or array, and return the value."""
