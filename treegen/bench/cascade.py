@@ -200,7 +200,7 @@ class Cascade:
             stop_G: Row after the last of each group, `[G]`.
             pages_GP: The pages of each group, `[G, P]`.
             keys: Keys of each group.
-            first: Position of the first key in the pages.
+            first: Position of the first key of each group.
         """
 
         def ints(values: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class NoAttention:
 
         Args:
             levels: The levels of the pass.
-            positions_T: Positions of the query rows, `[T]`; None if no level is masked.
+            positions_T: Position of each query row, `[T]`; needed if a level is causal.
             device: The device of the pass.
         """
         return choose("auto", device).prepare(levels, positions_T, device)

@@ -53,7 +53,7 @@ class ExpertSize:
     per_row: int
 
     def read(self, rows: float) -> float:
-        """Return the expected numbers of weights that a step of `rows` rows reads."""
+        """Return the expected number of weights that a step of `rows` rows reads."""
         return self.weights * self.num * float(1 - (1 - self.per_row / self.num) ** rows)
 
 
