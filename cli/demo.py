@@ -1,4 +1,4 @@
-"""`treegen demo`: a tour of treegen with the model that comes with it, on a CPU and offline."""
+"""`treegen demo`: a tour of treegen with the bundled model, on a CPU and offline."""
 
 import os
 import time
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treegen.evals.scoring.code_execution import ExecutionOptions
     from treegen.llm import LLM
 
-# What a user would give for each part of the tour; the rest is the demo model's defaults.
+# The options that a user would type for each part; the others have the demo model's defaults.
 _WORDS: Final = {"task": "gsm8k", "limit": "20"}
 _GRID: Final = {
     "task": "needle-grid",
@@ -29,7 +29,7 @@ _METHODS: Final = ("sample", "tot-dfs")
 
 @dataclass(frozen=True, slots=True)
 class _Tour:
-    """The loaded model, and where the runs go."""
+    """The loaded model, and the directory of the runs."""
 
     llm: "LLM"
     path: Path
@@ -38,7 +38,7 @@ class _Tour:
     def evaluate(
         self, asked: dict[str, Any], execution: "ExecutionOptions | None" = None
     ) -> "EvaluationResult":
-        """Run one evaluation as `treegen eval` would."""
+        """Run one evaluation as `treegen eval` does."""
         from treegen.evals.pipeline.evaluation import evaluate_all
         from treegen.evals.pipeline.execution import ModelLoader
 
@@ -53,7 +53,7 @@ class _Tour:
         )[0]
 
     def search(self, asked: dict[str, Any], method: str) -> "SearchRunResult":
-        """Search a task's problems as `treegen search` would."""
+        """Search a task's problems as `treegen search` does."""
         from treegen.evals.pipeline.execution import ModelLoader
         from treegen.evals.pipeline.search import search_all
 
@@ -71,7 +71,7 @@ class _Tour:
         from treegen import demo
 
         given = demo.fill_defaults(asked, **how)
-        del given["model"]  # it is loaded
+        del given["model"]  # the model is loaded already
         return given.pop("task"), given
 
 
@@ -147,8 +147,8 @@ def _load() -> "LLM":
     from treegen import demo
     from treegen.llm import LLM
 
-    # In one thread: with so small a model, threads mostly wait for each other. The judge gets the
-    # other cores.
+    # One thread: with such a small model, threads mostly wait for each other. The sandboxed
+    # programs get the other cores.
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     return LLM(demo.NAME, compile=False)  # compiling takes longer than most parts of the tour

@@ -1,4 +1,4 @@
-"""`treegen eval`: sample tasks with a model, score them, and leave run directories behind."""
+"""`treegen eval`: sample tasks with a model, score the samples, and write run directories."""
 
 from contextlib import closing
 from functools import partial

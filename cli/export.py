@@ -7,7 +7,7 @@ import click
 
 from treegen.cli.options.options import QUIET, add_option_groups
 
-# As in `treegen.report.exchange`, whose import is slow.
+# Copied from `treegen.report.exchange`, whose import is slow.
 _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 
 

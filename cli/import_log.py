@@ -1,4 +1,4 @@
-"""`treegen import`: a log of another tool as run directories."""
+"""`treegen import`: convert another tool's log to run directories."""
 
 from pathlib import Path
 

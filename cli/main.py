@@ -1,8 +1,8 @@
 """The `treegen` command: finds its subcommands, and turns every error into one line.
 
-The module of a command is imported when the command runs. Libraries that are slow to import come
-later still. So help answers at once. Exit codes: 0 done, 1 less done than planned, 2 an error that
-the user can mend, 128 plus the number of a signal.
+A command's module is imported when the command runs, and slow libraries later still, so help
+answers at once. Exit codes: 0 done, 1 less done than planned, 2 an error that the user can fix, 128
+plus the number of a signal.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from treegen.cli.terminal.streams import guarded_streams
 from treegen.common.formatting import safe_text
 from treegen.errors import ModelWarning, TreegenError
 
-# Under the titles of the list of commands: name -> the help that the list shows.
+# By title in the list of commands: name -> the help that the list shows.
 _GROUPS: Final = {
     "Run": {
         "eval": "Sample a task with a model and score it.",
@@ -72,12 +72,12 @@ Completion of words, in the start file of a shell:
   fish  _TREEGEN_COMPLETE=fish_source treegen | source
 """
 
-# The message of torch when the host has no memory left. Torch has no error class for it.
+# torch's message when the host has no memory left. torch has no error class for this.
 _CPU_ALLOCATOR: Final = "DefaultCPUAllocator: can't allocate memory"
 
 
 class Failure(click.ClickException):
-    """Something that the user can mend, in one line."""
+    """An error that the user can fix, in one line."""
 
     exit_code = 2
 
@@ -87,14 +87,14 @@ class Failure(click.ClickException):
 
 
 class LazyGroup(click.Group):
-    """Commands that are imported when they are asked for."""
+    """Commands that are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of the table."""
         return [name for name, module in _MODULES.items() if find_spec(module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; None if there is none of that name."""
+        """Import one command; return None if there is none with the name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = import_module(_MODULES[cmd_name]).command
@@ -103,10 +103,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name, or suggest what may have been meant."""
+        """Return the command that the arguments name, or suggest similar names."""
         names = self.list_commands(ctx)
         unknown = args and args[0] not in names and not args[0].startswith("-")
-        if unknown and not ctx.resilient_parsing:  # a shell that completes a word gets no message
+        if unknown and not ctx.resilient_parsing:  # shell completion gets no message
             close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
             raise Failure(f"there is no command {args[0]!r}; {hint}")
@@ -133,17 +133,17 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
     def _get_invoked_command(self, ctx: click.Context) -> click.Command | None:
-        """Return the subcommand that click has resolved, None before that."""
+        """Return the subcommand that click has resolved; None before that."""
         name = ctx.invoked_subcommand
         return None if name is None else self.get_command(ctx, name)
 
 
 @contextmanager
 def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
-    """Turn errors that the user can mend into a Failure. No other place does it.
+    """Turn errors that the user can fix into a Failure. No other place does this.
 
     Args:
-        command: Returns the command whose flags stand for arguments in messages.
+        command: Returns the command whose flags replace argument names in messages.
     """
     try:
         yield
@@ -196,7 +196,7 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run the command line; returns the exit code: 0, or that of a signal."""
+    """Run the command line; return the exit code: 0, or that of a signal."""
     with guarded_streams():
         try:
             with raising_signals():

@@ -1,4 +1,4 @@
-"""`treegen models`: which models run and how, and what becomes of one."""
+"""`treegen models`: which models run and how, and how one checkpoint would be run."""
 
 from typing import TYPE_CHECKING, Any
 

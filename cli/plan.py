@@ -1,4 +1,4 @@
-"""`treegen plan`: what a run would share, store and read, before any weight is loaded."""
+"""`treegen plan`: what a run would share, store and read, without loading weights."""
 
 from typing import Any
 

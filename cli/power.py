@@ -1,4 +1,4 @@
-"""`treegen power`: how many problems and samples it takes to see a difference."""
+"""`treegen power`: how many problems and samples show a difference."""
 
 from pathlib import Path
 from typing import Any

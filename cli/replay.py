@@ -1,4 +1,4 @@
-"""`treegen replay`: what stopping early would have saved of a run that drew everything."""
+"""`treegen replay`: what early stopping would have saved in a run that drew all samples."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`treegen report`: runs as one page that opens anywhere, and as plots."""
+"""`treegen report`: runs as one self-contained HTML page, and as plots."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`treegen score`: judge the samples of a run again, without its model."""
+"""`treegen score`: score the samples of a run again, without its model."""
 
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,6 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
         render.notice(f"{found.missing:,} of {planned:,} samples are not drawn yet")
     if not quiet:
         render.echo("")
-    # The shape of `treegen eval`, which may have several runs.
+    # The form of `treegen eval`, which may have several runs.
     render.json_line({"runs": [{"run": str(run), **render.without_parts(found.results)}]})
     render.exit_with_complaints([found.complaint] if found.complaint else [])

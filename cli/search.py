@@ -1,4 +1,4 @@
-"""`treegen search`: search for solutions step by step, and leave run directories behind."""
+"""`treegen search`: search for solutions step by step, and write run directories."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -20,7 +20,7 @@ def _either(names: Iterable[str]) -> str:
 
 
 def _of(knob: str, what: str) -> str:
-    """Return the help of a setting that few methods read: their names, and what it is."""
+    """Return the help of a setting that few methods read: their names, and its meaning."""
     return f"{', '.join(methods_with_setting(knob))}: {what}"
 
 

@@ -1,4 +1,4 @@
-"""`treegen selfcheck`: whether samples depend on what runs beside them, on this machine."""
+"""`treegen selfcheck`: whether samples depend on the rest of the batch, on this machine."""
 
 from typing import Any
 

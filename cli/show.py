@@ -1,4 +1,4 @@
-"""`treegen show`: a run in the terminal, as a whole, by problem, or as a tree."""
+"""`treegen show`: a run in the terminal: all of it, one problem, or one tree."""
 
 import sys
 from pathlib import Path
@@ -71,7 +71,7 @@ def command(
         found = run_document.problem_of(view, wanted)
         trees = run_document.trees_of(view, found, filter) if tree is not None else []
         if written_as is not None:
-            # For another program, so nothing else is printed.
+            # The output is for another program, so nothing else is printed.
             write = to_dot if written_as == "dot" else to_mermaid
             for each in trees:
                 echo(write(each).removesuffix("\n"))
@@ -81,7 +81,7 @@ def command(
             for each in trees if not quiet else ():
                 name = run_document.tree_name(each) if len(trees) > 1 else found.id
                 echo(run_document.tree_title(each, name))
-                # A file or a pipe has no width, so a wide one is taken.
+                # A file or a pipe has no width, so use a wide one.
                 width = None if sys.stdout.isatty() else _WIDTH
                 console = Console(file=sys.stdout, width=width, highlight=False)
                 console.print(each.draw(full=full))

@@ -1,4 +1,4 @@
-"""`treegen tasks`: what can be evaluated."""
+"""`treegen tasks`: the tasks that can be evaluated."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`treegen usc`: the model picks the most consistent of its samples, problem by problem."""
+"""`treegen usc`: the model picks its most consistent sample of each problem."""
 
 from pathlib import Path
 from typing import Any

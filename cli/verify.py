@@ -1,4 +1,4 @@
-"""`treegen verify`: a reward model or a verifier scores the samples of a run."""
+"""`treegen verify`: score the samples of a run with a reward model or a verifier."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`treegen watch`: the page of runs that are under way, in a browser on this machine."""
+"""`treegen watch`: the page of running runs, in a browser on this machine."""
 
 import os
 from contextlib import suppress
@@ -47,11 +47,11 @@ def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **aske
     from treegen.runs import graceful_signals
 
     watched = WatchedPage(found, asked=asked, every=every)
-    # The run goes first.
+    # Lower the priority of this process, because the runs come first.
     with suppress(OSError, AttributeError):
         os.nice(10)
     with graceful_signals() as stop, make_server(watched, port) as server:
-        # What cannot be shown at all is told here rather than in the browser.
+        # Report runs that cannot be shown here rather than in the browser.
         watched.page()
         url = f"http://{HOST}:{server.server_port}/"
         if not quiet:

@@ -1,4 +1,4 @@
-"""`treegen bench`: measure this machine, and print what was measured."""
+"""`treegen bench`: measure this machine, and print the measurements."""
 
 import click
 

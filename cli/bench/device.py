@@ -1,4 +1,4 @@
-"""The parts of `treegen bench` that compare the engine with the limits of the device."""
+"""The subcommands of `treegen bench` that compare the engine with the device's limits."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 
 def _some_of(flag: str, known: tuple[str, ...], told: str, **how: Any) -> Decorator:
-    """Return the option of names with commas between."""
+    """Return the option of a comma-separated list of known names.
+
+    Args:
+        flag: The name of the option.
+        known: The allowed names.
+        told: Its help text.
+        how: Further arguments of `click.option`.
+    """
 
     def check(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...] | None:
         if text is None:
@@ -188,7 +195,7 @@ def decode(shape: str | None, **params: Any) -> None:
 
 
 def _speculate(shape: str | None, asked: "DecodeOptions", options: dict[str, Any]) -> None:
-    """Time jobs of recorded samples without guesses and with them."""
+    """Time jobs of recorded samples without speculation and with it."""
     known = shape_or_model(shape, options["model"], "llama3-8b")
     from treegen.bench.suite import time_guesses
     from treegen.cli.terminal import render
@@ -256,7 +263,7 @@ def _experiments(
 def _run(
     cases: "list[Case]", shape: str | None, default: str, options: dict[str, Any], title: str = ""
 ) -> "tuple[list[WorkloadResult], dict[str, Any]]":
-    """Measure cases on a shape or a checkpoint and print a table; returns the results."""
+    """Measure cases on a shape or a checkpoint, print a table, and return the results."""
     from treegen.bench.decoding.result import Settings
     from treegen.model.options import EngineOptions
 

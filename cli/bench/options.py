@@ -1,4 +1,4 @@
-"""What the parts of `treegen bench` share: options and their checks."""
+"""Options that the subcommands of `treegen bench` share, and their checks."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,7 +14,15 @@ _TYPES: Final = ("auto", "float32", "bfloat16", "float16")
 def bounded_option(
     flag: str, is_good: Callable[[Any], bool], must: str, *more: str, **how: Any
 ) -> Decorator:
-    """Return an option whose value is refused unless it is good. must: what it must be."""
+    """Return an option that rejects values outside a bound.
+
+    Args:
+        flag: The name of the option.
+        is_good: Whether a value is allowed.
+        must: What the value must be, for the error message.
+        more: Further names of the option.
+        how: Further arguments of `click.option`.
+    """
 
     def check(_: click.Context, __: click.Parameter, value: Any) -> Any:
         if value is not None and not is_good(value):
@@ -27,13 +35,30 @@ def bounded_option(
 def count(
     flag: str, default: int | None, told: str, *more: str, least: int = 1, **how: Any
 ) -> Decorator:
-    """Return the option of a whole number, which is refused below `least`."""
+    """Return the option of a whole number.
+
+    Args:
+        flag: The name of the option.
+        default: Its default; None for none.
+        told: Its help text.
+        more: Further names of the option.
+        least: The smallest allowed number. Default: 1.
+        how: Further arguments of `click.option`.
+    """
     how = {"type": int, "default": default, "show_default": default is not None, **how}
     return bounded_option(flag, least.__le__, f"at least {least}", *more, help=told, **how)
 
 
 def counts(flag: str, told: str, *, least: int = 1, once: bool = True, **how: Any) -> Decorator:
-    """Return the option of whole numbers with commas between. once: leave out what is repeated."""
+    """Return the option of comma-separated whole numbers.
+
+    Args:
+        flag: The name of the option.
+        told: Its help text.
+        least: The smallest allowed number. Default: 1.
+        once: Whether to drop repeated numbers. Default: True.
+        how: Further arguments of `click.option`.
+    """
 
     def check(_: click.Context, __: click.Parameter, text: str | None) -> list[int] | None:
         if text is None:
@@ -54,7 +79,7 @@ def _check_size(_: click.Context, __: click.Parameter, size: str | None) -> str 
 
 
 def _check_model(_: click.Context, __: click.Parameter, model: str | None) -> str | None:
-    """Refuse a checkpoint that is not there or lacks weights."""
+    """Reject a checkpoint that does not exist or has no weights."""
     from treegen.model.checkpoint.files import check_weights, locate
 
     if model is not None:
@@ -82,7 +107,7 @@ DEVICE: Final = (
     ),
     JSON,
 )
-# A model of a shape or a checkpoint, and how an engine is made of it.
+# Options that choose a shape or a checkpoint, and how its engine is made.
 ENGINE: Final = (
     click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape."),
     count("--repeats", 3, "Runs that are timed, after one that is not."),
@@ -106,7 +131,14 @@ CHECKPOINT: Final = click.option(
 def shape_or_model(
     shape: str | None, model: str | None, default: str, *, images: bool = False
 ) -> str | None:
-    """Return the name of a shape, None for a checkpoint. default: where neither is given."""
+    """Return the name of a shape, or None for a checkpoint.
+
+    Args:
+        shape: The user's shape, if any.
+        model: The user's checkpoint, if any.
+        default: The shape if the user names neither.
+        images: Whether prompts have images. Default: False.
+    """
     from treegen.bench.vision import check_shape
 
     if shape and model:

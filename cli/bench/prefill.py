@@ -1,4 +1,4 @@
-"""`treegen bench prefill`: small prefill passes beside their roofline."""
+"""`treegen bench prefill`: small prefill passes compared with their roofline."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`treegen bench score`: given texts scored below one prompt, beside transformers."""
+"""`treegen bench score`: scoring of given texts below one prompt, against transformers."""
 
 from typing import Any
 

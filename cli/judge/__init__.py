@@ -109,9 +109,9 @@ def command(
     from treegen.errors import InputError
     from treegen.evals.judging.statistics.sample_size import check_half_width
 
-    # How a judge is loaded; --judge names it.
+    # The options that say how a judge is loaded; --judge names the judge.
     engine = collect_choices({name: params.pop(name) for name in [*params] if name in MODEL_ARGS})
-    # A flag that was not given is None or False, and --temperature 0 is neither.
+    # Drop unset flags, which are None, () or False. --temperature 0 stays, because 0 is not False.
     how = {name: value for name, value in params.items() if value is not None and value != ()}
     how = {name: value for name, value in how.items() if value is not False or name == "chat"}
     if half_width is not None:

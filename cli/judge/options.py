@@ -1,4 +1,4 @@
-"""The options of judges, which `treegen judge` and `treegen eval` share, and what they do there."""
+"""The options of judges, which `treegen judge` and `treegen eval` share, and their effect."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from treegen.api.judge_plan import JudgingPlan
     from treegen.api.judging import Judgings
 
-# What a judge has of how the model of the run is loaded.
+# The settings of the run's model that apply to judges too.
 _SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remote_code")
 JUDGE = add_options(
     click.option(
@@ -45,15 +45,15 @@ JUDGE = add_options(
 def plan_judging(
     judge: tuple[str, ...], how: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> "JudgingPlan | None":
-    """Return how the samples of an evaluation are to be judged, checked before any is drawn.
+    """Return how the samples of an evaluation will be judged, checked before any is drawn.
 
     Args:
-        judge: the judges that the user names.
-        how: the rubric, the wordings and the kind of verdicts, by name; None where not given.
-        asked: how the run's own model is loaded.
+        judge: The judges that the user names.
+        how: The rubric, the wordings and the kind of verdicts, by name; None if not set.
+        asked: How the run's own model is loaded.
 
     Raises:
-        TreegenError: the samples cannot be judged so.
+        TreegenError: the samples cannot be judged in this way.
     """
     from treegen.api.judge_plan import JudgingPlan
     from treegen.errors import InputError
@@ -68,13 +68,13 @@ def plan_judging(
 
 
 def loading_of(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a judge is loaded, of how the run's own model is."""
-    # The type of one model's weights is not that of another's.
+    """Return how a judge is loaded, derived from how the run's own model is loaded."""
+    # Others, such as the type of the weights, differ from model to model.
     return {name: asked[name] for name in _SHARED if name in asked}
 
 
 def show_judged(found: "Judgings", *, quiet: bool) -> None:
-    """Print what models say of a run."""
+    """Print the judges' verdicts on a run."""
     from treegen.cli.terminal.render import echo, notice
     from treegen.common.formatting import safe_text
 

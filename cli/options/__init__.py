@@ -1,1 +1,1 @@
-"""What a user has typed: options that commands share, pairs of names and values, workers."""
+"""Parsing of the command line: options that commands share, name=value pairs, workers."""

@@ -6,7 +6,7 @@ import click
 
 from treegen.cli.options import config
 
-# Of each group its title, whether --help shows it, and the parameters in it. Commands share it.
+# For each group: its title, whether --help shows it, and its parameters. Commands share it.
 _GROUPS: Final = (
     (
         "Task and data",
@@ -58,7 +58,7 @@ _GROUPS: Final = (
         "_click_default_help help_all",
     ),
 )
-# Further names of options, as other tools have them; only --help-all shows them.
+# Alternative names of options, from other tools; only --help-all shows them.
 _OF_OTHERS: Final = (
     "--batch-size",
     "--confirm-run-unsafe-code",
@@ -74,7 +74,7 @@ _ALL: Final = f"{__name__}.all"
 class GroupedCommand(click.Command):
     """A command with many options.
 
-    examples: command lines that its help begins with.
+    examples: command lines at the start of its help.
     file: whether it takes options from a file.
     """
 
@@ -86,7 +86,7 @@ class GroupedCommand(click.Command):
         self.params += [*(config.options() if file else ()), _help_all()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options, with those of a file."""
+        """Parse the options, including those of a file."""
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -106,7 +106,7 @@ class GroupedCommand(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups of options that were asked for."""
+        """Write the groups of options that were requested."""
         everything = bool(ctx.meta.get(_ALL))
         left = {param.name: param for param in self.get_params(ctx)}
         hidden = 0
@@ -127,7 +127,7 @@ class GroupedCommand(click.Command):
 
 
 def _check_tasks(error: click.NoSuchOption) -> None:
-    """Raise UsageError if what is no option is an argument of some tasks, which -T gives."""
+    """Raise UsageError if an unknown option is an argument of some tasks, which belongs to -T."""
     from treegen.evals.arguments import known_arguments
     from treegen.tasks import get_task, list_tasks
 

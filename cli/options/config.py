@@ -1,6 +1,7 @@
-"""Options from a YAML file, `--config run.yaml`, and the file of a command line, `--print-config`.
+"""Options from a YAML file (`--config run.yaml`), and writing such a file (`--print-config`).
 
-A file has the names of options without dashes, and hyphens or underscores. What is typed wins.
+A file has the names of options without the leading dashes, with hyphens or underscores. Typed
+options override the file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,10 @@ from treegen.common.files.regular_files import read_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 
-# Whoever says these has to know what runs; a file may be somebody else's.
+# The user must type these permissions, because a file may come from somebody else.
 _PERMISSIONS: Final = ("allow_code_execution", "allow_task_code", "trust_remote_code")
 _NOT_STORED: Final = ("config", "print_config", "quiet", *_PERMISSIONS)
-# An argument of any number of tasks goes with the option that has more of them.
+# The argument for tasks, and the option that adds more tasks.
 _TASKS: Final = ("names", "more_names")
 
 
@@ -41,7 +42,7 @@ def options() -> list[click.Option]:
 
 
 def finish(ctx: click.Context) -> None:
-    """Let typed tasks win over those of the file, and print the options if that was asked for."""
+    """Let typed tasks override those of the file, and print the options if requested."""
     first, more = _TASKS
     if ctx.params.get(first) and ctx.get_parameter_source(more) is ParameterSource.DEFAULT_MAP:
         ctx.params[more] = ()
@@ -66,7 +67,7 @@ def _collect_given(ctx: click.Context) -> dict[str, Any]:
         value = ctx.params.get(name)
         if value is not None:
             key = next((opt for opt in param.opts if opt.startswith("--")), name).lstrip("-")
-            alone = getattr(param, "flag_value", None)  # such as that of --no-score
+            alone = getattr(param, "flag_value", None)  # for example of --no-score
             found[key] = True if value == alone else _plain(value)
     return found
 
@@ -81,7 +82,7 @@ def _read(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
 
 
 def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters that a file gives, as click takes them."""
+    """Yield the parameters in a file, in click's form."""
     params = {
         key: param
         for param in command.params
@@ -99,7 +100,7 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
             raise InputError(f"{path}: there is no option {word!r}{did_you_mean(str(word), known)}")
         if value is not None:
             taken = _value(params[key], key, value, path)
-            # Also where a list of settings has it, such as model-args.
+            # Also if it is in a list of settings, such as model-args.
             told = str(taken).replace("-", "_")
             if refused := [name for name in _PERMISSIONS if f"{name}=" in told]:
                 raise InputError(f"{path}: {refused[0]} has to be typed; see --help-all")
@@ -138,7 +139,7 @@ def _value(param: click.Parameter, key: str, value: Any, path: str) -> Any:
         return ",".join(f"{name}={_text(each, pair=True)}" for name, each in value.items())
     if isinstance(value, list):
         return ",".join(map(_text, value))
-    # An option that may stand alone, such as --resume.
+    # The value of an option that needs no argument, such as --resume.
     alone = getattr(param, "flag_value", None)
     return alone if value is True and isinstance(alone, str) else _text(value)
 

@@ -1,4 +1,4 @@
-"""The options that several commands share, and the settings that they stand for."""
+"""The options that several commands share, and their translation into settings."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ def _hyphens(name: str) -> str:
     return name.replace("_", "-")
 
 
-# --top_p counts as --top-p.
+# --top_p is accepted as --top-p.
 CONTEXT: Final = {
     "token_normalize_func": _hyphens,
     "help_option_names": ["-h", "--help"],
@@ -380,7 +380,7 @@ _REPORT: Final = (
         "weighted, borda=P, top=SHARE or best.",
     ),
 )
-# Flags for which leaving them out is not the same as --no-.
+# Flags whose absence means something other than their --no- form.
 _DENIABLE: Final = ("fewshot_as_multiturn", "score")
 WRITE_OUT: Final = click.option(
     "--write-out", is_flag=True, help="Print each task's first prompt, as the model gets it."
@@ -436,7 +436,7 @@ def add_option_groups(*groups: str) -> Decorator:
 
 
 def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the user gave, by the names of settings, and nothing else."""
+    """Return the options that the user typed, by the names of settings."""
     # Its package is slow to import, and help does not need it.
     from treegen.evals.arguments import read_arguments
 
@@ -468,7 +468,12 @@ def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
 def pop_execution_options(
     params: dict[str, Any], *, anew: bool = False
 ) -> "ExecutionOptions | None":
-    """Take the permission to run programs out of a command's parameters; None without it."""
+    """Remove the permission to run programs from a command's parameters; None without it.
+
+    Args:
+        params: The parameters; the permission is removed from them.
+        anew: Whether samples that have a verdict are judged again. Default: False.
+    """
     from treegen.evals.pipeline.program_scoring import make_execution_options
 
     names = ("allow_code_execution", "sandbox", "num_workers")
@@ -476,7 +481,7 @@ def pop_execution_options(
 
 
 def task_names(params: dict[str, Any]) -> list[str]:
-    """Take the tasks out of the parameters, in the order in which the user named them."""
+    """Remove the tasks from the parameters, and return them in the user's order."""
     words = [*params.pop("names"), *params.pop("more_names")]
     folder = params.pop("include_path", None)
     names = [name for word in words for name in _expand_tasks(word, folder)]
@@ -489,7 +494,7 @@ def task_names(params: dict[str, Any]) -> list[str]:
 
 
 def _expand_tasks(word: str, folder: str | None) -> list[str]:
-    """Return the tasks in a word; in one that begins with lm-eval: all are lm-eval's."""
+    """Return the tasks in a word; if it begins with lm-eval:, all are lm-eval's."""
     # Its package is slow to import, and help does not need it.
     from treegen.evals.registry import LM_EVAL
 
@@ -501,7 +506,7 @@ def _expand_tasks(word: str, folder: str | None) -> list[str]:
 
 
 def _unescape(text: str) -> str:
-    # A shell has no easy way to type these characters.
+    # These characters are hard to type in a shell.
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
 
 
@@ -553,7 +558,16 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
-    """Return whole numbers that have commas between; raise InputError for any other text."""
+    """Return the comma-separated whole numbers in a text.
+
+    Args:
+        text: The text.
+        flag: The name of the option, for the error message.
+        least: The smallest allowed number. Default: 0.
+
+    Raises:
+        InputError: the text has another form.
+    """
     words = [word.strip() for word in text.split(",")]
     if not all(is_number(word, least) for word in words):
         raise InputError(
@@ -564,8 +578,8 @@ def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
 
 
 def is_number(word: str, least: int = 1) -> bool:
-    """Return whether a word is a whole number that is neither too small nor too large."""
-    # A count of digits first, for Python reads no number of thousands of digits.
+    """Whether a word is a whole number from `least` up to the largest allowed number."""
+    # Count the digits first, because Python rejects numbers with thousands of digits.
     is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST))
     return is_short and least <= int(word) <= _MOST
 

@@ -19,7 +19,7 @@ Reader = Callable[[str], Any]
 
 
 def _reader(annotation: str) -> Reader:
-    """Return what reads an option of a type, as the type is written."""
+    """Return the function that parses an option of the type with this annotation."""
     if "bool" in annotation:
         return _bool
     if "str" in annotation:
@@ -28,7 +28,7 @@ def _reader(annotation: str) -> Reader:
 
 
 def _readers(settings: type, *names: str) -> dict[str, Reader]:
-    """Return what reads each setting, or those of some names."""
+    """Return the parsers of all settings, or of those named."""
     kinds = {field.name: _reader(str(field.type)) for field in fields(settings)}
     return {name: kinds[name] for name in names or kinds}
 
@@ -51,7 +51,7 @@ GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "do_sample": _bool,
 }
 CONFIDENCE: Final[Mapping[str, Reader]] = {"top": int, "window": int, "keep": float, "warmup": int}
-# Names that other tools have for these.
+# Names that other tools use for these.
 ALIASES: Final = {
     name: FOREIGN[name]
     for name in ("pretrained", "batch_size", "max_gen_toks", "max_new_tokens", "until")
@@ -65,9 +65,17 @@ _MANY: Final = ("stop", "stop_token_ids", "bad_words")
 
 
 def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Return the values of comma-separated pairs; raise InputError for any other text.
+    """Return the values of comma-separated name=value pairs.
 
-    stop, stop_token_ids and bad_words may be given several times.
+    stop, stop_token_ids and bad_words may occur several times.
+
+    Args:
+        texts: The texts of the option, one for each time that it was typed.
+        flag: The name of the option, for error messages.
+        readers: The parser of each allowed name.
+
+    Raises:
+        InputError: a text has another form.
     """
     found: dict[str, Any] = {}
     for pair in (pair.strip() for text in texts for pair in text.split(",")):

@@ -1,1 +1,1 @@
-"""What a user sees and hears: lines, progress, flags in messages, and what signals do."""
+"""Terminal output: lines, progress, flags in messages, and signals."""

@@ -1,4 +1,4 @@
-"""Messages of the library, in the words of a command: what it calls `name=` is a flag here.
+"""Messages of the library with the command's flags in place of its argument names.
 
 The library names arguments in one of three ways: `max_tokens=` or `max_tokens=5` anywhere in a
 message, a name with an underscore, or any name at the start, before "must".
@@ -17,12 +17,12 @@ _VALUE: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\w.-]+"
 
 
 def rename_arguments(message: str, command: click.Command | None) -> str:
-    """Return a message with a command's flags in the place of the arguments that they stand for."""
+    """Return a message with argument names replaced by the command's flags."""
     flags = {} if command is None else _flags(command)
     if not flags or message.startswith("--"):  # the command's own message
         return message
     words = "|".join(sorted(flags, key=len, reverse=True))
-    # What stands in quotes or in a path is the user's own.
+    # Text in quotes or in a path comes from the user.
     inside = re.compile(rf"(?<![\w'\"/.=:-])({words})(?:(=)({_VALUE})?|(?![\w:]))(?!\()")
 
     def flag(found: re.Match[str]) -> str:
@@ -40,7 +40,7 @@ def rename_arguments(message: str, command: click.Command | None) -> str:
 
 
 def _flags(command: click.Command) -> dict[str, str]:
-    """Return for each argument of the library the flag by which a command takes it."""
+    """Return the command's flag for each argument of the library."""
     if isinstance(command, click.Group):
         found: dict[str, str] = {}
         for each in command.commands.values():

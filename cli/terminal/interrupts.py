@@ -1,4 +1,4 @@
-"""Signals while a command gets ready: the first one ends it at once, and cleans up."""
+"""Signals while a command starts: the first signal ends it at once, and cleans up."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -8,25 +8,25 @@ from typing import Final
 
 from treegen.common.signals import SIGNALS, StopFlag, expect_second, second_signal_handler
 
-# Some libraries swallow any exception while they are imported. Commands that take long also poll
-# this flag, so that the signal is not lost with the exception.
+# Some libraries swallow any exception during their import. So long-running commands also poll this
+# flag; otherwise the signal would be lost with the exception.
 received: Final = StopFlag()
 
 
 class Interrupted(BaseException):
-    """A signal asked the command to end. Only `main` catches it.
+    """A signal requested the end of the command. Only `main` catches it.
 
-    It is no KeyboardInterrupt, because click would turn that into "Aborted!" and exit code 1.
+    It is not a KeyboardInterrupt, which click would turn into "Aborted!" and exit code 1.
     """
 
     def __init__(self, signum: int) -> None:
-        """Note the signal's number. Notes of the exception say what is kept and what to do."""
+        """Record the signal's number. Notes on the exception say what is kept and what to do."""
         super().__init__(signum)
         self.signum = signum
 
     @property
     def exit_code(self) -> int:
-        """The exit code that a shell reports for a process that the signal ended."""
+        """The exit code that shells report for a process that the signal ended."""
         return 128 + self.signum
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Interrupted(BaseException):
 def raising_signals() -> Iterator[None]:
     """Make the first signal raise Interrupted; a second one ends the process at once.
 
-    Afterwards the signals have their default action, because the interpreter only ends then.
+    Afterwards the signals have their default action, because only the interpreter's exit remains.
     """
 
     def on_signal(signum: int, frame: FrameType | None) -> None:

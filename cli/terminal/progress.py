@@ -1,4 +1,4 @@
-"""Show how far a run is: a live view on a terminal, plain lines in a log."""
+"""Displays the progress of a run: a live view on a terminal, plain lines in a log."""
 
 import shlex
 import sys
@@ -20,16 +20,22 @@ if TYPE_CHECKING:
     from treegen.evals.config.base import BaseSettings
     from treegen.evals.progress.run_progress import RunProgress
 
-_SECONDS: Final = 10.0  # most seconds between lines of a log
-_LINES: Final = 10  # lines of a log at least, one for each tenth of the samples
-_LOOK: Final = 0.1  # seconds between looks at a run
+_SECONDS: Final = 10.0  # maximum seconds between lines of a log
+_LINES: Final = 10  # minimum lines of a log, one for each tenth of the samples
+_LOOK: Final = 0.1  # seconds between polls of a run
 
 
 class Terminal(Listener):
-    """A user who typed a command."""
+    """The terminal of a user who typed a command."""
 
     def __init__(self, *, quiet: bool, resume: str = "", flags: str = "") -> None:
-        """Tell little if quiet. resume: the command that continues a run. flags: at its end."""
+        """Create a terminal.
+
+        Args:
+            quiet: Whether to print only warnings.
+            resume: The command that continues a run.
+            flags: Flags to append to that command.
+        """
         self._quiet, self._resume, self._flags = quiet, resume, flags
 
     def warn(self, text: str) -> None:
@@ -42,7 +48,7 @@ class Terminal(Listener):
             notice(text)
 
     def loading(self, model: str) -> None:
-        """Print that a model is loaded; what transformers says meanwhile would mix with that."""
+        """Print that a model is being loaded, and suppress transformers' messages meanwhile."""
         from transformers.utils import logging
 
         logging.disable_progress_bar()
@@ -54,12 +60,12 @@ class Terminal(Listener):
         show_prompt(text, quiet=self._quiet)
 
     def track(self, steps: "Iterator[RunProgress]", title: str) -> None:
-        """Draw how far the run is."""
+        """Display the progress of the run."""
         show_progress(steps, title, quiet=self._quiet)
 
     @contextmanager
     def poll_interrupts(self) -> Iterator[Stop]:
-        """Let the first signal end what is under way; then Interrupted is raised."""
+        """Let the first signal end the work in progress, and then raise Interrupted."""
         with graceful_signals() as graceful:
 
             def stop() -> int | None:
@@ -75,15 +81,15 @@ class Terminal(Listener):
         unit: str,
         again: str = "give the command again",
     ) -> tuple[int, int]:
-        """Use up what yields how many of how many are stored.
+        """Consume an iterator of (stored, total) counts, displaying them.
 
         Args:
-            begin: is called with a function that says whether to stop.
-            unit: what is counted.
-            again: how the user goes on after a signal.
+            begin: Returns the iterator, given a function that says whether to stop.
+            unit: What is counted.
+            again: How the user continues after a signal.
 
         Returns:
-            How many of how many are stored at the end.
+            The last counts: how many are stored, and how many there are.
         """
         done = planned = 0
         try:
@@ -109,7 +115,13 @@ class Terminal(Listener):
 
 
 def show_progress(steps: "Iterator[RunProgress]", name: str, *, quiet: bool) -> None:
-    """Use up an iterator of progress, drawing it to stderr unless quiet."""
+    """Consume an iterator of progress, displaying it on stderr unless quiet.
+
+    Args:
+        steps: The progress of a run.
+        name: The title of the run.
+        quiet: Whether to display nothing.
+    """
     if quiet:
         for _ in steps:
             pass
@@ -136,10 +148,10 @@ def _draw_lines(steps: "Iterator[RunProgress]", name: str) -> None:
 
 
 def _draw_live(steps: "Iterator[RunProgress]", name: str) -> None:
-    """Use up an iterator of progress and show it in place on stderr.
+    """Consume an iterator of progress, and update a display of it on stderr.
 
-    There is a bar with the time left. Below it are tokens per second, pages, the accuracy with its
-    interval, and for each level of the tree the rows that are decoded below it.
+    There is a bar with the remaining time. Below it are tokens per second, pages, the accuracy with
+    its interval, and for each level of the tree the number of rows decoded below it.
     """
     from rich.console import Console
     from rich.live import Live
@@ -162,7 +174,7 @@ def _draw_live(steps: "Iterator[RunProgress]", name: str) -> None:
         bar.update(task, completed=latest.done, total=latest.planned, left=latest.time_left)
         return _view(bar, latest)
 
-    # Live redraws in a thread of its own, so the rate does not depend on the steps.
+    # Live redraws in its own thread, so the rate does not depend on the steps.
     with Live(get_renderable=draw, console=Console(stderr=True), refresh_per_second=4):
         due = 0.0
         for now in steps:

@@ -1,4 +1,4 @@
-"""Print notices, text, tables, pictures, and the JSON line at the end of a command."""
+"""Prints notices, text, tables, pictures, and the JSON line at the end of a command."""
 
 import json
 import sys
@@ -28,13 +28,19 @@ def notice(text: str) -> None:
 
 
 def in_flags(text: str) -> str:
-    """Return a text of the library with the flags of the running command for its arguments."""
+    """Return a library message with argument names replaced by the running command's flags."""
     ctx = click.get_current_context(silent=True)
     return rename_arguments(text, None if ctx is None else ctx.command)
 
 
 def read_run(path: Path, asked: Mapping[str, Any], *, quiet: bool) -> RunView:
-    """Read a run, and print what may surprise about it."""
+    """Read a run, and print its notices.
+
+    Args:
+        path: The directory of the run.
+        asked: Further arguments of the reader.
+        quiet: Whether to leave out the notices.
+    """
     view = load_run(path, **asked)
     for line in view.notices if not quiet else ():
         notice(line)
@@ -42,14 +48,14 @@ def read_run(path: Path, asked: Mapping[str, Any], *, quiet: bool) -> RunView:
 
 
 def echo(text: str) -> None:
-    """Print to stdout, in ASCII if the stream takes nothing else."""
+    """Print to stdout, in ASCII if the stream accepts nothing else."""
     if not encodable(text):
         text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
     click.echo(text)
 
 
 def encodable(text: str) -> bool:
-    """Return whether stdout takes a text as it is."""
+    """Whether stdout can encode a text."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
@@ -58,7 +64,7 @@ def encodable(text: str) -> bool:
 
 
 def show_prompt(text: str, *, quiet: bool) -> None:
-    """Print a prompt to stdout, or to stderr if stdout is for the JSON line alone."""
+    """Print a prompt to stdout, or to stderr if stdout is reserved for the JSON line."""
     if quiet:
         click.echo(safe_text(text), err=True)
     else:
@@ -87,32 +93,38 @@ def print_table(table: PrintableTable) -> None:
 def json_line(document: Mapping[str, Any]) -> None:
     """Print one JSON document in one line; nothing may be printed to stdout after it.
 
-    On a terminal it is printed only if the user asked for it, because people read what is above it.
+    On a terminal it is printed only on request, because people read the output above it.
     """
     if sys.stdout.isatty() and not is_json_requested():
         return
-    # The encoder escapes all control characters but DEL.
+    # The encoder escapes all control characters except DEL.
     click.echo(json.dumps(document, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
 def without_parts(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return results without the accounts of their parts, which are many."""
+    """Return results without the records of their parts, which are many."""
     return {name: value for name, value in results.items() if name != "parts"}
 
 
 def show_report(
     results: Mapping[str, Any], report: Report | None, *, unit: str = "samples"
 ) -> None:
-    """Print what a run came to; see `treegen.report.text.run_text`."""
+    """Print the results of a run; see `treegen.report.text.run_text`.
+
+    Args:
+        results: The results.
+        report: The report of the run; None for none.
+        unit: The unit of the counts. Default: "samples".
+    """
     if notes := results.get("task", {}).get("notes"):
         results = {**results, "task": {**results["task"], "notes": list(map(in_flags, notes))}}
     echo(run_text(results, report, unit=unit, ascii=not encodable("\u2591")))
 
 
 def exit_with_complaints(complaints: Sequence[str]) -> None:
-    """Print each to stderr, and exit with code 1 if there are some."""
-    for told in complaints:
-        notice(f"Error: {told}")
+    """Print each complaint to stderr, and exit with code 1 if there are any."""
+    for complaint in complaints:
+        notice(f"Error: {complaint}")
     if complaints:
         raise SystemExit(1)
 

@@ -1,7 +1,7 @@
 """Guards for standard streams, which may be closed, full, or without a reader.
 
-Progress goes to stderr. If it cannot be written it is lost: progress never ends a run. Results go
-to stdout. If they cannot be written, one line says so.
+Progress goes to stderr. If it cannot be written it is dropped, because progress must never end a
+run. Results go to stdout. If they cannot be written, one line says so.
 """
 
 import errno
@@ -16,7 +16,7 @@ from treegen.errors import RunError
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Put guards around stdout and stderr meanwhile."""
+    """Guard stdout and stderr while the context is open."""
     before = sys.stdout, sys.stderr
     _open_closed()
     sys.stdout = cast(TextIO, _Guarded(sys.stdout or _nowhere(), _refuse))
@@ -34,9 +34,9 @@ class _Guarded:
         self._stream, self._on_error = stream, on_error
 
     def write(self, text: str | bytes) -> int:
-        if not text:  # click tries an empty text first, and ignores its errors
+        if not text:  # click first writes an empty text, and ignores errors
             return 0
-        if isinstance(text, bytes):  # click writes completions for a shell as bytes
+        if isinstance(text, bytes):  # click writes shell completions as bytes
             text = text.decode()
         try:
             return self._stream.write(text)
@@ -51,14 +51,14 @@ class _Guarded:
             self._on_error(self._stream, error)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "buffer":  # with it click would write past the guard
+        if name == "buffer":  # with a buffer click would bypass the guard
             raise AttributeError(name)
         return getattr(self._stream, name)
 
 
 def _refuse(stream: TextIO, error: OSError) -> None:
     _lose(stream, error)
-    if error.errno == errno.EPIPE:  # as with `treegen ... | head`; click then ends in silence
+    if error.errno == errno.EPIPE:  # for example `treegen ... | head`; click then exits silently
         raise error
     raise RunError(
         f"cannot write to stdout: {(error.strerror or str(error)).lower()}; what a run has done is "
@@ -79,7 +79,7 @@ def _lose(stream: TextIO, error: OSError) -> None:
 def _open_closed() -> None:
     """Open /dev/null for closed standard streams.
 
-    Otherwise files of a run would get the descriptors 1 and 2, and libraries write to these.
+    Otherwise files of a run would get descriptors 1 and 2, to which libraries write.
     """
     for fd in range(3):
         try:

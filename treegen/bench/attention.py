@@ -1,11 +1,11 @@
-"""The attention operator alone, against the same attention without sharing.
+"""Benchmark of the attention operator alone, against the same attention without sharing.
 
-Rows of a decode step share a prefix, and each has a suffix of its own. These are compared:
+Rows of a decode step share a prefix, and each has its own suffix. These are compared:
 
-    two levels     the operator, by every implementation that runs here
-    "copies"       the operator with one level, whose page tables lead to a copy of the prefix for
+    two levels     the operator, with every implementation that runs on the device
+    "copies"       the operator with one level whose page tables refer to a copy of the prefix for
                    each row
-    "reread"       the operator with one level, whose page tables lead to one prefix, which every
+    "reread"       the operator with one level whose page tables refer to one prefix, which every
                    row reads again
     torch          dense attention on a copy for each row, with heads folded into rows
 
@@ -38,16 +38,16 @@ REREAD: Final = "reread"
 
 @dataclass(frozen=True, slots=True)
 class AttentionResult:
-    """One configuration; times in microseconds, spreads over repeats.
+    """The result of one configuration; times in microseconds, spreads over repeats.
 
     rows, prefix, suffix: rows, keys of the prefix, and keys of each suffix.
     shared: by implementation, the time of both levels.
     fastest: the fastest implementation.
-    prefix_us: the time of the prefix's level alone, by the fastest implementation.
+    prefix_us: the time of the prefix's level alone, with the fastest implementation.
     unshared: by kernel and how it reads the prefix, the time without sharing.
-    over_copies: the speed of the fastest implementation over that of the fastest kernel that reads
-    a copy of the prefix for each row; None where none was timed.
-    over_reread: the same over a prefix that all rows read again, much of it from a cache.
+    over_copies: speedup of the fastest implementation over the fastest kernel that reads a copy of
+    the prefix for each row; None if no such kernel was timed.
+    over_reread: speedup over kernels in which all rows read one prefix again, largely from a cache.
     prefix_flops: FLOP/s in the prefix's level.
     prefix_share: these as a share of the attention ceiling.
     floor_us: the least time of both levels.
@@ -84,6 +84,14 @@ def measure(
 ) -> Iterator[AttentionResult]:
     """Time each (rows, prefix, suffix) of a grid.
 
+    Args:
+        grid: (rows, keys of the prefix, keys of each suffix) of each configuration.
+        heads: The heads of the attention layer.
+        ceilings: The device's sustained rates, for the least times.
+        device: The device to measure.
+        dtype: The type of queries, keys and values.
+        repeats: Timed calls of each configuration. Default: 20.
+
     Raises:
         NumericsError: a result is wrong.
         CapacityError: the keys do not fit.
@@ -97,7 +105,7 @@ def measure(
 
 
 class _Case(Cascade):
-    """One prefix for all rows, and a suffix for each, if there is one."""
+    """One prefix for all rows, and a suffix for each row unless its length is 0."""
 
     def __init__(
         self,
@@ -114,13 +122,13 @@ class _Case(Cascade):
         self.prefix_pages = self.tables[0].shape[1]
 
     def suffix_tables(self) -> Tensor:
-        """Pages [R, P] of the suffixes."""
+        """The pages [R, P] of the suffixes."""
         return self.tables[1] if self.suffix else torch.empty(self.rows, 0, dtype=torch.int64)
 
     def whole_level(self, pages_RP: Tensor) -> Level:
-        """One level without sharing: each row reads prefix and suffix through its own table.
+        """Return one level without sharing: each row reads prefix and suffix through its own table.
 
-        The prefix's last page must be full for that, so its keys are rounded up to whole pages.
+        This requires a full last page of the prefix, so its keys are rounded up to whole pages.
         """
         row_R = torch.arange(self.rows)
         length = self.prefix_pages * self.page_size + self.suffix
@@ -141,7 +149,7 @@ def _measure(
     for name, call in _iter_unshared_calls(case, list(shared), skipped):
         try:
             unshared[name] = time(call)
-        except RuntimeError as problem:  # out of memory, or a kernel that takes no such shape
+        except RuntimeError as problem:  # out of memory, or a shape that the kernel does not take
             skipped[name] = str(problem).splitlines()[0]
         if name in skipped:
             empty_device_cache(case.device)
@@ -174,14 +182,14 @@ def _measure(
 def _iter_unshared_calls(
     case: _Case, names: list[str], skipped: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Yield the ways to read everything once per row. Copies are freed before dense attention."""
+    """Yield the calls that read all keys once per row. Copies are freed before dense attention."""
     reread_RP = torch.cat([case.tables[0].expand(case.rows, -1), case.suffix_tables()], dim=1)
     for name in names:
         yield f"{name} {REREAD}", case.call([case.whole_level(reread_RP)], name)
     kernels = [f"torch {name}" for name in kernels_for(case.device, case.dtype)]
     need = case.rows * (case.prefix + case.suffix) * case.token_bytes
     free = free_bytes(case.device)
-    # There must be room for them twice: implementations on a CPU may copy what they read.
+    # Memory must hold the copies twice, because CPU implementations may copy what they read.
     if 2 * need > free:
         reason = f"copies take {format_bytes(need)}, {format_bytes(free)} are free"
         skipped.update(dict.fromkeys([*(f"{name} {COPIES}" for name in names), *kernels], reason))
@@ -204,7 +212,7 @@ def _iter_unshared_calls(
 
 
 class _PrefixCopies:
-    """A pool with a copy of the prefix for each row, before the rows' suffixes."""
+    """A pool with a copy of the prefix for each row, followed by the rows' suffixes."""
 
     def __init__(self, case: _Case) -> None:
         self._case = case
@@ -218,6 +226,6 @@ class _PrefixCopies:
         )
 
     def make_paged_call(self, impl: str) -> Callable[[], Tensor]:
-        """Attention over one level that reads the copies."""
+        """Return a call of attention over one level that reads the copies."""
         prepared = prepare([self._case.whole_level(self._pages_RP)], impl=impl)
         return lambda: attend(self._case.q_RHD, self._keys, self._values, prepared)

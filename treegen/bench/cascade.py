@@ -1,4 +1,4 @@
-"""Attention over a cascade of levels, and how long the operator takes beside its roofline.
+"""Attention over a cascade of levels: the operator's time compared with its roofline.
 
 A level has some groups, all with the same number of keys. The rows are divided evenly among them.
 
@@ -23,7 +23,7 @@ from treegen.ops.attention import Level, attend, prepare
 from treegen.ops.attention.registry import LOADERS, load
 
 _CHECKED_ROWS = 3
-# Rounding alone leads to no larger error, as a share of the largest number.
+# Rounding alone causes no larger error, as a share of the largest number.
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -42,7 +42,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class LevelShape:
-    """One level: `keys` keys for each of `groups` groups."""
+    """One level: `groups` groups with `keys` keys each."""
 
     keys: int
     groups: int
@@ -50,12 +50,12 @@ class LevelShape:
 
 @dataclass(frozen=True, slots=True)
 class CascadeResult:
-    """One cascade; times in microseconds, spreads over repeats.
+    """The result of one cascade; times in microseconds, spreads over repeats.
 
     rows: query rows.
     parts: the levels.
     times: by implementation.
-    floor_us: the least time of all parts, one after another.
+    floor_us: the least time of all levels, one after another.
     ratios: by implementation, the median time over the floor.
     error: see `Cascade.check`.
     skipped: what was not timed, and why.
@@ -71,7 +71,7 @@ class CascadeResult:
 
 
 def implementations(device: torch.device) -> list[str]:
-    """Names of the implementations to time on a device: all that run there but the reference."""
+    """Return the implementations to time: all that run on the device except the reference."""
     names = [name for name in LOADERS if name != "reference"]
     return [name for name in names if not isinstance(load(name, device), str)]
 
@@ -86,7 +86,16 @@ def measure(
     dtype: torch.dtype,
     repeats: int = 20,
 ) -> Iterator[CascadeResult]:
-    """Time one cascade for some numbers of rows.
+    """Time one cascade for several numbers of rows.
+
+    Args:
+        rows: The numbers of query rows to time.
+        parts: The levels of the cascade.
+        heads: The heads of the attention layer.
+        ceilings: The device's sustained rates, for the least times.
+        device: The device to measure.
+        dtype: The type of queries, keys and values.
+        repeats: Timed calls of each implementation. Default: 20.
 
     Raises:
         NumericsError: a result is wrong.
@@ -119,6 +128,13 @@ class Cascade:
         dtype: torch.dtype,
     ) -> None:
         """Make the queries and the pool.
+
+        Args:
+            rows: Number of query rows.
+            parts: The levels of the cascade.
+            heads: The heads of the attention layer.
+            device: The device to measure.
+            dtype: The type of queries, keys and values.
 
         Raises:
             CapacityError: the keys do not fit.
@@ -153,7 +169,7 @@ class Cascade:
         return 4 * self.rows * self.heads.q_heads * self.heads.width
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Least seconds: for each part what FLOPs or bytes take, whichever is longer, added up."""
+        """Return the least seconds: the larger of FLOP time and memory time, summed over levels."""
         return sum(
             max(
                 self.key_flops * part.keys / ceilings.attention,
@@ -163,7 +179,7 @@ class Cascade:
         )
 
     def levels(self, rows: Tensor | None = None) -> list[Level]:
-        """Return a level for each part, above all rows or above some, which must ascend."""
+        """Return a level for each part, with all rows or with some rows, in ascending order."""
         chosen_R = torch.arange(self.rows) if rows is None else rows
         first, found = 0, []
         for part, pages_GP in zip(self.parts, self.tables, strict=True):
@@ -177,7 +193,15 @@ class Cascade:
     def level(
         self, start_G: Tensor, stop_G: Tensor, pages_GP: Tensor, keys: int, first: int
     ) -> Level:
-        """Return a level of groups, each with its own pages and `keys` keys from `first` on."""
+        """Return a level of groups, each with its own pages and `keys` keys from position `first`.
+
+        Args:
+            start_G: First row of each group, `[G]`.
+            stop_G: Row after the last of each group, `[G]`.
+            pages_GP: The pages of each group, `[G, P]`.
+            keys: Keys of each group.
+            first: Position of the first key of each group.
+        """
 
         def ints(values: Tensor) -> Tensor:
             return values.to(dtype=torch.int32, device=self.device)
@@ -191,17 +215,17 @@ class Cascade:
         )
 
     def call(self, levels: list[Level], impl: str) -> Callable[[], Tensor]:
-        """Return a function that attends. The levels are prepared here, as a step does it once."""
+        """Return a function that attends. Levels are prepared only once, as in a decode step."""
         prepared = prepare(levels, impl=impl)
         return lambda: attend(self.q_RHD, self.keys, self.values, prepared)
 
     def check(self) -> tuple[float, dict[str, str]]:
-        """Return the largest error of implementations, and which refuse such levels, with reasons.
+        """Return the largest error of the implementations, and why some reject these levels.
 
         The error is measured on some rows, as a share of their largest number.
 
         Raises:
-            NumericsError: the error is larger than by rounding.
+            NumericsError: the error is larger than rounding explains.
         """
         errors: list[float] = []
         refused: dict[str, str] = {}
@@ -218,6 +242,8 @@ class Cascade:
         """Return the microseconds by implementation.
 
         Args:
+            stopwatch: The stopwatch of the device.
+            repeats: Timed calls of each implementation.
             skipped: The implementations to leave out. Those that fail are added, with the reason.
         """
         times: dict[str, Spread] = {}
@@ -225,7 +251,7 @@ class Cascade:
             if name not in skipped:
                 try:
                     times[name] = stopwatch.microseconds(self.call(self.levels(), name), repeats)
-                except RuntimeError as problem:  # out of memory, or what no graph can hold
+                except RuntimeError as problem:  # out of memory, or graph capture failed
                     skipped[name] = str(problem).splitlines()[0]
         return times
 
@@ -244,5 +270,5 @@ class Cascade:
         return error
 
     def random(self, *shape: int) -> Tensor:
-        """Normal numbers in the type of the keys."""
+        """Return random normal numbers in the type of the keys."""
         return torch.randn(shape, device=self.device, dtype=self.dtype)

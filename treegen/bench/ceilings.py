@@ -1,4 +1,4 @@
-"""What a device can sustain: the rates that rooflines are taken from, measured in the same run.
+"""The sustained rates of a device, from which rooflines are computed; measured in the same run.
 
 Legend: H heads, L query rows, S keys, D head width.
 """
@@ -24,10 +24,10 @@ class Ceilings:
 
     dtype: the type, such as "bfloat16".
     matmul: FLOP/s of a large matrix product.
-    attention: FLOP/s of dense attention by the fastest kernel that torch has.
-    memory: bytes/s of a large copy. Bytes read and bytes written both count.
+    attention: FLOP/s of dense attention by torch's fastest kernel.
+    memory: bytes/s of a large copy, counting bytes read and bytes written.
     attention_kernel: the name of that kernel.
-    fp8: FLOP/s of a large matrix product in FP8, if it was asked for.
+    fp8: FLOP/s of a large matrix product in FP8; None if it was not measured.
     """
 
     dtype: str
@@ -38,7 +38,7 @@ class Ceilings:
     fp8: float | None = None
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return one line for display."""
         return (
             f"ceilings, sustained, {self.dtype}: matrix products {_rate(self.matmul)}FLOP/s, "
             f"{f'in FP8 {_rate(self.fp8)}FLOP/s, ' if self.fp8 else ''}"
@@ -53,8 +53,10 @@ def measure(
     """Measure all rates.
 
     Args:
-        seconds: How long to measure each; by default 2 on a GPU and 0.1 on a CPU.
-        fp8: Whether to measure products in FP8 as well.
+        device: The device to measure.
+        dtype: The type of matrices, queries, keys and values.
+        seconds: Time per measurement. Default: 2 on a GPU and 0.1 on a CPU.
+        fp8: Whether to measure products in FP8 as well, on a GPU. Default: False.
 
     Raises:
         CapacityError: the device has no room for the measurement.
@@ -67,7 +69,7 @@ def measure(
             f"no attention of torch runs in {dtype} in what is free on {device}; free some"
         )
     best = max(kernels, key=kernels.__getitem__)
-    found = Ceilings(
+    rates = Ceilings(
         dtype=str(dtype).removeprefix("torch."),
         matmul=_matmul(device, dtype, seconds, 8192 if cuda else 512),
         attention=kernels[best],
@@ -76,7 +78,7 @@ def measure(
         fp8=_fp8_matmul(device, seconds) if fp8 and cuda else None,
     )
     empty_device_cache(device)
-    return found
+    return rates
 
 
 def _matmul(device: torch.device, dtype: torch.dtype, seconds: float, size: int) -> float:
@@ -109,7 +111,7 @@ def _copy(device: torch.device, seconds: float, size: int) -> float:
 def _attention(
     device: torch.device, dtype: torch.dtype, seconds: float
 ) -> Iterator[tuple[str, float]]:
-    """FLOP/s of each kernel that runs here, dense and not causal."""
+    """Yield the FLOP/s of each kernel that runs on the device, without masks."""
     heads, rows, keys, width = (32, 1024, 8192, 128) if device.type == "cuda" else (4, 128, 512, 64)
     q_1HLD, k_1HSD, v_1HSD = (
         torch.randn(1, heads, length, width, device=device).to(dtype)
@@ -132,7 +134,7 @@ def _attention(
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> dict[str, SDPBackend]:
-    """Dense attention kernels of torch that may run on a device in a dtype."""
+    """Return torch's dense attention kernels that may run on a device in a dtype."""
     if device.type == "cuda" and dtype == torch.float32:
         return {"efficient": SDPBackend.EFFICIENT_ATTENTION}
     flash = {"flash": SDPBackend.FLASH_ATTENTION}
@@ -140,7 +142,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> dict[str, SDPBacken
 
 
 def _rate(rate: float) -> str:
-    """A rate with the unit that suits it: "655 T", "4.24 T", "38.1 G"."""
+    """Format a rate with a suitable unit: "655 T", "4.24 T", "38.1 G"."""
     for unit in ("k", "M", "G", "T"):
         rate /= 1e3
         if rate < 1e3 or unit == "T":

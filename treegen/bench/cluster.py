@@ -1,4 +1,4 @@
-"""Whole jobs on one worker and on several: what dealing and collecting leave of N times."""
+"""Whole jobs on one worker and on several: the speedup after distribution and collection costs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """Problems below one prefix, in tokens; samples end at random, mean_tokens long or shorter.
+    """Problems after one prefix; lengths in tokens. Samples end at random.
 
-    max_tokens: of a sample; None for four times the mean.
+    mean_tokens: mean length of a sample, before the limit. max_tokens: limit of a sample's length;
+    None for four times the mean.
     """
 
     problems: int = 64
@@ -35,7 +36,10 @@ class ClusterJob:
     max_tokens: int | None = None
 
     def params(self, vocab_size: int) -> SamplingParams:
-        """How samples are drawn. Random weights draw all tokens about alike, and some end one."""
+        """Return sampling parameters under which some tokens end a sample.
+
+        Random weights draw all tokens with about equal probability.
+        """
         ends = range(2, 2 + max(vocab_size // self.mean_tokens, 1))
         most = 4 * self.mean_tokens if self.max_tokens is None else self.max_tokens
         return SamplingParams(
@@ -43,7 +47,7 @@ class ClusterJob:
         )
 
     def tree(self, vocab_size: int) -> Node:
-        """The prompts, of made-up tokens."""
+        """Return the prompts, made of synthetic tokens."""
         first = [2 + i % (vocab_size - 2) for i in range(self.prefix)]
         below = [
             Node(
@@ -58,7 +62,7 @@ class ClusterJob:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTime:
-    """The whole job on some workers."""
+    """The time of the whole job on some workers."""
 
     workers: int
     seconds: float
@@ -67,18 +71,18 @@ class ClusterTime:
 
     @property
     def tokens_per_second(self) -> float:
-        """Samples' tokens over the whole time, prefill included."""
+        """Tokens of samples over the whole time, including prefill."""
         return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class RandomModelFactory:
-    """Makes, in each worker, the same model with random weights."""
+    """Makes the same model with random weights in each worker."""
 
     shape: str
 
     def __call__(self, options: dict[str, Any]) -> LLM:
-        """Make it on the device that the options name."""
+        """Return the model, on the device in `options`."""
         how = {name: options[name] for name in ("dtype", "device", "quantization")}
         model, tokenizer = build_model(shape_of(self.shape), **how)
         engine = {key: options[key] for key in options if key not in LOADING and key != "model"}
@@ -88,19 +92,22 @@ class RandomModelFactory:
 class ClusterBench(Closeable):
     """Workers that are started and warmed up once, for jobs on some or all of them.
 
-    startup_seconds: until all have the model. warm_up_seconds: that the whole job took at first, by
-    all together, compiling included.
+    startup_seconds: time until all workers have loaded the model. warm_up_seconds: time of the
+    first run of the whole job on all workers, including compilation.
     """
 
     def __init__(
         self, job: ClusterJob, places: Placement, options: EngineOptions, *, shape: str | None
     ) -> None:
-        """Start them, and run the job once.
+        """Start the workers, and run the job once.
 
-        Raises what Cluster raises.
+        Raises the exceptions of `Cluster`.
 
         Args:
-            shape: Of made-up weights; None for the checkpoint that the options name.
+            job: The job to measure.
+            places: Where the workers run.
+            options: How each worker makes its engine.
+            shape: Shape of a model with random weights; None for the checkpoint in `options`.
         """
         start = time.perf_counter()
         self._job = job
@@ -120,7 +127,7 @@ class ClusterBench(Closeable):
             raise
 
     def time_job(self, workers: int) -> ClusterTime:
-        """Run the job on so many of the workers; the same samples each time."""
+        """Run the job on the given number of workers; the samples are the same each time."""
         self._cluster.limit(workers)
         start = time.perf_counter()
         tokens, prompt_tokens = self._run(self._job)

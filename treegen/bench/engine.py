@@ -1,6 +1,6 @@
-"""What the engine costs beside the model, and what it gains over stock generation on a CPU.
+"""The engine's overhead on top of the model, and its gain over stock generation on a CPU.
 
-`overhead` replaces the model by one whose forward pass is free. What is left of a step is
+`overhead` replaces the model by one whose forward pass is free. The rest of a step is
 scheduling, building the batch, preparing attention, sampling and bookkeeping. `throughput` runs a
 small random-weight model on the same prompts through treegen and through transformers' generate.
 `memory` runs a thousand problems, few rows at once, and counts the pages and row slots in use.
@@ -32,7 +32,7 @@ from treegen.prompts.plan.plan import Request
 from treegen.prompts.stops import StopConditions
 from treegen.prompts.tree import Node
 
-_STEPS: Final = 200  # that are timed
+_STEPS: Final = 200  # timed decode steps
 _END: Final = 1  # the token that ends a sample
 
 
@@ -48,9 +48,9 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """One way to draw the same samples, and what it took.
+    """The result of one way to draw the same samples.
 
-    prompt_tokens: prompt tokens that went through the model.
+    prompt_tokens: prompt tokens that the model computed.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Memory:
     """Pages in use over a long run.
 
     samples: samples that finished.
-    peak_pages_first_tenth: most pages in use at a time until a tenth of the samples had finished.
-    peak_pages: most pages in use at a time in the whole run.
+    peak_pages_first_tenth: maximum pages in use until a tenth of the samples had finished.
+    peak_pages: maximum pages in use in the whole run.
     pages_after: pages in use at the end.
-    peak_slots: row slots that were made.
+    peak_slots: row slots that were allocated.
     """
 
     problems: int
@@ -79,7 +79,7 @@ class Memory:
 
 
 class _FreeModel:
-    """A model that computes nothing: it always returns the same random logits, and never ends."""
+    """A model that computes nothing: it returns the same random logits, and never ends a sample."""
 
     device = torch.device("cpu")
 
@@ -175,7 +175,14 @@ def throughput(
     samples: int = 40,
     max_tokens: int = 64,
 ) -> Iterator[Throughput]:
-    """Draw the same number of samples by several engines; every sample has max_tokens tokens."""
+    """Draw the same number of samples with several engines; every sample has `max_tokens` tokens.
+
+    Args:
+        model: A checkpoint; None for a tiny one with random weights.
+        problems: Number of problems. Default: 4.
+        samples: Samples per problem. Default: 40.
+        max_tokens: Tokens per sample. Default: 64.
+    """
     with checkpoint(model) as path:
         asked = questions(problems)
         tree = Node(FEW_SHOT, children=[Node(question, samples=samples) for question in asked])
@@ -200,7 +207,7 @@ def throughput(
 def _transformers(
     path: str, prompts: list[str], samples: int, max_tokens: int
 ) -> Iterator[Throughput]:
-    """Stock generate in one batch: every sample's prompt repeated, or num_return_sequences."""
+    """Run stock generate in one batch: with repeated prompts, or with num_return_sequences."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -1,11 +1,11 @@
 """Attention over latents alone: a prefix that all rows share, and latents of each row's own.
 
-Three forms are compared: all latents absorbed; the prefix read from a copy, and the rest absorbed,
-as wide segments are; and all keys and values expanded, as other models keep theirs. For each there
-is a roofline, level by level.
+Three forms are compared: all latents absorbed; the prefix read from an expanded copy and the rest
+absorbed, as for wide segments; and all keys and values expanded, as in other models. Each has a
+roofline, computed level by level.
 
-Legend: R rows, H heads, K and V widths of a head's key and value, X numbers that are made of a
-latent.
+Legend: R rows, H heads, K and V widths of a head's key and value, X numbers that are expanded from
+a latent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMS: Final = {
     "deepseek-v3": LatentSpec(heads=128, rank=512, rope=64, nope=128, v_dim=128),
     "tiny-mla": LatentSpec(heads=4, rank=32, rope=16, nope=16, v_dim=16),
 }
-"""The heads of models with latent attention, by name of a shape."""
+"""The heads of models with latent attention, by the name of the shape."""
 ABSORBED, CHOSEN, EXPANDED = "absorbed", "prefix expanded", "expanded"
 _CHECKED: Final = 4  # rows
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
@@ -41,7 +41,7 @@ _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0
 
 @dataclass(frozen=True, slots=True)
 class LatentResult:
-    """One configuration; times in microseconds.
+    """The result of one configuration; times in microseconds.
 
     rows, prefix, suffix: rows, latents of the prefix, and latents of each row's own.
     times: by form.
@@ -71,6 +71,14 @@ def measure(
     repeats: int = 20,
 ) -> Iterator[LatentResult]:
     """Time each (rows, prefix, suffix) of a grid.
+
+    Args:
+        grid: (rows, latents of the prefix, latents of each row's own) of each configuration.
+        form: Sizes of the latents and of what is expanded from them.
+        ceilings: The device's sustained rates, for the least times.
+        device: The device to measure.
+        dtype: The type of queries and latents.
+        repeats: Timed calls of each form. Default: 20.
 
     Raises:
         NumericsError: a result is wrong.
@@ -141,13 +149,13 @@ class _Case:
 
     @property
     def copied(self) -> list[HostLevel]:
-        """The levels, of which the prefix is read from its copy."""
+        """The levels, with the prefix read from its expanded copy."""
         first, *others = self.levels
         pages = first.pages_GP + self.block
         return [replace(first, pages_GP=pages, copied=True, memo={}), *others]
 
     def calls(self) -> dict[str, Callable[[], Callable[[], Tensor]]]:
-        """What makes the functions that attend, by form."""
+        """Return by form a function that prepares the function to time."""
         calls = {ABSORBED: lambda: self.call(self.levels), EXPANDED: self.make_expanded_call}
         if self.suffix:
             calls[CHOSEN] = lambda: self.call(self.copied)
@@ -156,7 +164,13 @@ class _Case:
     def call(
         self, levels: list[HostLevel], impl: str = "auto", rows: int | None = None
     ) -> Callable[[], Tensor]:
-        """A function that attends; levels are prepared here, as a step does it once."""
+        """Return a function that attends. Levels are prepared only once, as in a decode step.
+
+        Args:
+            levels: The levels to attend to.
+            impl: The implementation. Default: "auto".
+            rows: Use only this many first rows. Default: all.
+        """
         prepared = prepare_host(levels, None, self.device, impl)
         q_RHK, scale = self.q_RHK[:rows], self.form.k_dim**-0.5
         return lambda: attend_latents(
@@ -164,7 +178,7 @@ class _Case:
         )
 
     def make_expanded_call(self) -> Callable[[], Tensor]:
-        """Attention to keys and values of all heads, for which there must be room."""
+        """Return a call of attention to keys and values of all heads, which must fit in memory."""
         form = self.form
         pages = 1 + max(int(level.pages_GP.max()) for level in self.levels)
         need = pages * self.size * form.expanded * self.dtype.itemsize
@@ -178,10 +192,10 @@ class _Case:
         return lambda: attend(self.q_RHK, keys, values, prepared)
 
     def check(self) -> float:
-        """The largest error of the first rows.
+        """Return the largest error of the first rows.
 
         Raises:
-            NumericsError: it is larger than by rounding.
+            NumericsError: the error is larger than rounding explains.
         """
         rows = min(self.rows, _CHECKED)
 
@@ -210,13 +224,20 @@ class _Case:
         return max(errors)
 
     def floors(self, ceilings: Ceilings) -> tuple[dict[str, float], float]:
-        """Least microseconds by form, and with the cheaper form of each level.
+        """Return the least microseconds by form, and with the cheaper form for each level.
 
-        Of each level what products or bytes take, whichever is longer.
+        A level takes the time of its products or of its bytes, whichever is longer.
         """
         form, sizes = self.form, self.dtype.itemsize
 
         def least(level: HostLevel, numbers: int, width: int) -> float:
+            """Return the least microseconds of a level.
+
+            Args:
+                level: The level.
+                numbers: Numbers that are read per key.
+                width: Width of a key plus width of a value.
+            """
             keys = float(level.kv_len_G.sum())
             pairs = float(((level.stop_G - level.start_G) * level.kv_len_G).sum())
             flops = 2 * pairs * form.heads * width

@@ -1,4 +1,4 @@
-"""Small prefill passes, such as search steps with given text need, beside their roofline."""
+"""Small prefill passes, as in search steps with given text, compared with their roofline."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from treegen.report.tables import PrintableTable
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """What passes of so many tokens took, one after another below a prefix.
+    """The time of passes of one size, run one after another below a prefix.
 
-    passes: of a run. milliseconds: of a pass. floor_ms: the least time of a pass on this device;
-    None where no roofline can be drawn. note: why not.
+    passes: passes per run. milliseconds: time per pass. floor_ms: the least time of a pass on this
+    device; None if no roofline is available. note: why it is not available.
     """
 
     tokens: int
@@ -33,16 +33,24 @@ class PassTime:
 
     @property
     def times_floor(self) -> float | None:
-        """The median pass over its roofline."""
+        """The median pass time over its roofline."""
         return self.milliseconds.median / self.floor_ms if self.floor_ms else None
 
 
 def measure(
     llm: LLM, ceilings: Ceilings, sizes: Sequence[int], *, prefix: int, passes: int, repeats: int
 ) -> Iterator[PassTime]:
-    """Time prefill passes of each size: one prompt each, below a prefix that is kept.
+    """Time prefill passes of each size, with one prompt per pass below a cached prefix.
 
-    The first token after each prompt is drawn too. One run is not timed, in which sizes are met.
+    A pass includes drawing the first token after its prompt. A first run of each size is not timed.
+
+    Args:
+        llm: The engine.
+        ceilings: The device's sustained rates, for the least times.
+        sizes: Numbers of tokens per pass.
+        prefix: Tokens of the prefix.
+        passes: Passes per run.
+        repeats: Timed runs of each size.
 
     Raises:
         CapacityError: the prefix, or a prompt, does not fit.
@@ -66,13 +74,13 @@ def measure(
             if isinstance(size, str):
                 note = f"no roofline: {size}"
             else:
-                states = 2 * llm.spec.state_bytes  # one is read, one written
+                states = 2 * llm.spec.state_bytes  # one state is read, one written
                 floor = _floor(size, ceilings, tokens, prefix, states)
             yield PassTime(tokens, prefix, passes, Spread.of(took[1:]), floor, note)
 
 
 def pass_table(times: Sequence[PassTime]) -> PrintableTable:
-    """A row for each size."""
+    """Return a table with a row for each size."""
     return PrintableTable.of(
         times,
         {
@@ -90,7 +98,7 @@ def pass_table(times: Sequence[PassTime]) -> PrintableTable:
 
 
 def _floor(size: ModelSize, ceilings: Ceilings, tokens: int, prefix: int, states: float) -> float:
-    """The least milliseconds of a pass: each token sees the prefix and those of its prompt."""
+    """Return the least milliseconds of a pass: tokens attend to the prefix and to their prompt."""
     levels = [
         LevelWork("prefix", tokens * prefix, prefix),
         LevelWork("own keys", tokens * (tokens + 1) / 2, tokens),

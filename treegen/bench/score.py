@@ -1,8 +1,8 @@
-"""Texts scored below one prompt on a CPU, with the likeliest tokens, beside transformers.
+"""Scoring of texts below one prompt on a CPU, with the likeliest tokens, against transformers.
 
 transformers computes the prompt again for each text, and by default the logits of all its tokens.
-So it is timed on one text twice: as it is, and asked for the logits of the text alone. The time
-that counts is that of the processor, for others may use the machine too.
+So it is timed on one text twice: with its defaults, and with the logits of the text alone. The
+benchmark compares processor time, because other programs may use the machine too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ _STOCK: Final = "sdpa"
 
 @dataclass(frozen=True, slots=True)
 class ScoreJob:
-    """Texts of `tokens` tokens below a prompt of `prefix`; the `top` likeliest in each place."""
+    """The sizes of a job.
+
+    texts: number of texts. tokens: tokens of each text. prefix: tokens of the prompt. top:
+    likeliest tokens reported at each position.
+    """
 
     texts: int
     tokens: int
@@ -40,7 +44,7 @@ class ScoreJob:
 
 @dataclass(frozen=True, slots=True)
 class FlopCount:
-    """Floating-point operations for one text, in units of 10^9: its part of a shared prompt's."""
+    """Operations for one text in units of 10^9, including its share of a shared prompt."""
 
     layers: float
     attention: float
@@ -48,18 +52,18 @@ class FlopCount:
 
     @property
     def all(self) -> float:
-        """Those of the whole."""
+        """The total."""
         return self.layers + self.attention + self.logits
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTime:
-    """What one way took for each text.
+    """The time of one way to score, per text.
 
-    texts: that were timed.
-    seconds: by the clock; processor_seconds: of all threads.
-    counted: what it computes; None where the model is of another kind than those that are counted.
-    off: how far a log-probability is from treegen's at most.
+    texts: number of texts that were timed.
+    seconds: wall-clock time; processor_seconds: processor time of all threads.
+    counted: its operations; None for models whose operations cannot be counted.
+    off: largest difference of a log-probability from treegen's.
     """
 
     name: str
@@ -71,9 +75,9 @@ class ScoreTime:
 
 
 def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
-    """Time treegen, then transformers with the logits of the text, then with all. All on a CPU.
+    """Time on a CPU treegen, then transformers with the text's logits, then with all logits.
 
-    Each meets a short text first, untimed.
+    Each way first scores a short text, untimed.
 
     Raises:
         CapacityError: the prompt with a text does not fit.
@@ -104,7 +108,7 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
 
 
 def score_table(times: list[ScoreTime]) -> PrintableTable:
-    """A row for each way; the first is treegen's."""
+    """Return a table with a row for each way to score; the first is treegen's."""
     first = times[0]
 
     def format_count(part: str) -> Callable[[ScoreTime], str]:
@@ -137,7 +141,10 @@ def score_table(times: list[ScoreTime]) -> PrintableTable:
 
 
 def _count(llm: LLM, job: ScoreJob, texts: int, *, wanted: bool) -> FlopCount | None:
-    """The operations of one of `texts` texts that share the prompt's. wanted: few logits are."""
+    """Return the operations of one of `texts` texts that share a prompt; None if not countable.
+
+    wanted: whether only the text's logits are computed.
+    """
     size = size_of(llm.model)
     if not isinstance(size, ModelSize) or size.experts is not None or llm.spec.state_bytes:
         return None
@@ -154,7 +161,7 @@ def _count(llm: LLM, job: ScoreJob, texts: int, *, wanted: bool) -> FlopCount | 
 def _stock(
     module: Any, prompt: list[int], text: list[int], top: int, *, wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of a text's tokens, and the largest ones in the place of each."""
+    """Return the log-probabilities of a text's tokens, and the largest ones at each position."""
     ids = torch.tensor([prompt + text])
     fewer = {"logits_to_keep": len(text) + 1} if wanted else {}
     with torch.inference_mode():
@@ -173,7 +180,7 @@ def _off(found: tuple[Tensor, Tensor], score: Score) -> float:
 
 
 def _time_call(call: Callable[[], _Found]) -> tuple[_Found, tuple[float, float]]:
-    """What a call returns, and its seconds by the clock and of the processor."""
+    """Return the result of a call, and its wall-clock and processor seconds."""
     clock, processor = time.perf_counter(), time.process_time()
-    found = call()
-    return found, (time.perf_counter() - clock, time.process_time() - processor)
+    result = call()
+    return result, (time.perf_counter() - clock, time.process_time() - processor)

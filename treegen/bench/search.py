@@ -1,4 +1,4 @@
-"""What live caches save a tree search, against the same search that prompts each node anew."""
+"""What live caches save a tree search, against the same search that re-prompts each node."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from treegen.search import (
 
 @dataclass(frozen=True, slots=True)
 class SearchTime:
-    """One way of running all searches, and what it took.
+    """The cost of one way to run all searches.
 
-    prefilled: prompt tokens that went through the model.
+    prefilled: prompt tokens that the model computed.
     decoded: generated tokens.
     nodes: nodes of all trees.
     """
@@ -47,12 +47,19 @@ def compare(
     depth: int = 4,
     step_tokens: int = 16,
 ) -> list[SearchTime]:
-    """Run tree of thought over many problems at once, with live caches and without them.
+    """Run tree of thoughts over many problems at once, with and without live caches.
 
     Each search draws `samples` children of every node of a level and keeps the `breadth` best of
-    them all by mean logprob, down to `depth`. Every step has `step_tokens` tokens. Without live
-    caches all nodes of all searches that wait are prompted in one call, which shares what their
-    texts share within the call.
+    them by mean log-probability, down to `depth`. Without live caches, all waiting nodes of all
+    searches are prompted in one call, which shares common prefixes within the call only.
+
+    Args:
+        model: A checkpoint; None for a tiny one with random weights.
+        problems: Number of problems. Default: 64.
+        samples: Children of each node. Default: 4.
+        breadth: Nodes of a level that are kept. Default: 3.
+        depth: Levels of the tree. Default: 4.
+        step_tokens: Tokens of each node. Default: 16.
     """
     with checkpoint(model) as path:
         llm = LLM(path, max_rows=problems * breadth * samples, check=False)
@@ -109,7 +116,7 @@ def _run_reprompted(llm: LLM, searches: AskTell) -> SearchTime:
 def _generate(
     llm: LLM, texts: Sequence[str], params: SamplingParams
 ) -> tuple[list[list[Completion]], int]:
-    """Return n samples of each text, and the prompt tokens that were computed."""
+    """Return n samples of each text, and the number of prompt tokens that were computed."""
     from treegen.prompts.tree import Node
 
     leaves = [Node(text, samples=params.n, id=str(i)) for i, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""How fast Monte Carlo tree search goes beside a beam, at equal decoded tokens."""
+"""The speed of Monte Carlo tree search compared with beam search, at equal decoded tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treegen.search import Budget, SearchNode, SearchOutcome, beam, by_function,
 
 @dataclass(frozen=True, slots=True)
 class MethodTime:
-    """One method on all problems at once.
+    """The cost of one method on all problems at once.
 
     seconds: the median of all repeats. steps: forward passes.
     decoded: generated tokens. nodes: nodes of all trees.
@@ -40,16 +40,24 @@ def compare_methods(
     batches: Sequence[int] = (1, 4, 8),
     repeats: int = 1,
 ) -> list[MethodTime]:
-    """Run a beam, and tree search with batches of several sizes that may decode as many tokens.
+    """Run beam search, and tree search in batches of several sizes that may decode as many tokens.
 
-    Repeats take turns, so that whatever else the machine does meets all methods alike. Each method
-    has run once before, so that no time is that of CUDA graphs that are captured.
+    The methods take turns in each repeat, so that other load on the machine affects all alike. Each
+    method first runs once untimed, so that no time includes capturing CUDA graphs. The value of a
+    node follows from its text alone, so no method decodes tokens for values.
 
-    Each node gets `samples` children of `step_tokens` tokens; the beam keeps `breadth` of a level.
-    A value of a node follows from its text alone, so that no method decodes for its values.
+    Args:
+        model: A checkpoint; None for a tiny one with random weights.
+        problems: Number of problems. Default: 64.
+        samples: Children of each node. Default: 4.
+        breadth: Nodes of a level that the beam keeps. Default: 3.
+        depth: Levels of the tree. Default: 4.
+        step_tokens: Tokens of each node. Default: 16.
+        batches: Batch sizes of the tree search. Default: 1, 4 and 8.
+        repeats: Timed runs of each method. Default: 1.
     """
     with checkpoint(model) as path:
-        # No method waits for rows: a batch grows at most one node for each of its visits.
+        # No method waits for rows: a batch expands at most one node for each of its visits.
         max_rows = problems * samples * max(breadth, *batches)
         llm = LLM(path, max_rows=max_rows, check=False)
         prompts = [FEW_SHOT + question for question in questions(problems)]
@@ -69,6 +77,13 @@ def compare_methods(
         def time_method(
             name: str, fn: Callable[[SearchNode], Awaitable[SearchOutcome]], tokens: int | None
         ) -> MethodTime:
+            """Search all problems once with one method.
+
+            Args:
+                name: The name of the method.
+                fn: The search.
+                tokens: Maximum tokens per problem; None for no limit.
+            """
             budget = None if tokens is None else Budget(tokens=tokens)
             decoded.clear()
             nodes.clear()
@@ -90,7 +105,7 @@ def compare_methods(
         ]
         ways += [(f"mcts, batches of {size}", partial(by_mcts, batch=size)) for size in batches]
         rows: dict[str, list[MethodTime]] = {name: [] for name, _ in ways}
-        limit: int | None = None  # what the beam decodes for one problem, at most
+        limit: int | None = None  # most tokens that the beam decodes for one problem
         for _ in range(1 + repeats):
             for name, fn in ways:
                 rows[name].append(time_method(name, fn, limit if name != "beam" else None))

@@ -1,8 +1,8 @@
-"""Whether samples depend on what runs beside them, tried on a model and a device.
+"""Tests on a model and a device whether samples depend on the other rows of a batch.
 
-One job is run as it is, and then in other arrangements: in another order, in parts, with fewer rows
-or pages, resumed. Samples of the same problem and index are compared, their tokens and, to the bit,
-their log-probabilities.
+One job runs in its normal form and then in other arrangements: in another order, in parts, with
+fewer rows or pages, resumed. Samples of the same problem and index are compared: their tokens and,
+bit by bit, their log-probabilities.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from treegen.model.options import EngineOptions
 from treegen.prompts.tree import Node
 from treegen.report.tables import PrintableTable
 
-_ROWS: Final = 16  # of the arrangement with few rows
+_ROWS: Final = 16  # rows in the arrangement with few rows
 _SAMPLES: Final = 8
 
 _Problems = dict[str, str]
@@ -29,13 +29,13 @@ _Samples = dict[tuple[str, int], tuple[tuple[int, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """One way to run a part of the job, against the whole of it as it is.
+    """One way to run a part of the job, compared with the normal run of the whole job.
 
-    name: what is different, for people.
+    name: what is different, for display.
     samples: samples that it draws.
-    same: those with the same tokens.
-    to_the_bit: those with the same log-probability as well.
-    preemptions: rows that gave their pages up and were computed again.
+    same: samples with the same tokens.
+    to_the_bit: samples that also have the same log-probability.
+    preemptions: number of rows that were preempted and recomputed.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class SelfCheckResult:
-    """What the arrangements of a job came to.
+    """The results of all arrangements of a job.
 
     promised: whether samples are promised to be the same.
-    document: all of it, as JSON holds it.
+    document: all results, as JSON.
     """
 
     promised: bool
@@ -59,12 +59,12 @@ class SelfCheckResult:
 
     @property
     def is_broken(self) -> bool:
-        """Whether samples differ that are promised to be the same."""
+        """Whether samples differ although they are promised to be the same."""
         return self.promised and self.document["same"] < self.document["samples"]
 
 
 def self_check(options: EngineOptions, problems: int) -> SelfCheckResult:
-    """Run a job of so many problems in all arrangements. Raises what `LLM` and its runs raise."""
+    """Run a job of `problems` problems in all arrangements. Raises what `LLM` raises."""
     check_machine(options)
     facts = load_model_facts(options)
     check = SelfCheck(options, problems=problems)
@@ -84,7 +84,7 @@ def self_check(options: EngineOptions, problems: int) -> SelfCheckResult:
 
 
 def arrangement_table(found: Iterable[Arrangement]) -> PrintableTable:
-    """A row for each arrangement."""
+    """Return a table with a row for each arrangement."""
     columns = {
         "Arrangement": "{0.name}",
         "Samples": "{0.samples:,}",
@@ -99,7 +99,13 @@ class SelfCheck:
     """A job of a few problems, and its arrangements on one model."""
 
     def __init__(self, options: EngineOptions, *, problems: int = 24, max_tokens: int = 64) -> None:
-        """Load the model and run the whole job. Raises what `LLM` and its runs raise."""
+        """Load the model and run the whole job. Raises what `LLM` and its runs raise.
+
+        Args:
+            options: The model, and how its engine is made.
+            problems: Number of problems. Default: 24.
+            max_tokens: Maximum tokens per sample. Default: 64.
+        """
         self._llm = LLM(**asdict(options))
         self._options = options.engine()
         self._params = SamplingParams(max_tokens=max_tokens, seed=7)
@@ -129,7 +135,7 @@ class SelfCheck:
         }
         for what, changed in changes.items():
             model, tokenizer = self._llm.model, self._llm.tokenizer
-            del self._llm  # and its pages
+            del self._llm  # frees its pages
             self._llm = LLM(model, tokenizer=tokenizer, **{**self._options, **changed})
             yield self._compare(what, problems)
 
@@ -145,7 +151,7 @@ class SelfCheck:
         )
 
     def _run(self, problems: _Problems, skip: int | None = None) -> tuple[_Samples, Usage]:
-        """Samples of problems. skip: 0 leaves out every second one, 1 all but one of each."""
+        """Return samples of problems. skip: 0 leaves out every second sample, 1 keeps the first."""
         skipped = {None: [], 0: range(0, _SAMPLES, 2), 1: range(1, _SAMPLES)}[skip]
         done = [(name, index) for name in problems for index in skipped]
         with self._llm.stream(_tree(problems), self._params, skip=done) as stream:
@@ -153,9 +159,9 @@ class SelfCheck:
             return found, stream.usage
 
     def _little_memory(self) -> int:
-        """Bytes for the prompts and what a few rows come to."""
+        """Return the bytes for the prompts and for a few rows."""
         plan = self._llm.plan(_tree(self._problems), self._params)
-        page = 16  # the last one of each segment or row may not be full
+        page = 16  # the last page of each segment or row may not be full
         rows = _ROWS // 2 * (self._params.max_tokens // 2 + page)
         tokens = plan.stored_tokens + page * (len(plan.segments) + 2) + rows
         size, state = tokens * self._llm.spec.kv_bytes_per_token, self._llm.spec.state_bytes
@@ -164,7 +170,7 @@ class SelfCheck:
 
 
 def _problems(num: int) -> _Problems:
-    """Problems by name, whose texts begin alike and have many lengths."""
+    """Return problems by name, whose texts begin alike and have many lengths."""
     rng = random.Random(1)
     words = [
         "one",

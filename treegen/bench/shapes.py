@@ -1,7 +1,7 @@
-"""Models to measure: the shapes of well-known ones with random weights, or a checkpoint.
+"""Models to measure: random weights in the shapes of well-known models, or a checkpoint.
 
-Speed does not depend on what the weights are, so none are downloaded. Tokens come from a byte-level
-tokenizer made in memory; most ids of a large vocabulary have no text in it.
+Speed does not depend on the values of the weights, so none are downloaded. Tokens come from a
+byte-level tokenizer made in memory; most ids of a large vocabulary have no text in it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CONTEXT: Final = 65_536
 class Shape:
     """The sizes of a decoder-only transformer with gated feed-forward layers.
 
-    model_type: what transformers calls the architecture.
+    model_type: transformers' name of the architecture.
     hidden, intermediate: widths of the model and of its feed-forward layers.
     tied: whether the output matrix is the embedding.
-    settings: what else its configuration says, of a model of another kind.
+    settings: further settings of the configuration, for other kinds of models.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def num_weights(self) -> int:
-        """Numbers in its matrices."""
+        """Number of weights in its matrices."""
         if self.settings:
             return _num_weights(self)
         heads = 2 * (self.q_heads + self.kv_heads) * self.head_dim
@@ -90,7 +90,7 @@ SHAPES: Final = {
         Shape("smollm2-360m", "llama", 960, 2560, 32, 15, 5, 64, 49_152, tied=True),
         Shape("qwen3-0.6b", "qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, tied=True),
         Shape("qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151_936, tied=True),
-        # Three of four layers are of the gated delta rule.
+        # Three of four layers use the gated delta rule.
         Shape(
             "tiny-delta",
             "qwen3_5_moe_text",
@@ -259,7 +259,7 @@ SHAPES: Final = {
                 ("moe_intermediate_size", 1536),
             ),
         ),
-        # Nine of ten layers are of Mamba2.
+        # Nine of ten layers are Mamba2 layers.
         Shape(
             "tiny-mamba2",
             "granitemoehybrid",
@@ -311,7 +311,7 @@ SHAPES: Final = {
 
 
 def shape_of(name: str) -> Shape:
-    """Return the shape of a name.
+    """Return the shape with a name.
 
     Raises:
         InputError: no shape has the name.
@@ -333,10 +333,12 @@ def build_model(
     """Return a model of a shape with random weights on the device, and its tokenizer.
 
     Args:
-        dtype: "auto" is bfloat16 on a GPU, float32 on a CPU.
-        quantization: As for `load_model`.
-        kv_cache_dtype: As for `load_model`.
-        ranks: How many GPUs compute it together.
+        shape: The shape.
+        dtype: The type of the weights; "auto" is bfloat16 on a GPU and float32 on a CPU.
+        device: The device; "auto" is a GPU if there is one.
+        ranks: GPUs that compute the model together. Default: 1.
+        quantization: Quantisation of the weights, as for `load_model`. Default: None.
+        kv_cache_dtype: Type of keys and values in the cache, as for `load_model`.
 
     Raises:
         CapacityError: the weights do not fit.
@@ -376,7 +378,7 @@ def _config(shape: Shape) -> Any:
 
 @functools.cache
 def _num_weights(shape: Shape) -> int:
-    """Numbers in the matrices of a shape that has others than those of a plain decoder."""
+    """Return the number of weights in the matrices of a shape that is not a plain decoder."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -394,7 +396,7 @@ def _build(
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
 ) -> Model:
-    """A model of a shape, or one rank's part of it."""
+    """Return a model of a shape, or one rank's part of it."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -434,7 +436,7 @@ def _build(
         if not whole:
             module = _fill_random(module, target, ranks, quantization)
         if any(weight.dim() == 3 for weight in module.parameters()):
-            # Rows that are alike would all choose the same experts.
+            # Similar embeddings would route all rows to the same experts.
             module.get_input_embeddings().weight.data.normal_()
     return from_module(module, name=shape.name, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
 
@@ -442,9 +444,9 @@ def _build(
 def _fill_random(
     module: Any, device: torch.device, ranks: Ranks | None, quantization: str | None
 ) -> Any:
-    """A module without data, or a rank's part of it, with random weights.
+    """Return a module without data, or a rank's part of it, filled with random weights.
 
-    Ranks need not share the weights. Each part is quantised as soon as it is made, so that what
+    Ranks need not share the weights. Each part is quantised as soon as it is made, so a model that
     fits in 8 bits need not fit in 16.
     """
     import torch
@@ -469,12 +471,12 @@ def _fill_random(
                 weight.data.normal_(0.0, 0.02)
             else:
                 weight.data.fill_(1.0)
-        # What is below a part comes after it.
+        # Submodules come after their module.
         is_whole = not any(weight.is_meta for weight in part.parameters())
         if quantization == "fp8" and part is not head and is_whole:
             quantize_matrices(part, device)
             if device.type == "cuda":
-                # A place of 16 bits that a smaller matrix lies in is lost to all others.
+                # Release the 16-bit matrix: a smaller one in its place would waste the rest.
                 torch.cuda.empty_cache()
     module.tie_weights()
     if ranks is not None:

@@ -1,8 +1,8 @@
-"""What guessing tokens gains where recorded samples are drawn again by a model of any shape.
+"""The speedup of speculation, when a model of any shape draws recorded samples again.
 
-Random weights repeat nothing, so nothing could be guessed. So the rows are given the tokens of
-samples that a real model has drawn, by the way in which thinking budgets force tokens. What is
-guessed, and what of it is right, is then that of the real samples. The time is that of the shape.
+Random weights do not repeat text, so nothing could be predicted. So the rows are forced to the
+tokens of samples that a real model drew, through the mechanism of thinking budgets. Drafts and
+their acceptance are then those of the real samples, and the time is that of the shape.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 RECORDED: Final = Path(__file__).parent / "recorded.json"
 _Samples = dict[str, Sequence[Sequence[int]]]
-_STEP: Final = 7919  # between the tokens of copies of a problem, which have none in common
+_STEP: Final = 7919  # shift of token ids between copies of a problem, so that they share none
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """Recorded samples.
 
-    source: where they are from.
+    source: where they come from.
     prompts: the tokens of each problem. samples: the tokens of each of its samples.
     """
 
@@ -52,10 +52,10 @@ class Trace:
 
     @staticmethod
     def read(path: Path = RECORDED) -> Trace:
-        """The samples of a file: {"source": ..., "prompts": [[id]], "samples": [[[id]]]}.
+        """Return the samples of a file: {"source": ..., "prompts": [[id]], "samples": [[[id]]]}.
 
         Raises:
-            InputError: the file cannot be read, or is none of these.
+            InputError: the file cannot be read, or does not have this form.
         """
         try:
             found = json.loads(read_bytes(path))
@@ -73,7 +73,7 @@ class Trace:
 
 
 def _is_trace(found: Any) -> bool:
-    """Whether JSON has the fields of a trace, in which something can be decoded."""
+    """Whether JSON has the fields of a trace, with at least one token to decode."""
     if not isinstance(found, dict) or not {"source", "prompts", "samples"} <= found.keys():
         return False
     prompts, samples = found["prompts"], found["samples"]
@@ -98,12 +98,12 @@ def _are_ids(tokens: Any, least: int = 0) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationLoad:
-    """What is drawn.
+    """A job.
 
     rows: samples decoded at once.
-    samples: samples in all; they take their places as others end.
+    samples: samples in total; they take the places of those that end.
     prefix: tokens that all prompts share.
-    own_tokens: tokens of a prompt for each sample alone.
+    own_tokens: further prompt tokens of each single sample.
     """
 
     rows: int
@@ -114,12 +114,12 @@ class SpeculationLoad:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationGain:
-    """A job without guesses and with them.
+    """The speed of a job without speculation and with it.
 
-    plain, guessed: tokens of decode steps per second.
+    plain, guessed: tokens of decode steps per second, without and with speculation.
     ratio: the second over the first, pair by pair.
-    tokens_per_step: tokens of a row in a pass. drafted, accepted: guesses.
-    steps: decode steps without guesses, and with them.
+    tokens_per_step: tokens of a row per pass. drafted, accepted: numbers of draft tokens.
+    steps: decode steps without speculation, and with it.
     """
 
     job: SpeculationLoad
@@ -133,7 +133,7 @@ class SpeculationGain:
 
 
 def gain_table(gains: Sequence[SpeculationGain]) -> PrintableTable:
-    """A table with a line for each job."""
+    """Return a table with a row for each job."""
     return PrintableTable.of(
         gains,
         {
@@ -151,12 +151,12 @@ def gain_table(gains: Sequence[SpeculationGain]) -> PrintableTable:
 
 
 class _RecordedTokens(ThinkingBudgets):
-    """Gives each row the tokens of a recorded sample, but for the first, which is drawn."""
+    """Forces each row to the tokens of a recorded sample, except the first, which is drawn."""
 
     samples: _Samples
 
     def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> None:
-        """Note the tokens of new rows, which also say how long they become."""
+        """Record the tokens of new rows, which also determine their lengths."""
         self.used = True
         rows = self._run.rows
         grow_arrays(self, len(rows.phase), -1)
@@ -170,11 +170,15 @@ class _RecordedTokens(ThinkingBudgets):
 def measure(
     llm: LLM, trace: Trace, jobs: Sequence[SpeculationLoad], repeats: int, *, warm_ups: int = 2
 ) -> Iterator[SpeculationGain]:
-    """Run each job without guesses and with them, in turn.
+    """Run each job without speculation and with it, in turn.
 
     Args:
-        warm_ups: Pairs of runs that are not timed. Some sizes are captured only when they come
-            again.
+        llm: The engine.
+        trace: The recorded samples.
+        jobs: The jobs to run.
+        repeats: Timed pairs of runs of each job.
+        warm_ups: Untimed pairs of runs. Some batch sizes are captured only when they occur
+            again. Default: 2.
 
     Raises:
         CapacityError: a job does not fit.
@@ -187,9 +191,9 @@ def measure(
         with _keep_prompts(llm, tree) if job.own_tokens else nullcontext():
             for turn in range(warm_ups + repeats):
                 hows = ("off", "ngram") if turn % 2 else ("ngram", "off")
-                found = {how: run(how) for how in hows}
+                usages = {how: run(how) for how in hows}
                 if turn >= warm_ups:
-                    pairs.append((found["off"], found["ngram"]))
+                    pairs.append((usages["off"], usages["ngram"]))
         speeds = [[_speed(usage, job.samples) for usage in pair] for pair in pairs]
         off, on = pairs[-1]
         yield SpeculationGain(
@@ -206,7 +210,7 @@ def measure(
 
 @contextmanager
 def _keep_prompts(llm: LLM, tree: Node) -> Iterator[None]:
-    """Keep long prompts of rows alone, so that no pass over a prompt falls among decode steps."""
+    """Cache the prompts of single rows, so that no prefill pass falls among the decode steps."""
     kept = llm.engine.kept
     most, kept.max_pages = kept.max_pages, llm.cache.pool.num_pages
     try:
@@ -234,7 +238,7 @@ def _run(llm: LLM, tree: Node, samples: _Samples, how: str) -> Usage:
 
 
 def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _Samples]:
-    """The prompts of a job, and the samples of each by its id."""
+    """Return the prompts of a job, and the samples of each by its id."""
     rng = np.random.default_rng(0)
     leaves: list[Node] = []
     recorded: _Samples = {}
@@ -248,7 +252,7 @@ def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _S
         mine = [shift_tokens(tokens) for tokens in trace.samples[problem][:left]]
         text = shift_tokens(trace.prompts[problem])
         left, number = left - len(mine), number + 1
-        # With tokens of its own each sample is a prompt.
+        # With own tokens each sample has its own prompt.
         for place, part in enumerate([[each] for each in mine] if job.own_tokens else [mine]):
             name, own = f"{number}/{place}", rng.integers(2, vocab_size, job.own_tokens)
             leaves.append(Node([*own.tolist(), *text], samples=len(part), id=name))

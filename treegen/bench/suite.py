@@ -1,4 +1,4 @@
-"""Whole benchmarks: measure, tell what was found, and return it as JSON holds it."""
+"""Whole benchmarks: measure, print the results, and return them as JSON."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _RANDOM = "a random 4-layer Llama of width 256"
 
 
 class Reporter(Protocol):
-    """Where the words of a benchmark go."""
+    """The output of a benchmark."""
 
     def echo(self, text: str) -> None:
         """Print lines of the results."""
 
     def notice(self, text: str) -> None:
-        """Print a line about what is under way."""
+        """Print a line about work in progress."""
 
     def print_table(self, table: PrintableTable) -> None:
         """Print a table."""
@@ -58,7 +58,15 @@ class Reporter(Protocol):
 def time_engine(
     tell: Reporter, model: str | None, *, samples: int, problems: int, max_tokens: int
 ) -> dict[str, Any]:
-    """Measure the host time of decode steps, pages in use, and speed against transformers."""
+    """Measure the host time of decode steps, pages in use, and speed against transformers.
+
+    Args:
+        tell: Where the results are printed.
+        model: A checkpoint; None for a tiny one with random weights.
+        samples: Samples per problem.
+        problems: Number of problems.
+        max_tokens: Tokens per sample.
+    """
     about = describe_machine(torch.device("cpu"))
     tell.echo(f"{_headline(about)}\n")
     steps = list(engine.overhead())
@@ -95,10 +103,12 @@ def time_engine(
 
 
 def time_search(tell: Reporter, model: str | None, **sizes: int) -> dict[str, Any]:
-    """Measure tree of thought with live caches against prompting each node's text anew.
+    """Measure tree of thoughts with live caches against prompting each node's text again.
 
     Args:
-        sizes: As for `treegen.bench.search.compare`.
+        tell: Where the results are printed.
+        model: A checkpoint; None for a tiny one with random weights.
+        sizes: Sizes of the job, as for `treegen.bench.search.compare`.
     """
     about = describe_machine(resolve_device("auto"))
     tell.echo(f"{_headline(about)}\n")
@@ -124,10 +134,12 @@ def time_search(tell: Reporter, model: str | None, **sizes: int) -> dict[str, An
 
 
 def time_methods(tell: Reporter, model: str | None, **sizes: Any) -> dict[str, Any]:
-    """Measure a beam against Monte Carlo tree search.
+    """Measure beam search against Monte Carlo tree search.
 
     Args:
-        sizes: As for `treegen.bench.search_methods.compare_methods`.
+        tell: Where the results are printed.
+        model: A checkpoint; None for a tiny one with random weights.
+        sizes: Sizes of the job, as for `treegen.bench.search_methods.compare_methods`.
     """
     about = describe_machine(resolve_device("auto"))
     tell.echo(f"{_headline(about)}\n")
@@ -160,10 +172,15 @@ def time_attention(
     """Measure the attention operator alone.
 
     Args:
-        grid: Rows, keys of the prefix, and keys of each row's own.
-        levels: The keys and groups of each level; of the grid, then, only the rows count.
+        tell: Where the results are printed.
+        grid: (rows, keys of the prefix, keys of each row's own) of each configuration.
+        levels: (keys, groups) of each level; if not empty, only the rows of the grid are used.
         heads: Query heads, KV heads, and their width.
-        shape: A model whose latent attention is measured instead.
+        shape: A model whose latent attention is measured instead; None for none.
+        repeats: Timed calls of each configuration.
+        dtype: The type of queries, keys and values; "auto" is float32 on a CPU, bfloat16 on a GPU.
+        device: The device; "auto" is a GPU if there is one.
+        ceiling_seconds: Seconds per measurement of the device's rates; None for the default.
 
     Raises:
         InputError: no shape has the name.
@@ -218,7 +235,21 @@ def time_prefill(
     ceiling_seconds: float | None,
     **made: Any,
 ) -> dict[str, Any]:
-    """Measure passes over a few prompt tokens. made: how the engine is made."""
+    """Measure passes over a few prompt tokens.
+
+    Args:
+        tell: Where the results are printed.
+        shape: The shape of a model with random weights; None for the checkpoint.
+        model: The checkpoint; None for the shape.
+        sizes: Numbers of tokens per pass.
+        prefix: Tokens of the cached prefix.
+        passes: Passes per run.
+        repeats: Timed runs of each size.
+        dtype: The type of the weights.
+        device: The device.
+        ceiling_seconds: Seconds per measurement of the device's rates; None for the default.
+        made: Further arguments of `LLM`.
+    """
     built, tokenizer = _build_model(shape, model, dtype=dtype, device=device)
     found = ceilings.measure(built.device, built.dtype, ceiling_seconds)
     llm = LLM(built, tokenizer=tokenizer, **made)
@@ -240,11 +271,14 @@ def time_prefill(
 def time_score(
     tell: Reporter, shape: str | None, model: str | None, layers: int | None, **job: int
 ) -> dict[str, Any]:
-    """Measure texts that are scored below one prompt, on a CPU in float32, beside transformers.
+    """Measure scoring of texts below one prompt, on a CPU in float32, against transformers.
 
     Args:
-        layers: Of the shape; None for all.
-        job: As for `ScoreJob`.
+        tell: Where the results are printed.
+        shape: The shape of a model with random weights; None for the checkpoint.
+        model: The checkpoint; None for the shape.
+        layers: Layers of the shape; None for all.
+        job: The fields of `ScoreJob`.
     """
     built, tokenizer = _build_model(shape, model, layers=layers, dtype="float32", device="cpu")
     llm, wanted = LLM(built, tokenizer=tokenizer), ScoreJob(**job)
@@ -284,20 +318,27 @@ def time_guesses(
     kind: dict[str, Any],
     made: dict[str, Any],
 ) -> dict[str, Any]:
-    """Measure jobs of recorded samples without guesses and with them.
+    """Measure jobs of recorded samples without speculation and with it.
 
     Args:
-        trace: A file of recorded samples.
+        tell: Where the results are printed.
+        shape: The shape of a model with random weights; None for the checkpoint.
+        model: The checkpoint; None for the shape.
+        trace: A file of recorded samples; None for the bundled one.
+        rows: Numbers of samples decoded at once.
+        prefixes: Lengths of the shared prefix, in tokens.
+        own_tokens: Prompt tokens of each single sample.
+        repeats: Timed pairs of runs of each job.
         kind: How the model is loaded.
-        made: How the engine is made.
+        made: Further arguments of `LLM`.
 
     Raises:
-        InputError: the file cannot be read, or holds none.
+        InputError: the file cannot be read, or has no samples.
     """
     recorded = Trace.read(Path(trace) if trace else RECORDED)
 
     def job(number: int, prefix: int) -> SpeculationLoad:
-        # Further prompts with tokens of their own would not fit beside those of the first rows.
+        # More prompts with own tokens would not fit in memory with those of the first rows.
         more = number if own_tokens or number >= 1024 else max(4 * number, 64)
         return SpeculationLoad(number, more, prefix, own_tokens)
 
@@ -335,11 +376,21 @@ def time_decoding(
     """Measure cases on a shape or a checkpoint.
 
     Args:
-        image_tokens: Of an image that stands before each prefix, about; 0 for none.
+        tell: Where the results are printed.
+        cases: The workloads and their modes.
+        shape: The shape of a model with random weights; None for the checkpoint.
+        model: The checkpoint; None for the shape.
+        title: Text printed before the description of the machine.
+        settings: How to measure.
+        ceiling_seconds: Seconds per measurement of the device's rates; None for the default.
+        image_tokens: Approximate tokens of an image before each prefix. Default: 0, no image.
         kind: How the model is loaded, as for `build_model`.
 
+    Returns:
+        The results, and the same with their settings as JSON.
+
     Raises:
-        InputError: there is no such shape, or so large an image does not fit into the context.
+        InputError: there is no such shape, or the image does not fit into the context.
         ModelError: the checkpoint cannot be loaded, or takes no images.
         CapacityError: the weights do not fit.
     """
@@ -387,7 +438,7 @@ def time_decoding(
 
 
 def tell_ratios(tell: Reporter, results: Sequence[WorkloadResult]) -> list[dict[str, Any]]:
-    """Print how decode speed with sharing is to speed without, and return the ratios."""
+    """Print the ratios of decode speed with sharing to speed without, and return them."""
     found = ratios(results)
     tell.echo("\nDecode speed with sharing over speed without")
     tell.print_table(table.ratio_table(found))
@@ -400,8 +451,11 @@ def time_cluster(
     """Measure the same whole job on one worker and on all.
 
     Args:
-        shape: Random weights in place of the checkpoint.
-        job: As for `ClusterJob`.
+        tell: Where the results are printed.
+        places: Where the workers run.
+        options: The checkpoint, and how each worker makes its engine.
+        shape: The shape of a model with random weights, instead of the checkpoint; None for none.
+        job: The fields of `ClusterJob`.
 
     Raises:
         InputError: no shape has the name.
@@ -446,14 +500,14 @@ def time_cluster(
 
 
 def _headline(about: dict[str, Any]) -> str:
-    """Return one line on the machine that is measured."""
+    """Return one line about the machine that is measured."""
     return f"torch {about['torch']}, {about['threads']} threads, {about['device']}"
 
 
 def _build_model(
     shape: str | None, model: str | None, layers: int | None = None, **kind: Any
 ) -> tuple[Any, Any]:
-    """Return a model of a shape, or of a checkpoint, and its tokenizer. layers: of the shape."""
+    """Return a model of a shape or of a checkpoint, and its tokenizer. layers: of the shape."""
     if model is not None:
         return load_checkpoint(model, **kind)
     known = shape_of(shape or "")
@@ -474,7 +528,7 @@ def _report_each(
     listed: Callable[[list[_Each]], PrintableTable],
     told: str,
 ) -> list[dict[str, Any]]:
-    """Tell each result as it comes, then a table; returns the results as JSON holds them."""
+    """Print each result as it arrives, then a table; return the results as JSON."""
     found = []
     for result in results:
         tell.notice(line(result))

@@ -1,4 +1,4 @@
-"""Measurements as rows of text. No torch here."""
+"""Measurements as rows of text. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS: Final = ("Job", "Mode", "read once", "kernels")
 
 
 def result_line(result: WorkloadResult) -> str:
-    """One result as one line, to print when it comes."""
+    """Return one result as one line, to print when it arrives."""
     told = result.skipped and f"not run: {result.skipped}"
     if not told and result.tokens_per_second is not None:
         told = f"{result.tokens_per_second.median:,.0f} tokens/s"
@@ -34,7 +34,7 @@ def result_line(result: WorkloadResult) -> str:
 
 
 def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
-    """What workloads took in each mode, by workload."""
+    """Return a table of the workloads' results in each mode, by workload."""
     order = list(dict.fromkeys(result.workload for result in results))
     several = len({workload.name for workload in order}) > 1
     head = (
@@ -117,7 +117,7 @@ def _speeds(result: WorkloadResult) -> tuple[str, ...]:
 
 
 def _of_image(result: WorkloadResult) -> tuple[str, str]:
-    """What is told apart where a prefix begins with an image."""
+    """Return the columns for a prefix that begins with an image."""
     encode, prefill = result.encode_seconds, result.prefill_seconds
     if encode is None or prefill is None:
         return ("", "")
@@ -136,13 +136,13 @@ def _memory(result: WorkloadResult) -> tuple[str, ...]:
 
 
 def _kernels(result: WorkloadResult) -> str:
-    """The kernels that read the levels, from the root to the rows' own keys."""
+    """Return the kernels that read the levels, from the root to the rows' own keys."""
     names = ["/".join(result.kernels[level]) for level in in_order(result.kernels)]
     return " + ".join(names) if len(set(names)) > 1 else next(iter(names), result.impl)
 
 
 def ratio_table(ratios: Sequence[Ratio]) -> PrintableTable:
-    """Speed with sharing over speed without, prefixes down and rows across."""
+    """Return a table of speed with sharing over speed without, prefixes down and rows across."""
     columns = sorted({each.rows for each in ratios})
     cells = {(each.prefix, each.rows): each for each in ratios}
 
@@ -167,7 +167,7 @@ def ratio_table(ratios: Sequence[Ratio]) -> PrintableTable:
 
 
 def attention_case_line(result: AttentionResult) -> str:
-    """One result as one line, to print when it comes."""
+    """Return one result as one line, to print when it arrives."""
     speedup = f", {result.over_copies:.1f}x" if result.over_copies is not None else ""
     return (
         f"{result.rows:,} rows, prefix {result.prefix:,}, suffix {result.suffix:,}: "
@@ -176,7 +176,7 @@ def attention_case_line(result: AttentionResult) -> str:
 
 
 def attention_table(results: Sequence[AttentionResult]) -> PrintableTable:
-    """The operator beside attention without sharing; one column for each kernel."""
+    """Return a table of the operator and attention without sharing; one column for each kernel."""
     shared = list(dict.fromkeys(name for r in results for name in r.shared))
     unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
     head = (
@@ -216,7 +216,7 @@ def attention_table(results: Sequence[AttentionResult]) -> PrintableTable:
 
 
 def _reasons(cases: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
-    """Why implementations were skipped, case by case; equal lines once."""
+    """Return why implementations were skipped, case by case, without repeated lines."""
     return tuple(
         dict.fromkeys(
             f"{case}, {name}: {reason}"
@@ -231,13 +231,13 @@ def _us(spread: Spread | None) -> str:
 
 
 def latent_line(result: LatentResult) -> str:
-    """One result as one line, to print when it comes."""
+    """Return one result as one line, to print when it arrives."""
     told = ", ".join(f"{name} {spread.median:,.1f} us" for name, spread in result.times.items())
     return f"{result.rows:,} rows, prefix {result.prefix:,}, suffix {result.suffix:,}: {told}"
 
 
 def latent_table(results: Sequence[LatentResult]) -> PrintableTable:
-    """Attention to latents in each form, each beside the least time that it takes."""
+    """Return a table of attention to latents in each form, with the least time of each."""
     names = list(dict.fromkeys(name for r in results for name in r.times))
     columns = [title for name in names for title in (f"{name} us", "its roofline")]
     head = ("Rows", "Prefix", "Suffix", "cheapest forms us", *columns)
@@ -260,7 +260,7 @@ def latent_table(results: Sequence[LatentResult]) -> PrintableTable:
 
 
 def cascade_line(result: CascadeResult) -> str:
-    """One result as one line, to print when it comes."""
+    """Return one result as one line, to print when it arrives."""
     told = ", ".join(
         f"{name} {spread.median:,.1f} us, {result.ratios[name]:.2f} times the floor"
         for name, spread in result.times.items()
@@ -269,7 +269,7 @@ def cascade_line(result: CascadeResult) -> str:
 
 
 def cascade_table(results: Sequence[CascadeResult]) -> PrintableTable:
-    """Cascades of levels by each implementation, beside the least time that the levels take."""
+    """Return a table of cascades with each implementation, with the least time of the levels."""
     names = list(dict.fromkeys(name for r in results for name in r.times))
     columns = [title for name in names for title in (f"{name} us", "low-high", "times the floor")]
     head = ("Rows", "Levels, keys x groups", "floor us", *columns)

@@ -1,4 +1,4 @@
-"""How calls are timed: by events on a GPU, by the clock on a CPU; medians and spreads."""
+"""Timing of calls: by events on a GPU, by the clock on a CPU; medians and spreads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from treegen.common.device import use_device
 
-_FLUSH_BYTES = 2**29  # written between timed calls: more than any L2 holds
-_SLICE = 0.05  # seconds of work handed to a GPU between looks at the clock
+_FLUSH_BYTES = 2**29  # written between timed calls; larger than any L2 cache
+_SLICE = 0.05  # seconds of work queued on a GPU between reads of the clock
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number that was measured several times: its median, least and most."""
+    """A number that was measured several times: its median, minimum and maximum."""
 
     median: float
     low: float
@@ -27,12 +27,12 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """Median, least and most of at least one value."""
+        """Return the median, minimum and maximum of at least one value."""
         return Spread(statistics.median(values), min(values), max(values))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that could be taken now."""
+    """Return the bytes of memory that are available now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         # Memory that torch keeps for later use counts as free.
@@ -42,7 +42,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def graph_bytes() -> int:
-    """Bytes that CUDA graphs keep to compute in, which torch does not count as allocated."""
+    """Return the bytes of CUDA graphs' private memory, which torch does not count as allocated."""
     return sum(
         segment["total_size"] - segment["allocated_size"]
         for segment in torch.cuda.memory_snapshot()
@@ -51,7 +51,7 @@ def graph_bytes() -> int:
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
-    """What was measured on, for the record."""
+    """Return a description of the hardware and software, for the record."""
     import transformers
 
     cuda = device.type == "cuda"
@@ -64,16 +64,21 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all the work that was queued."""
+    """Wait until the device has done all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def time_sustained(call: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the seconds of one call, while it is repeated for `seconds` seconds.
+    """Return the seconds per call while the call is repeated for `seconds` seconds.
 
     The first third is not timed. A GPU at its power limit slows down within a tenth of a second, so
-    short bursts would flatter it.
+    short bursts would overestimate its speed.
+
+    Args:
+        call: The call to time.
+        device: The device that it runs on.
+        seconds: Duration of the repetition, including the untimed third.
     """
     call()
     synchronize(device)
@@ -98,21 +103,21 @@ def time_sustained(call: Callable[[], object], device: torch.device, seconds: fl
 
 
 class Stopwatch:
-    """Times single calls with cold caches: on a GPU the L2 is overwritten before each.
+    """Times single calls with cold caches: on a GPU the L2 is overwritten before each call.
 
-    On a GPU a call is captured as a CUDA graph. So the host's time to launch it is left out, which
-    a decode step does not pay either.
+    On a GPU a call is captured as a CUDA graph. So the time does not include the host's launch
+    time, which a decode step does not pay either.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """A stopwatch for one device."""
+        """Create a stopwatch for one device."""
         self._device = device
         self._flush: Tensor | None = None
         if device.type == "cuda":
             self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
-        """Return the seconds of each of `repeats` calls, after two that are not timed."""
+        """Return the seconds of each of `repeats` calls, after two untimed calls."""
         with use_device(self._device):
             return self._seconds(call, repeats)
 
@@ -124,7 +129,7 @@ class Stopwatch:
         synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
-            held = call()  # its memory belongs to the graph
+            held = call()  # kept, because its memory belongs to the graph
         graph.replay()
         pairs = []
         for _ in range(repeats):
@@ -139,7 +144,7 @@ class Stopwatch:
         return [start.elapsed_time(stop) / 1e3 for start, stop in pairs]
 
     def microseconds(self, call: Callable[[], object], repeats: int) -> Spread:
-        """Return what `repeats` calls take, after two that are not timed."""
+        """Return the spread of the microseconds of `repeats` calls, after two untimed calls."""
         return Spread.of([seconds * 1e6 for seconds in self.seconds(call, repeats)])
 
     @staticmethod

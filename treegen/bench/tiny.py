@@ -1,4 +1,4 @@
-"""A small random-weight checkpoint for benchmarks, and prompts: real architecture, no meaning."""
+"""A small random-weight checkpoint with a real architecture for benchmarks, and prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_LETTERS: Final = "etaoinshrdlucmfwypvbgkjqxz"  # the most frequent first
+_LETTERS: Final = "etaoinshrdlucmfwypvbgkjqxz"  # most frequent first
 _SIGNS: Final = " \n\t.,;:()[]{}'=+-*/<>_0123456789\""
 FEW_SHOT: Final = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n\n" * 8
 
@@ -25,7 +25,7 @@ def questions(num: int) -> list[str]:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer whose tokens are <s>, </s> and the 256 bytes."""
+    """Return a tokenizer whose tokens are <s>, </s> and the 256 bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -46,9 +46,9 @@ def _fast(tokenizer: Any) -> PreTrainedTokenizerBase:
 
 
 def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
-    """A tokenizer of so many tokens, which look like those of a trained one: words, signs, letters.
+    """Return a tokenizer whose tokens resemble those of a trained one: words, signs, letters.
 
-    A text is still read byte by byte. What a grammar allows is as dear to find as with a real one.
+    A text is still encoded byte by byte. Grammar masks take as long as with a trained tokenizer.
     """
     import numpy as np
     from tokenizers import pre_tokenizers
@@ -80,7 +80,7 @@ def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def checkpoint(model: str | None) -> Iterator[str]:
-    """Give a model, or without one a tiny checkpoint, which is removed at the end."""
+    """Yield `model`, or if it is None a tiny checkpoint, which is removed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         if model is None:
             make_checkpoint(Path(folder))

@@ -1,6 +1,6 @@
-"""Models that take images, to measure: shapes with random weights, or a checkpoint.
+"""Image models to measure: shapes with random weights, or a checkpoint.
 
-Both have the processor of images that goes with them, so an image becomes as many tokens as always.
+Both come with their model's image processor, so an image becomes the usual number of tokens.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from treegen.prompts.images.table import PlacedImage
 
 _LEAST_SIDE: Final = 64  # pixels
-_LARGE_SIDE: Final = 1024  # no processor makes images of this size larger
+_LARGE_SIDE: Final = 1024  # no processor enlarges images of this size
 _MOST_SIDE: Final = 8192
-_STEPS: Final = 8  # by which a side is halved in
+_STEPS: Final = 8  # bisection steps for the side
 _MARKERS: Final = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 _CONTEXT: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class VisionShape:
-    """The sizes of a model with a tower, as Qwen3-VL has them.
+    """The sizes of a model with a vision tower, in the form of Qwen3-VL.
 
-    text: its language model. depth, hidden, intermediate: layers of the tower, their widths.
+    text: its language model. depth, hidden, intermediate: layers of the tower, and their widths.
     deepstack: the layers of the tower that are added to the first layers of the language model.
-    patch: pixels of a patch's side; four patches are a token.
+    patch: side of a patch in pixels; four patches become a token.
     """
 
     text: Shape
@@ -62,10 +62,14 @@ VISION_SHAPES: Final = {
 
 
 def check_alone(image_tokens: int, **others: object) -> None:
-    """Refuse options that do not go with images, by name.
+    """Reject options that cannot be combined with images.
+
+    Args:
+        image_tokens: Tokens of an image before each prefix; 0 for no image.
+        others: The other options, by name.
 
     Raises:
-        InputError: one of the others is given.
+        InputError: there is an image, and one of the others is set.
     """
     for name, given in others.items():
         if image_tokens and given:
@@ -73,10 +77,11 @@ def check_alone(image_tokens: int, **others: object) -> None:
 
 
 def check_shape(name: str, *, images: bool) -> str:
-    """Return the name of a shape.
+    """Return the name of a shape if it suits the prompts.
 
     Args:
-        images: Whether prompts have some.
+        name: The name.
+        images: Whether prompts have images.
 
     Raises:
         InputError: there is no such shape, or it is not for such prompts.
@@ -93,7 +98,13 @@ def check_shape(name: str, *, images: bool) -> str:
 def build_vision_model(
     name: str, *, dtype: str = "auto", device: str = "auto", kv_cache_dtype: str = "auto"
 ) -> tuple[Model, Any]:
-    """Return a model of a shape with a tower and random weights, and a tokenizer with its images.
+    """Return a model with a vision tower and random weights, and a tokenizer with its images.
+
+    Args:
+        name: The name of the shape.
+        dtype: The type of the weights; "auto" is bfloat16 on a GPU and float32 on a CPU.
+        device: The device; "auto" is a GPU if there is one.
+        kv_cache_dtype: Type of keys and values in the cache, as for `load_model`.
 
     Raises:
         InputError: there is no such shape, or the dtype or the device cannot be used.
@@ -142,11 +153,13 @@ def build_vision_model(
 def load_checkpoint(
     path: str, *, ranks: int = 1, images: bool = False, **kind: Any
 ) -> tuple[Model, Any]:
-    """Return the model of a checkpoint, and its tokenizer, with its images if they are wanted.
+    """Return the model of a checkpoint, and its tokenizer.
 
     Args:
-        ranks: How many GPUs compute it together.
-        kind: How it is loaded, as for `EngineOptions`.
+        path: The directory or hub name of the checkpoint.
+        ranks: GPUs that compute the model together. Default: 1.
+        images: Whether the tokenizer takes images. Default: False.
+        kind: Further fields of `EngineOptions`.
 
     Raises:
         InputError: the dtype or the device cannot be used.
@@ -167,10 +180,15 @@ def load_checkpoint(
 
 
 def image_of(model: Model, tokenizer: Any, tokens: int) -> PlacedImage:
-    """Return an image that becomes about so many tokens, as near as square ones come.
+    """Return a square image that becomes as close to `tokens` tokens as possible.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, with the images of the model.
+        tokens: Desired number of tokens.
 
     Raises:
-        InputError: no image becomes about so many, or they are more than the context has.
+        InputError: no image becomes about this many tokens, or they exceed the model's context.
     """
     from PIL import Image
 
@@ -191,7 +209,7 @@ def image_of(model: Model, tokenizer: Any, tokens: int) -> PlacedImage:
     while tried[-1].num < tokens and side < _MOST_SIDE:
         tried.append(make_square(side := side * 2))
         if side >= _LARGE_SIDE and tried[-1].num == tried[-2].num:
-            break  # the processor makes all larger ones smaller
+            break  # the processor shrinks all larger images
     low, high = side // 2, side
     for _ in range(_STEPS if tried[-1].num > tokens else 0):
         tried.append(make_square(middle := (low + high) // 2))
@@ -250,7 +268,7 @@ def _config(shape: VisionShape, markers: list[int]) -> Any:
 
 
 def _write_processor(folder: Path, shape: VisionShape) -> None:
-    """Write the files of a processor that takes images as large as they are."""
+    """Write the files of a processor that leaves images at their size."""
     token = (2 * shape.patch) ** 2  # pixels
     images = {
         "image_processor_type": "Qwen2VLImageProcessor",

@@ -1,3 +1,4 @@
-"""From what a user declares to token ids, and back: trees, joint tokenization, where a text ends.
+"""Prompt trees to token ids and back: joint tokenization, plans, stop conditions, replies.
 
-Nothing here needs torch."""
+Nothing here needs torch.
+"""

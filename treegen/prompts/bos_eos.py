@@ -1,4 +1,4 @@
-"""Where texts begin and end: BOS tokens that come twice, and tokens that end a sample or should."""
+"""BOS and EOS tokens: ids that end samples, and warnings of doubled BOS and unended turns."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from treegen.errors import ModelWarning
 from treegen.prompts.radix import Tokens
 
 _SAID: Final = "The answer of a probe"
-_begun_twice: WeakSet[Any] = WeakSet()  # tokenizers that users were warned about
+_begun_twice: WeakSet[Any] = WeakSet()  # tokenizers with a warning that was issued already
 _unended: WeakSet[Any] = WeakSet()
 
 
 def end_ids(eos_token_ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that end a sample: those of the model's files, and the tokenizer's eos.
+    """Return the ids that end a sample: those of the model's files, and the tokenizer's EOS.
 
-    vLLM stops at both too. Files of fine-tuned models often name the base model's end only.
+    vLLM stops at both too. Files of fine-tuned models often name only the base model's EOS.
     """
-    own = getattr(tokenizer, "eos_token_id", None)
-    return tuple(dict.fromkeys((*eos_token_ids, *([own] if isinstance(own, int) else []))))
+    eos = getattr(tokenizer, "eos_token_id", None)
+    return tuple(dict.fromkeys((*eos_token_ids, *([eos] if isinstance(eos, int) else []))))
 
 
 def warn_of_double_bos(tokenizer: Any, encoded: Iterable[Tokens]) -> None:
-    """Warn once of each tokenizer if a text has the BOS token that the tokenizer adds.
+    """Warn once per tokenizer if a text already contains the BOS token that the tokenizer adds.
 
-    The ids stay those of `tokenizer(text)`.
+    The ids are not changed: they stay those of `tokenizer(text)`.
     """
     bos = getattr(tokenizer, "bos_token_id", None)
     if bos is None or tokenizer in _begun_twice:
@@ -47,12 +47,12 @@ def warn_of_double_bos(tokenizer: Any, encoded: Iterable[Tokens]) -> None:
 def warn_of_unended_turns(
     tokenizer: Any, eos_token_ids: Sequence[int], params: Iterable[SamplingParams]
 ) -> None:
-    """Warn once of each tokenizer if no sample stops where its chat template ends a turn.
+    """Warn once per tokenizer if some sample does not stop where its chat template ends a turn.
 
     Args:
-        tokenizer: It has a chat template.
+        tokenizer: A tokenizer with a chat template.
         eos_token_ids: The ids that end a sample.
-        params: Those of the samples, which may stop there by themselves.
+        params: The samples' parameters, whose own stops may end a turn.
     """
     if tokenizer in _unended:
         return
@@ -74,17 +74,17 @@ def warn_of_unended_turns(
 def _turn_end(tokenizer: Any) -> tuple[str, int | None]:
     """Return the token that a chat template writes after an answer; "" and None if there is none.
 
-    A template may refuse the probe, or write no token there.
+    The template may reject the probe, or write no token there.
     """
-    asked = {"role": "user", "content": "Hello"}
-    said = {"role": "assistant", "content": _SAID}
+    question = {"role": "user", "content": "Hello"}
+    answer = {"role": "assistant", "content": _SAID}
     try:
-        text = str(tokenizer.apply_chat_template([asked, said], tokenize=False))
-    except Exception:  # a template is a program of its own, and may raise anything
+        text = str(tokenizer.apply_chat_template([question, answer], tokenize=False))
+    except Exception:  # a template is a program, which may raise anything
         return "", None
-    _, found, after = text.rpartition(_SAID)
+    _, separator, after = text.rpartition(_SAID)
     added = getattr(tokenizer, "added_tokens_decoder", {})
     for id, token in added.items():
-        if found and str(token) and after.lstrip().startswith(str(token)):
+        if separator and str(token) and after.lstrip().startswith(str(token)):
             return str(token), id
     return "", None

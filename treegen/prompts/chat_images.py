@@ -1,4 +1,4 @@
-"""Images in the messages of a chat: taken out of them, and put into the rendered text."""
+"""Images in chat messages: extracting them, and expanding their markers in the rendered text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from treegen.prompts.images.table import ImageTable, PlacedImage, get_image_tabl
 def extract_images(
     message: dict[str, Any], name: str, table: ImageTable | None
 ) -> list[PlacedImage]:
-    """The images of a message, which has places for them afterwards. name: the prompt's."""
+    """Return the images of a message, and leave placeholders for them in the message.
+
+    Args:
+        message: A chat message; its content is replaced.
+        name: The prompt's name in error messages.
+        table: The model's images; None if it takes none.
+
+    Raises:
+        InputError: an image cannot be used, or the model takes none.
+    """
     parts = message.get("content")
     if not isinstance(parts, list | tuple):
         return []
@@ -36,15 +45,15 @@ def extract_images(
 def open_images(
     contents: Sequence[Any], table: ImageTable | None, most_pixels: int | None = None
 ) -> None:
-    """Decode and process the images of prompts, so that encoding these finds them.
+    """Decode and process the images of prompts before they are encoded.
 
     Args:
         contents: Prompts of one call; those that are not chat messages have no images.
-        table: The model's images; None where it takes none, so that nothing is done.
-        most_pixels: Pixels that all images of the call may have together; None for any number.
+        table: The model's images; None if it takes none, in which case nothing is done.
+        most_pixels: Maximum pixels of all images of the call together; None for no limit.
 
     Raises:
-        InputError: An image cannot be used, or the images have more pixels than they may.
+        InputError: an image cannot be used, or the images have more pixels than `most_pixels`.
     """
     found = list(_sources(contents)) if table is not None else []
     if table is None or not found:
@@ -64,7 +73,7 @@ def has_images(contents: Sequence[Any]) -> bool:
 
 
 def _image_parts(contents: Sequence[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield parts of chat messages that are images, with the names of their prompts."""
+    """Yield the parts of chat messages that are images, with the names of their prompts."""
     for place, content in enumerate(contents):
         for message in content if isinstance(content, list | tuple) else ():
             parts = message.get("content") if isinstance(message, Mapping) else None
@@ -84,13 +93,17 @@ def _sources(contents: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def render_parts(
     parts: Sequence[Mapping[str, Any]], tokenizer: Any, name: str
 ) -> tuple[str, list[PlacedImage]]:
-    """Parts as a text to append, with what stands in it for its images, and these.
+    """Return content parts as one text to append, with its images' placeholders, and the images.
 
-    A chat template may put something around images; it stands there in the text too. name: what
-    messages call the text.
+    If the chat template surrounds images with text, this text is included.
+
+    Args:
+        parts: The parts: texts and images.
+        tokenizer: The model's tokenizer.
+        name: The text's name in error messages.
 
     Raises:
-        InputError: an image cannot be used, or none is taken here.
+        InputError: an image cannot be used, or the model takes none.
     """
     table = get_image_table(tokenizer)
     message: dict[str, Any] = {"content": list(parts)}
@@ -103,21 +116,21 @@ def render_parts(
 
 
 def _place(tokenizer: Any, table: ImageTable) -> str:
-    """The text that the chat template has between two texts with an image in between."""
+    """Return the text that the chat template writes for an image between two texts."""
     before, after = "text before", "text after"
     parts = [{"type": "text", "text": before}, {"type": "image"}, {"type": "text", "text": after}]
     try:
         text = render_chat(tokenizer, [{"role": "user", "content": parts}])
-    except InputError:  # the template refuses such messages, or there is none
+    except InputError:  # the template rejects such messages, or there is none
         return table.marker
     _, _, rest = text.partition(before)
     place, found, _ = rest.partition(after)
-    # Some templates have images before all text.
+    # Some templates move images before all text.
     return place if found and place.count(table.marker) == 1 else table.marker
 
 
 def get_reply_prefix(content: str | Sequence[Mapping[str, Any]], name: str) -> str:
-    """The text of a message that a reply begins with."""
+    """Return the text of a message that begins a reply."""
     if isinstance(content, str):
         return content
     if any(part["type"] == "image" for part in content):
@@ -128,10 +141,16 @@ def get_reply_prefix(content: str | Sequence[Mapping[str, Any]], name: str) -> s
 def expand_image_markers(
     text: str, images: Sequence[PlacedImage], table: ImageTable, name: str
 ) -> str:
-    """Return a text with what stands in it for each image. name: the prompt's.
+    """Return a text with each image marker replaced by the image's own text.
+
+    Args:
+        text: The rendered text.
+        images: The images, in the order of their markers.
+        table: The model's images.
+        name: The prompt's name in error messages.
 
     Raises:
-        InputError: it has more or fewer places for images.
+        InputError: the number of markers differs from the number of images.
     """
     before, *after = text.split(table.marker)
     if len(after) != len(images):

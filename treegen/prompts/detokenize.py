@@ -1,4 +1,4 @@
-"""From generated tokens to the text that they add after a prompt."""
+"""Detokenization: the text that generated tokens add after a prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Tokens = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 PARTIAL: Final = "\ufffd"
-"""What bytes decode to if they are no character, or not yet a whole one."""
+"""The replacement character, to which invalid or incomplete bytes decode."""
 MAX_CHARACTER_TOKENS: Final = 4
 CONTEXT_TOKENS: Final = 8
 """Prompt tokens that are decoded together with generated ones, if they show any text."""
@@ -26,37 +26,38 @@ _MANY: Final = 64  # sequences worth waking the tokenizer's threads for, which m
 class Detokenizer:
     """Decodes tokens to the text that they add after a prompt.
 
-    The first token of a text may lose its leading space when it is decoded alone. Bytes that end a
-    character mean nothing alone. So the end of the prompt is decoded together with the tokens.
+    The first token of a text may lose its leading space when it is decoded alone, and bytes that
+    end a character have no meaning alone. So the end of the prompt is decoded together with the
+    tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, shown: Collection[str] = ()) -> None:
-        """Text by a tokenizer. shown: special tokens that are text all the same."""
+        """Create a detokenizer. shown: special tokens that still count as text."""
         from tokenizers.decoders import ByteLevel
 
         self._tokenizer = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         # A model may have more token ids than its tokenizer. A fast tokenizer skips those.
         self._limit = None if getattr(tokenizer, "is_fast", False) else len(tokenizer)
-        # This decoder shows every whole character, whatever bytes stand next to it.
+        # This decoder shows every whole character, regardless of the bytes next to it.
         self._shows_all = isinstance(getattr(self._backend, "decoder", None), ByteLevel)
         self._hidden: frozenset[int] | None = None
         if shown:
             special = special_tokens(tokenizer, self)
             self._hidden = frozenset(id for name, id in special.items() if name not in shown)
-        # All samples of a prompt have the same text before them.
+        # Cached, because all samples of a prompt have the same text before them.
         self._shown = functools.lru_cache(maxsize=4096)(self.decode)
 
     def text(self, prompt_tokens: Tokens, tokens: Tokens) -> str:
-        """Return what the tokens add to the text of the prompt, without special tokens.
+        """Return the text that tokens add to the prompt's text, without special tokens.
 
-        A character that the prompt leaves unfinished counts as added if they finish it.
+        A character that the prompt leaves unfinished counts as added if the tokens finish it.
         """
         return self.texts([prompt_tokens], [tokens])[0]
 
     def texts(self, prompts: Sequence[Tokens], samples: Sequence[Tokens]) -> list[str]:
-        """Return what each sample's tokens add to the text of its prompt, all at once."""
-        # All samples of a prompt are given with the same object.
+        """Return the text that each sample's tokens add to its prompt's text, in one batch."""
+        # All samples of a prompt come with the same prompt object.
         context_of = {
             key: self._context(prompt) for key, prompt in {id(p): p for p in prompts}.items()
         }
@@ -69,7 +70,7 @@ class Detokenizer:
         ]
 
     def _get_added_text(self, context: tuple[int, ...], ids: tuple[int, ...], whole: str) -> str:
-        """Return what tokens add to the text of a context, given the text of all."""
+        """Return the text that the tokens `ids` add to a context; `whole` is the text of both."""
         before = self._shown(context)
         if whole.startswith(before):
             return whole[len(before) :]
@@ -78,16 +79,16 @@ class Detokenizer:
                 before = self._shown(context[:-cut])
                 if not before.endswith(PARTIAL) and whole.startswith(before):
                     return whole[len(before) :]
-        # Bytes that never become a character change how the end of the prompt decodes. Then the
-        # first generated token is a byte, which has no leading space to lose.
+        # Bytes that never complete a character change how the end of the prompt decodes. In that
+        # case the first generated token is a byte, which has no leading space to lose.
         return self.decode(ids)
 
     def decode(self, tokens: Tokens) -> str:
-        """Return the text of tokens on their own, without special tokens."""
+        """Return the text of tokens alone, without special tokens."""
         return self._decode([_ids(tokens)])[0]
 
     def decode_with_special(self, tokens: Tokens) -> str:
-        """Return the text of tokens on their own, with special tokens as they are written."""
+        """Return the text of tokens alone, with special tokens shown."""
         ids = [token for token in _ids(tokens) if self._limit is None or token < self._limit]
         shown: str = self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -97,9 +98,9 @@ class Detokenizer:
     def _decode(self, sequences: Sequence[tuple[int, ...]]) -> list[str]:
         """Return the text of each sequence of tokens, with all whole characters shown.
 
-        Some decoders show bytes in a row all together or not at all. An unfinished character at the
-        end would then hide the whole ones before it, so the end is decoded apart. (A character
-        before it that is U+FFFD itself stays hidden.)
+        Some decoders show consecutive bytes all together or not at all. An unfinished character at
+        the end would then hide the whole characters before it, so the end is decoded separately. (A
+        character before it that is itself U+FFFD stays hidden.)
         """
         texts = self.decode_each(sequences)
         if self._shows_all:
@@ -117,7 +118,7 @@ class Detokenizer:
         return texts
 
     def decode_each(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of each sequence of tokens, as the tokenizer gives it."""
+        """Return the tokenizer's text of each sequence of tokens."""
         skip = self._hidden is None
         if self._hidden is not None:
             sequences = [[id for id in ids if id not in self._hidden] for ids in sequences]
@@ -135,14 +136,14 @@ class Detokenizer:
         ]
 
     def shows_text(self, tokens: Tokens) -> bool:
-        """Whether the tokens have text of their own, however they start.
+        """Whether the tokens show text, wherever they start within a text.
 
-        One visible character is enough: a character that they start within has ended before it.
+        One visible character is enough: an unfinished character at their start has ended before it.
         """
         return bool(self._shown(_ids(tokens)).replace(PARTIAL, "").strip())
 
     def _context(self, prompt_tokens: Tokens) -> tuple[int, ...]:
-        """Return as many last tokens of the prompt as text after it depends on."""
+        """Return the shortest end of the prompt that determines the text after it."""
         width = CONTEXT_TOKENS
         while True:
             context = _ids(prompt_tokens[-width:])
@@ -156,9 +157,9 @@ def _ids(tokens: Tokens) -> tuple[int, ...]:
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase, detokenizer: Detokenizer) -> dict[str, int]:
-    """The special tokens, which no text shows: their ids by how they are written."""
+    """Return the special tokens that decode to no text: their ids by their names."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     also = set(getattr(tokenizer, "all_special_ids", ()))
-    found = {str(token): id for id, token in added.items() if token.special or id in also}
-    shown = detokenizer.decode_each([[id] for id in found.values()])
-    return {name: id for (name, id), text in zip(found.items(), shown, strict=True) if not text}
+    ids = {str(token): id for id, token in added.items() if token.special or id in also}
+    shown = detokenizer.decode_each([[id] for id in ids.values()])
+    return {name: id for (name, id), text in zip(ids.items(), shown, strict=True) if not text}

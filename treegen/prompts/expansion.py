@@ -1,4 +1,4 @@
-"""The levels that a prompt tree generates below a node, and how large they can be."""
+"""The levels that a prompt tree generates below a node, and their size bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, TreeError
 
-# The same as `treegen.search.Evaluate`, which this room cannot import because search is above it.
+# Equal to `treegen.search.Evaluate`, which this package cannot import because search is above it.
 Scorer = Callable[[Sequence[Any]], Awaitable[Sequence[float]]]
 
 ScorerName = Literal["mean_logprob", "min_logprob", "sum_logprob"]
@@ -20,8 +20,8 @@ SCORERS: Final[tuple[ScorerName, ...]] = ("mean_logprob", "min_logprob", "sum_lo
 class Expand:
     """One generated level: continuations of every node of the level above.
 
-    A stop string stays in the text, so that the next level goes on behind it. Where a parameter is
-    None, the run's parameter holds.
+    A stop string stays in the text, so that the next level continues after it. A parameter that is
+    None takes the run's value.
 
     Raises:
         TreeError: a field has a value that cannot be used.
@@ -36,10 +36,10 @@ class Expand:
     given: str = ""
     """Text that is appended to each node above before its continuations are drawn."""
     keep: int | None = None
-    """How many nodes of this level, of all parents together, are expanded further; None: all."""
+    """Nodes of this level, over all parents, that are expanded further; None expands all."""
     scorer: ScorerName | Scorer | None = None
-    """What `keep` chooses by: one of SCORERS, or a function as in treegen.search.evaluate. The
-    default is mean_logprob."""
+    """The score by which `keep` selects: one of SCORERS, or a function as in
+    treegen.search.evaluate. Default: mean_logprob."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "keep"):
@@ -68,20 +68,20 @@ class Expand:
     @property
     def overrides(self) -> dict[str, Any]:
         """The sampling parameters that differ from those of the run."""
-        own = {name: getattr(self, name) for name in ("stop", "max_tokens", "temperature")}
-        return {name: value for name, value in own.items() if value is not None} | {
+        values = {name: getattr(self, name) for name in ("stop", "max_tokens", "temperature")}
+        return {name: value for name, value in values.items() if value is not None} | {
             "include_stop": True
         }
 
 
 @dataclass(frozen=True, slots=True)
 class LevelBound:
-    """How large one generated level can be.
+    """Upper bounds of the size of one generated level.
 
     level: its number, from 1.
-    rows: samples at most.
-    kept: how many of them are expanded further at most.
-    tokens: generated tokens at most.
+    rows: maximum number of samples.
+    kept: maximum number of samples that are expanded further.
+    tokens: maximum number of generated tokens.
     """
 
     level: int
@@ -91,13 +91,14 @@ class LevelBound:
 
 
 def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[LevelBound]:
-    """How large the levels below one node can be, level by level.
+    """Return size bounds of the levels below one node, level by level.
 
     Args:
+        levels: The levels to generate, in order.
         params: The parameters of the run.
 
     Raises:
-        TreeError: a level has several continuations, which are all the same in a greedy run.
+        TreeError: a level draws several continuations at temperature 0, which would all be equal.
     """
     bounds = []
     above = 1
@@ -116,7 +117,12 @@ def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[Level
 
 
 def sum_levels(trees: Sequence[Sequence[Expand]], params: SamplingParams) -> tuple[LevelBound, ...]:
-    """How large the levels below several nodes can be together, level by level."""
+    """Return the sums of the size bounds below several nodes, level by level.
+
+    Args:
+        trees: The levels below each node.
+        params: The parameters of the run.
+    """
     total: list[LevelBound] = []
     for levels in trees:
         for bound in bound_levels(levels, params):

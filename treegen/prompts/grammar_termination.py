@@ -1,7 +1,8 @@
-"""Whether a grammar has any finite text: one that has none would be sampled for ever.
+"""Whether a grammar has any finite text; sampling from one without would never end.
 
-A thing can end if some way through it does not meet itself again. Ways are collected first, and
-followed from what surely ends, so that neither depth nor repetition costs more than the text.
+A rule terminates if one of its alternatives does not lead back to the rule. Alternatives are
+collected first and then followed from rules that surely terminate, so the cost is linear in the
+text whatever its nesting and repetition.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 _Ways = list[tuple[Hashable, list[Hashable]]]
-"""Things, each with what all must end on one way through it. A thing may have several ways."""
+"""Pairs of a rule and what one of its alternatives needs. A rule may have several alternatives."""
 
 
 def _can_end(ways: _Ways, start: Hashable) -> bool:
@@ -36,9 +37,9 @@ def _can_end(ways: _Ways, start: Hashable) -> bool:
 
 
 def has_finite_value(schema: Any) -> bool:
-    """Whether some JSON value satisfies what a schema requires, as far as references go."""
+    """Whether some finite JSON value satisfies a schema's requirements and internal references."""
     ways: _Ways = []
-    seen: dict[int, Any] = {}  # by identity; kept, for an identity may be given again
+    seen: dict[int, Any] = {}  # by id(); keeps the objects, because freed ids are reused
     left = [schema]
     while left:
         part = left.pop()
@@ -59,11 +60,11 @@ def has_finite_value(schema: Any) -> bool:
 
 
 def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
-    """What must end for a schema to end: of each, the ways, as the schemas that each way needs."""
+    """Yield a schema's requirements, each as alternatives: lists of schemas that they need."""
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return
     if isinstance(name := schema.get("$ref"), str):
-        yield [[found] for found in [_resolve_reference(name, root)] if found is not None] or [[]]
+        yield [[ref] for ref in [_resolve_reference(name, root)] if ref is not None] or [[]]
     for key in ("anyOf", "oneOf"):
         if each := _list(schema.get(key)):
             yield [[way] for way in each]
@@ -73,7 +74,7 @@ def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
 
 
 def _of_kind(kind: Any, schema: Mapping[str, Any]) -> list[Any]:
-    """The schemas of what a value of a kind must have."""
+    """Return the schemas of the parts that a value of a type must have."""
     if kind == "object":
         known, other = schema.get("properties"), schema.get("additionalProperties", True)
         known = known if isinstance(known, dict) else {}
@@ -92,17 +93,17 @@ def _list(value: Any) -> list[Any]:
 
 
 def _resolve_reference(name: str, root: Any) -> Any:
-    """What a reference within the schema is to; None for others."""
+    """Return the target of a reference within the schema; None for other references."""
     if not name.startswith("#"):
         return None
-    found = root
+    target = root
     for part in filter(None, name[1:].split("/")):
         part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-            found = found[int(part)]
+        if isinstance(target, list) and part.isdecimal() and int(part) < len(target):
+            target = target[int(part)]
         else:
-            found = found.get(part) if isinstance(found, dict) else None
-    return found
+            target = target.get(part) if isinstance(target, dict) else None
+    return target
 
 
 _TOKEN: Final = re.compile(
@@ -115,7 +116,7 @@ _TOKEN: Final = re.compile(
 def has_finite_text(text: str) -> bool:
     """Whether the rule `start` of a grammar in Lark's form has any finite text.
 
-    What is not understood counts as something that ends.
+    Syntax that is not understood counts as terminating.
     """
     rules = dict(_rules(text))
     ways: _Ways = []
@@ -125,7 +126,7 @@ def has_finite_text(text: str) -> bool:
 
 
 def _rules(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The rules, by name: the words of each one's body."""
+    """Yield the rules: the name and the words of the body of each."""
     lines: list[list[str]] = []
     for line in text.splitlines():
         if lines and (line[:1].isspace() or line.lstrip().startswith("|")):
@@ -146,15 +147,15 @@ def _rules(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 class _RuleParser:
-    """Reads the body of a rule: alternatives of sequences of parts. Each group is a thing too."""
+    """Parses a rule's body: alternatives of sequences of parts. Each group becomes a rule too."""
 
     def __init__(self, name: str, words: list[str], rules: Mapping[str, Any], ways: _Ways) -> None:
         self._words, self._rules, self._ways, self._at = words, rules, ways, 0
-        # The groups that are open, with what the sequence that is read needs, and their ends.
+        # Open groups: each with what its current sequence needs, and its closing bracket.
         self._open: list[tuple[Hashable, list[Hashable], str]] = [(name, [], "")]
 
     def read(self) -> None:
-        """Add the ways through the rule and its groups."""
+        """Add the alternatives of the rule and its groups."""
         while self._at < len(self._words):
             word = self._take()
             if word in ("(", "["):
@@ -167,7 +168,7 @@ class _RuleParser:
             elif word == self._open[-1][2]:
                 self._end_way()
                 self._part([self._open.pop()[0]])
-            elif word == "%":  # a schema or a regular expression of its own
+            elif word == "%":  # an inline schema or regular expression
                 self._skip()
                 self._part([])
             else:
@@ -189,7 +190,7 @@ class _RuleParser:
         self._open[-1] = thing, [], closing
 
     def _part(self, needed: Iterable[Hashable]) -> None:
-        """Note a part of the sequence, unless what follows it lets it be left out."""
+        """Add a part to the sequence, unless the operator after it makes it optional."""
         least_is_none = False
         if self._peek() in ("?", "*"):
             self._take()
@@ -202,7 +203,7 @@ class _RuleParser:
             self._open[-1][1].extend(needed)
 
     def _repeats_none(self) -> bool:
-        """Whether a count such as ~0..3 or {0,3} allows none."""
+        """Whether a repeat count such as ~0..3 or {0,3} allows zero."""
         opened = self._take() == "{"
         first = self._take() if self._peek() else ""
         if opened:

@@ -1,6 +1,6 @@
-"""What a sample has to be: JSON of a schema, a text of a regular expression, grammar or choice.
+"""Grammars: JSON of a schema, a regular expression, a Lark grammar or a choice.
 
-llguidance compiles it for a tokenizer, and says after any tokens which ones may come next.
+llguidance compiles a grammar for a tokenizer and returns which tokens may follow any prefix.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Structure = tuple[str, str]
-"""A kind, such as "json_schema", and what it says, as text."""
+"""A kind, such as "json_schema", and its content as text."""
 
 
-# What vLLM's server calls them, in a request and in its structured_outputs.
+# The names in requests to vLLM's server, at the top level and in structured_outputs.
 _NAMES: Final = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
@@ -35,34 +35,34 @@ _NAMES: Final = {
     "guided_choice": "choice",
 }
 _WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
-# Tokens of which a grammar often allows all or none. Beside those that llguidance knows, which are
-# for strings of JSON, these are for words in a regular expression: masks are made in half the time
-# and less. What masks allow is the same.
+# Sets of tokens that a grammar often allows or forbids together. llguidance has such sets for JSON
+# strings; these add words in regular expressions, and at least halve the time to compute masks. The
+# masks themselves stay the same.
 _WORDS: Final = ("[a-z]{1,30}", "[a-zA-Z0-9_]{1,30}")
-# What grammars consist of: strings, comments, patterns, and names of tokens.
+# Parts of a Lark grammar: strings, comments, patterns, and names of tokens.
 _LARK: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<[^<>\s"]+>')
 _MOST_SECONDS: Final = 30
 _MOST_LANES: Final = 16
-_SECONDS_OF_LANES: Final = 0.5  # the time that all lanes of a grammar may take to compile
-_MOST_TOLD: Final = 200  # characters of what llguidance says
+_SECONDS_OF_LANES: Final = 0.5  # limit of the time to compile all lanes of a grammar
+_MOST_TOLD: Final = 200  # characters of llguidance's message
 _Made = TypeVar("_Made")
 JSON_SPACE: Final[Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""How JSON is written: as by `json.dumps`, unless a schema has an `x-guidance` of its own.
+"""White space in JSON: as `json.dumps` writes it, unless a schema has its own `x-guidance`.
 
-Where any white space may stand, a model may write nothing else until its limit."""
+If any white space were allowed, a model could write nothing else until its token limit."""
 REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
-"""How requests ask for a structure, in OpenAI's protocol and in vLLM's."""
+"""Fields of requests that specify a structure, in OpenAI's protocol and in vLLM's."""
 
 
 def parse_structure(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of SamplingParams that parts of a request, by REQUESTED, stand for.
+    """Return the arguments of SamplingParams for the parts of a request named in `REQUESTED`.
 
     Raises:
-        InputError: one is not as it should be.
+        InputError: a part is malformed.
     """
     found = {ours: given[theirs] for theirs, ours in _NAMES.items() if theirs in given}
     if within := given.get("structured_outputs"):
@@ -92,19 +92,25 @@ def parse_structure(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Grammar:
-    """What a sample has to be, compiled for one tokenizer.
+    """A grammar compiled for one tokenizer.
 
-    num_words: words of 32 bits in a mask, which has a bit for each token.
-    num_lanes: how many lanes `start` knows.
+    num_words: 32-bit words in a mask, which has a bit for each token.
+    num_lanes: number of lanes for `start`.
     """
 
     def __init__(
         self, structure: Structure, tokenizer: Any, eos_ids: Sequence[int], vocab_size: int
     ) -> None:
-        """Compile it. eos_ids: the tokens that end a sample. vocab_size: logits of a token.
+        """Compile a grammar.
+
+        Args:
+            structure: The kind of grammar, and its text.
+            tokenizer: The model's tokenizer.
+            eos_ids: The tokens that end a sample.
+            vocab_size: Number of the model's logits per token.
 
         Raises:
-            InputError: it cannot be read, no text can ever satisfy it, or llguidance is missing.
+            InputError: it cannot be read, no text can satisfy it, or llguidance is missing.
         """
         if find_spec("llguidance") is None:
             raise InputError(
@@ -121,11 +127,12 @@ class Grammar:
             raise _make_grammar_error(kind, self._lanes[0].get_error())
 
     def start(self, lane: int = 0) -> LLMatcher:
-        """A matcher of a text that begins.
+        """Return a matcher at the start of a text.
 
         Args:
-            lane: Matchers of one lane share what they learn about tokens, behind one lock. So those
-                of one lane are asked one after another, and those of several lanes at once.
+            lane: Matchers of one lane share what they learn about tokens, and one lock. So matchers
+                of one lane run one after another, and those of several lanes in parallel. Default:
+                0.
         """
         if (lack := lane + 1 - len(self._lanes)) > 0:
             with ThreadPoolExecutor() as threads:
@@ -148,24 +155,34 @@ class Grammar:
 def grammar_of(
     structure: Structure | None, tokenizer: Any, eos_ids: Sequence[int], vocab_size: int
 ) -> Grammar | None:
-    """The compiled grammar of a structure, if there is one; raises as `Grammar` does."""
+    """Return the compiled grammar of a structure; None if there is no structure.
+
+    Args:
+        structure: The kind of grammar, and its text; None for none.
+        tokenizer: The model's tokenizer.
+        eos_ids: The tokens that end a sample.
+        vocab_size: Number of the model's logits per token.
+
+    Raises:
+        InputError: as for `Grammar`.
+    """
     return None if structure is None else Grammar(structure, tokenizer, eos_ids, vocab_size)
 
 
 def _num_lanes(seconds: float) -> int:
-    """How many lanes a grammar has that took so long to compile."""
+    """Return the number of lanes of a grammar that took `seconds` to compile."""
     return min(max(int(_SECONDS_OF_LANES / max(seconds, 1e-9)), 1), _MOST_LANES)
 
 
 def _warm_up(matcher: LLMatcher) -> LLMatcher:
-    """Return the same matcher, whose copies know the first mask; it has failed if there is none."""
+    """Compute the first mask of a matcher, so that copies have it; leave a failed matcher alone."""
     if not matcher.is_error():
         matcher.compute_bitmask()
     return matcher
 
 
 def _compile_structure(kind: str, text: str) -> str:
-    """What llguidance takes for a structure."""
+    """Return a structure in llguidance's form."""
     from llguidance import LLMatcher, grammar_from
 
     match kind:
@@ -197,12 +214,12 @@ def _compile_structure(kind: str, text: str) -> str:
 
 
 def _named_by_id(lark: str, ids: Mapping[str, int]) -> str:
-    """Return a grammar whose `<name>` of added tokens are ids, as of all that are not special."""
+    """Return a grammar with the `<name>` of each added token that is text replaced by its id."""
     return _LARK.sub(lambda found: f"<[{ids[found[0]]}]>" if found[0] in ids else found[0], lark)
 
 
 def _make_grammar_error(kind: str, told: str) -> InputError:
-    """The error for what llguidance does not take. told: what it says."""
+    """Return the error for a grammar that llguidance rejects. told: llguidance's message."""
     first = textwrap.shorten((told.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
     if "coerce_one_of" in told:
         first = "the ways of a oneOf may overlap, which is not supported; write anyOf"
@@ -210,9 +227,10 @@ def _make_grammar_error(kind: str, told: str) -> InputError:
 
 
 def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
-    """What a function makes, in a thread that is left alone if it takes too long.
+    """Return the result of a function that runs in a thread; abandon the thread after a time limit.
 
-    A few hundred characters can take for ever: what patterns have in common is found by trying.
+    A grammar of a few hundred characters can take forever, because llguidance intersects patterns
+    by trying.
     """
     made: list[_Made] = []
     failed: list[BaseException] = []
@@ -237,19 +255,19 @@ def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
 def _tokens_of(
     tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: int
 ) -> tuple[LLTokenizer, Mapping[str, int]]:
-    """Return the tokens of a tokenizer, as llguidance needs them; takes a second for a large one.
+    """Return the tokens of a tokenizer in llguidance's form; takes a second for a large one.
 
     Args:
         tokenizer: A transformers tokenizer.
-        size: Its length, a part of the key, because a tokenizer may get further tokens meanwhile.
+        size: Its length, part of the key because tokens may be added to a tokenizer later.
         eos_ids: The tokens that end a sample.
-        vocab_size: Logits of a token.
+        vocab_size: Number of the model's logits per token.
 
     Returns:
         The tokens, and the ids of added tokens that are text, by their content.
 
     Raises:
-        InputError: the tokenizer is not of the fast kind, or knows no end of a text.
+        InputError: the tokenizer is not a fast one, or has no end-of-text token.
     """
     from llguidance import LLTokenizer
 

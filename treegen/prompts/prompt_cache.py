@@ -1,4 +1,4 @@
-"""Token ids of prompts that were encoded lately, for those that are asked for again."""
+"""A cache of the token ids of recently encoded prompts."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ from typing import Any, Final
 
 from treegen.prompts.radix import Tokens
 
-_MOST: Final = 2**22  # tokens of all together
+_MOST: Final = 2**22  # tokens of all prompts together
 ENTRY: Final = 64
-"""Tokens that each prompt counts beside its own, for the memory of its key and its array."""
+"""Extra tokens that each prompt counts for, because its key and its array take memory."""
 
 
 class PromptCache:
-    """Texts and conversations with their token ids. One thread uses it."""
+    """Maps texts and conversations to their token ids. Not thread-safe."""
 
     def __init__(self, most: int = _MOST) -> None:
-        """Nothing is known yet. most: tokens that are kept; the least recently used leave."""
+        """Create an empty cache.
+
+        Args:
+            most: Maximum tokens to keep, over all prompts; the least recently used prompts are
+                evicted.
+        """
         self._most, self._num_tokens = most, 0
         self._tokens: OrderedDict[bytes, Tokens] = OrderedDict()
 
     def get(self, key: bytes | None) -> Tokens | None:
-        """The token ids of a prompt, if they are known."""
+        """Return the token ids of a prompt; None if they are not cached."""
         if key is None or key not in self._tokens:
             return None
         self._tokens.move_to_end(key)
         return self._tokens[key]
 
     def put(self, key: bytes | None, tokens: Tokens) -> None:
-        """Note the token ids of a prompt that is not known yet."""
+        """Store the token ids of a prompt unless they are cached already."""
         if key is None or key in self._tokens:
             return
         self._tokens[key] = tokens
@@ -41,11 +46,12 @@ class PromptCache:
 
 
 def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:
-    """What stands for a prompt; None for token ids, and for what has no JSON.
+    """Return the cache key of a prompt; None for token ids and for content that is not JSON.
 
-    It is a hash, because a conversation may have much that its template does not show.
+    The key is a hash, because a conversation may be much larger than the text its template renders.
 
     Args:
+        content: Text, token ids or chat messages.
         template: Arguments of the chat template.
     """
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""The radix tree of token sequences: which of them share which tokens. No torch here."""
+"""The radix tree of token sequences: which sequences share which tokens. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tokens = NDArray[np.int32]
 class RadixNode:
     """Tokens up to `stop`, shared by every sequence at or below this node.
 
-    stop: how many tokens a sequence has up to here.
+    stop: number of tokens from the start of a sequence to the end of this node.
     children: the nodes below, in order of first appearance.
     sequences: indices of the sequences that end exactly here.
     first: the smallest index of a sequence at or below the node.
@@ -30,11 +30,11 @@ class RadixNode:
 def build(sequences: Sequence[Tokens]) -> list[RadixNode]:
     """Return the roots of the radix tree of token sequences, in order of first appearance.
 
-    Equal sequences end at one node. The sequences are sorted, which brings shared prefixes next to
-    each other. The tree then follows from the common prefix of each two neighbours in one pass, as
-    a suffix tree follows from an LCP array. That takes O(n log n) comparisons.
+    Equal sequences end at one node. Sorting the sequences brings shared prefixes next to each
+    other. One pass over the common prefixes of neighbours then builds the tree, as a suffix tree is
+    built from an LCP array. This takes O(n log n) comparisons.
     """
-    # Big-endian bytes compare as the sequences do.
+    # Big-endian bytes sort in the order of the sequences.
     keys = [np.asarray(tokens, dtype=">u4").tobytes() for tokens in sequences]
     order = sorted(range(len(sequences)), key=keys.__getitem__)
     roots: list[RadixNode] = []
@@ -67,7 +67,7 @@ def build(sequences: Sequence[Tokens]) -> list[RadixNode]:
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """How many tokens both sequences start with together."""
+    """Return the length of the common prefix of two sequences."""
     length = min(len(a), len(b))
     different = a[:length] != b[:length]
     first = int(different.argmax()) if length else 0

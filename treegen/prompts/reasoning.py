@@ -1,7 +1,7 @@
-"""Thinking on or off, as the arguments that a chat template knows it by.
+"""Translates `reasoning` (on, off or an effort) into the arguments of a model's chat template.
 
-Models that can think take an argument in their chat template, and each family has its own. A node
-says `template={"reasoning": "off"}` instead, and the argument follows from the template.
+Each family of thinking models has its own template argument. A node says
+`template={"reasoning": "off"}` instead, and the argument follows from the template.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from treegen.common.bounded.templates import TemplateError, read_names
 from treegen.errors import InputError
 
 CHOICES: Final = ("auto", "on", "off", "low", "medium", "high")
-"""What may be asked for; "auto" leaves it to the template."""
+"""Allowed values; "auto" leaves the decision to the template."""
 NAME: Final = "reasoning"
 
 _SWITCHES: Final = ("enable_thinking", "thinking", "reasoning")  # true or false
-# What every template is given, and no argument.
+# Variables that every template receives; they are not arguments.
 _ALWAYS: Final = frozenset(
     {
         "messages",
@@ -36,21 +36,25 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
 
 
 def reasoning_arguments(template: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Return arguments of a chat template with `reasoning` put as the template knows it.
+    """Return chat template arguments with `reasoning` translated to the template's own argument.
 
     Raises:
-        InputError: the template has no argument for what is asked, or jinja2 is missing.
+        InputError: the template has no such argument, or jinja2 is missing.
     """
-    found = dict(template)
-    asked = found.get(NAME)
-    if asked not in CHOICES or not isinstance(asked, str):
-        return found  # an argument of the template's own, or none
-    del found[NAME]
-    return {**_get_reasoning_arguments(asked, tokenizer), **found} if asked != "auto" else found
+    arguments = dict(template)
+    choice = arguments.get(NAME)
+    if choice not in CHOICES or not isinstance(choice, str):
+        return arguments  # no argument, or one that the template itself defines
+    del arguments[NAME]
+    return (
+        {**_get_reasoning_arguments(choice, tokenizer), **arguments}
+        if choice != "auto"
+        else arguments
+    )
 
 
 def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
-    """Raise InputError for arguments that the chat template does not read, as nobody would tell."""
+    """Raise InputError for arguments that the chat template would silently ignore."""
     names, _ = _read(_source(tokenizer, arguments.get("tools")))
     if unknown := sorted(set(arguments) - names):
         known = ", ".join(sorted(names - _ALWAYS)) or "none"
@@ -61,7 +65,7 @@ def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
 
 
 def check_reasoning(asked: str) -> None:
-    """Raise InputError for what is none of the choices."""
+    """Raise InputError unless `asked` is one of `CHOICES`."""
     if asked not in CHOICES:
         raise InputError(f"reasoning must be one of {', '.join(CHOICES)}; got {asked!r}")
 
@@ -87,7 +91,7 @@ def _get_reasoning_arguments(asked: str, tokenizer: Any) -> dict[str, Any]:
 
 
 def _source(tokenizer: Any, tools: Any = None) -> str:
-    """Return the chat template; some tokenizers have several, one of them for tools."""
+    """Return the chat template; tokenizers may have several, one of them for tools."""
     source = getattr(tokenizer, "chat_template", None)
     if isinstance(source, Mapping):
         source = tokenizer.get_chat_template(tools=tools)

@@ -1,4 +1,4 @@
-"""Encode texts that share their starts: each shared start once, and what follows it spliced on.
+"""Encodes texts that share their starts: each shared start once, then the rest spliced on.
 
     shared start     |[tok][tok][tok][tok][tok][tok][t]|            encoded once
     window                          |[to][tok][tok][to|k][tok][tok] its end again and what follows
@@ -10,20 +10,20 @@ between tokens that both have: equal ids at equal characters, over a run of seve
 result is what the whole text encodes to, for these reasons:
 
 - Words, the pieces that the pre-tokenizer cuts, are encoded independently. Where both sides agree
-  that a word starts, the window goes on like the whole text, as long as the pre-tokenizer looks no
-  further than the run of equal tokens. Pre-tokenizers in use cut from left to right and look ahead
-  to the end of a run of spaces or digits at most. Where such a run goes on past the shared start,
-  the two sides disagree. This is verified, not proved.
+  that a word starts, the window continues like the whole text, as long as the pre-tokenizer looks
+  no further than the run of equal tokens. Pre-tokenizers in use cut from left to right and look
+  ahead no further than the end of a run of spaces or digits. Where such a run continues past the
+  shared start, the two sides disagree. This is verified, not proved.
 - Inside a word, byte pair encoding is local. Tokens encode their text if and only if each two
   neighbours encode theirs, because the first merge across a border would also happen between these
   two alone. So encodings with a token in common can be spliced at it. This is proved for plain
   merges. Both sides must lie in one word of the whole text. That is certain where there is no
   pre-tokenizer (Llama 2, Gemma), and verified by a longer run elsewhere.
 - Other models (Unigram, WordPiece) are spliced only where words start.
-- Added tokens such as "<|im_end|>" are cut out before all this. So the splice stays as far from the
-  end of the shared start as the longest added token is long.
+- Added tokens such as "<|im_end|>" are cut out before all this. So the splice keeps at least the
+  length of the longest added token from the end of the shared start.
 
-Where the two sides do not agree, the window is made wider; at last the whole text is encoded.
+Where the two sides do not agree, the window is widened; finally the whole text is encoded.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ IN_WORD: Final = (6, 6)
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A text to encode: one that was asked for, or a shared start.
+    """A text to encode: a text of the call, or a start that several of them share.
 
     parent: index of the longest shared start of the text; None if there is none.
-    depth: how many shared starts it goes on from, one after another.
+    depth: the number of nested shared starts above it.
     """
 
     text: str
@@ -75,11 +75,11 @@ class TextSpan:
 def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
     """Return spans for texts and for the starts worth sharing, and the index of each text's span.
 
-    A shared start comes before the spans that go on from it.
+    A shared start precedes the spans that continue it.
     """
     spans: list[TextSpan] = []
     span_of_text = [-1] * len(texts)
-    # Each group: texts, how many characters they have in common at least, their last shared start.
+    # Each group: texts, a lower bound of their common characters, their last shared start.
     groups: list[tuple[list[int], int, int | None]] = [(list(range(len(texts))), 0, None)]
     while groups:
         members, agreed, parent = groups.pop()
@@ -88,7 +88,7 @@ def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
         for member in members:
             branches.setdefault(texts[member][length : length + 1], []).append(member)
         complete = branches.pop("", [])
-        # The first shared start of a text costs it a window. Below that it has a window anyway.
+        # The first shared start of a text costs a window. Deeper ones need no further window.
         above = TextSpan("", None, -1) if parent is None else spans[parent]
         price = WINDOW_CHARS * (len(members) if parent is None else 1)
         if complete or (length - len(above.text)) * (len(members) - 1) > price:
@@ -101,7 +101,7 @@ def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
 
 
 def _common_length(texts: Sequence[str], agreed: int) -> int:
-    """Return how many characters all texts start with together, `agreed` or more."""
+    """Return the length of the common start of all texts, which is at least `agreed` characters."""
     common = texts[0][agreed:]
     for text in texts:
         if text.startswith(common, agreed):
@@ -119,7 +119,7 @@ def _common_length(texts: Sequence[str], agreed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _SplicePoint:
-    """Where a window is spliced to a shared start.
+    """The place where a window is spliced to a shared start.
 
     kept: tokens of the shared start that stay.
     own: the first token of the window that follows them.
@@ -139,13 +139,13 @@ class _SplicePoint:
 
 
 class Splicer:
-    """Encodes texts that go on from texts encoded before, without special tokens."""
+    """Encodes texts that continue texts encoded before, without special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         backend: Any = tokenizer.backend_tokenizer
         added = tokenizer.added_tokens_decoder.values()
-        # One character more, because the next character decides whether a single_word token counts.
+        # One extra, because the next character decides whether a single_word token matches.
         self._margin = 1 + max((len(token.content) for token in added), default=0)
         if backend.normalizer is not None and any(token.normalized for token in added):
             self._margin *= 4  # An added token may get shorter when it is normalised.
@@ -162,9 +162,10 @@ class Splicer:
     def encode(
         self, texts: Sequence[str], starts: Sequence[tuple[int, Rows] | None]
     ) -> list[tuple[Rows, Rows]]:
-        """Return the rows of each text in two parts: what stays of its shared start, and the rest.
+        """Return the rows of each text in two parts: kept from its shared start, and the rest.
 
         Args:
+            texts: The texts to encode.
             starts: For each text the number of characters and the rows of its shared start, or
                 None.
         """
@@ -184,7 +185,7 @@ class Splicer:
                 if start is None or char == 0:
                     parts[index] = (none, own)
                     continue
-                # Windows on one shared start begin alike, and can mostly be spliced alike.
+                # Windows on one shared start begin alike, so mostly the same place fits.
                 place = places.get(id(start))
                 if place is None or not place.holds(start[1], own):
                     place = self._place(start, token, own)
@@ -197,7 +198,7 @@ class Splicer:
         return parts
 
     def _rows(self, texts: Sequence[str], chars: Sequence[int]) -> list[Rows]:
-        """Return the rows of texts, each encoded from one of its characters on."""
+        """Return the rows of texts, each encoded from its character in `chars` to its end."""
         if not texts:
             return []
         batch = self._tokenizer(
@@ -210,23 +211,23 @@ class Splicer:
         return list(map(_rows_of, batch.encodings, batch["input_ids"], chars))
 
     def _window(self, start: tuple[int, Rows] | None, width: int | None) -> tuple[int, int]:
-        """Return the token and the character at which a window opens; 0 is the whole text."""
+        """Return the token and the character at which a window opens; (0, 0): the whole text."""
         if start is None or width is None:
             return 0, 0
         length, rows = start
         token = int(np.searchsorted(rows[START], length - self._margin, "right")) - width
         if token <= 0:
             return 0, 0
-        # A window opens best where a word starts: from there on it has the whole text's tokens.
+        # Open where a word starts if possible: from there the tokens are those of the whole text.
         lowest = max(1, token - width // 2)
         words = np.flatnonzero(rows[OPENS, lowest : token + 1])
         if words.size:
             token = lowest + int(words[-1])
-        # A token may begin with the space before its word though its offsets leave that out.
+        # A token may begin with the space before its word although its offsets exclude the space.
         return token, int(min(rows[STOP, token - 1], rows[START, token]))
 
     def _place(self, start: tuple[int, Rows], token: int, own: Rows) -> _SplicePoint | None:
-        """Return where a window that opens at a token of the shared start can be spliced to it."""
+        """Return where a window that opens at `token` of the shared start is spliced, or None."""
         length, rows = start
         tail = rows[:, token:]
         # Tokens are matched by the character that they start at. Several tokens may be bytes of one
@@ -252,11 +253,11 @@ class Splicer:
 
 
 def _rows_of(encoding: Encoding, ids: list[int], char: int) -> Rows:
-    """Return the rows of an encoding of the tokenizers library, whose text starts at `char`.
+    """Return the rows of an encoding of the tokenizers library whose text starts at `char`.
 
-    A long encoding gets characters and words at both ends only, where splices are. To look up those
-    of all tokens takes as long as to encode the text. A window that was to open in between finds
-    character 0, which means the whole text.
+    A long encoding gets characters and words at its two ends only, where splices are, because
+    looking up those of all tokens takes as long as encoding the text. A window that would open in
+    between finds character 0, which means the whole text.
     """
     rows = np.zeros((4, len(ids)), dtype=np.int32)
     rows[ID] = ids
@@ -268,7 +269,7 @@ def _rows_of(encoding: Encoding, ids: list[int], char: int) -> Rows:
         words = [encoding.token_to_word(token) for token in edge]
         _fill(rows[:, edge.start : edge.stop], offsets, words, char)
     rows[START, EDGE:-EDGE] = rows[START, EDGE - 1]  # in order, for binary search
-    rows[OPENS, -EDGE] = 2  # not known, agrees with nothing
+    rows[OPENS, -EDGE] = 2  # unknown: equal to neither 0 nor 1
     return rows
 
 

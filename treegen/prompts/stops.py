@@ -1,11 +1,11 @@
 """When a sample ends: end of sequence, stop tokens, stop strings and length.
 
-    Stopping      all conditions of one set of sampling parameters, and how a sample ends
-    Stoppings     the conditions that were made last
-    StopStrings   the stop strings alone, searched for in the text of a sample
+    StopConditions        all conditions of one set of sampling parameters, and how a sample ends
+    StopConditionsCache   the conditions that were used last
+    StopStrings           the stop strings alone, searched for in the text of a sample
 
-`may_end` is a table over the vocabulary: whether a row can be over after a token. The decode loop
-looks at a row in Python only where its table says so.
+`may_end` is a table over the vocabulary: whether a sample can be over after a token. The decode
+loop checks a row in Python only where this table is true.
 """
 
 from __future__ import annotations
@@ -47,18 +47,26 @@ class StopConditions:
 
     may_end: bool [vocab_size], tokens after which a sample may be over.
     ids: tokens after which a sample is over.
-    thinking: finds the thinking in a sample; None where it is not told from the answer.
+    thinking: finds the reasoning in a sample; None if it is not separated from the answer.
     bad_words: the tokens of words that may not be drawn.
-    grammar: what a sample has to be; None where it may be anything.
+    grammar: the grammar that a sample must match; None if there is none.
     """
 
     def __init__(
         self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
     ) -> None:
-        """Stop conditions for a model with this vocabulary and these end-of-sequence ids."""
+        """Compile the stop conditions.
+
+        Args:
+            params: The sampling parameters.
+            tokenizer: The model's tokenizer.
+            eos_token_ids: The model's end-of-sequence ids.
+            vocab_size: Number of the model's logits per token.
+        """
         eos = () if params.ignore_eos else eos_token_ids
         self._detokenizer = Detokenizer(tokenizer)
-        # A special token is in no text. A text that spells it is made of other tokens.
+        # No text shows a special token; a text that spells one consists of other tokens. So a stop
+        # string that names a special token is matched by id.
         special = special_tokens(tokenizer, self._detokenizer) if params.stops else {}
         self._named = {special[stop]: stop for stop in params.stops if stop in special}
         self._strings = StopStrings(tokenizer, params.stops, vocab_size) if params.stops else None
@@ -92,12 +100,12 @@ class StopConditions:
         samples: Sequence[Sequence[int]],
         limits: Sequence[int],
     ) -> list[Ending | None]:
-        """How samples end; None for those that go on.
+        """Return how samples end; None for those that continue.
 
         Args:
-            prompts: The tokens of each sample's prompt and of the sample itself.
-            samples: The tokens of each sample's prompt and of the sample itself.
-            limits: How many tokens each sample may have.
+            prompts: The tokens of each sample's prompt.
+            samples: The tokens of each sample.
+            limits: The maximum number of tokens of each sample.
         """
         endings: list[Ending | None] = [None] * len(samples)
         over: list[int] = []
@@ -106,7 +114,7 @@ class StopConditions:
                 over.append(at)
                 continue
             hit = None
-            # Only the last token can have completed a stop string: the sample went on before it.
+            # Only the last token can have completed a stop string: the sample had not ended before.
             may_end = self._strings is not None and self._strings.may_end[tokens[-1]]
             if self._strings and may_end and len(tokens) > self._least:
                 hit = self._strings.find_stop(prompt, tokens, num_new=1, since=self._least)
@@ -124,19 +132,19 @@ class StopConditions:
                 endings[at] = "length", None, text
                 continue
             name = self._named.get(token, "")
-            # An end of sequence is told by its id, even where a stop string names the same token.
+            # An end of sequence is reported by its id, even if a stop string names the same token.
             end = name if name and token not in self._eos else token
             endings[at] = "stop", end, text + name * self._include_stop
         return endings
 
     def text(self, prompt: Tokens, tokens: Tokens) -> str:
-        """The text of a sample that nothing here has ended."""
+        """Return the text of a sample that no stop condition has ended."""
         return self._detokenizer.texts([prompt], [tokens])[0]
 
     def strip_stop_token(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens whose text a finished sample has.
+        """Return the tokens whose text a finished sample has.
 
-        A stop token is left out, unless it was asked for and `include_stop` is set.
+        A stop token is left out unless the caller requested it and `include_stop` is set.
         """
         last = tokens[-1]
         stays = last not in self.ids or (self._include_stop and last in self._asked)
@@ -144,7 +152,7 @@ class StopConditions:
 
 
 class StopConditionsCache:
-    """The stop conditions that were used last, because a large vocabulary's table takes a while."""
+    """Caches stop conditions, because the table of a large vocabulary is slow to build."""
 
     def __init__(self) -> None:
         self._made = functools.lru_cache(maxsize=_MOST_KEPT)(_make)
@@ -152,10 +160,16 @@ class StopConditionsCache:
     def of(
         self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
     ) -> StopConditions:
-        """The stop conditions of sampling parameters, made once.
+        """Return the stop conditions of sampling parameters, from the cache if possible.
+
+        Args:
+            params: The sampling parameters.
+            tokenizer: The model's tokenizer.
+            eos_token_ids: The model's end-of-sequence ids.
+            vocab_size: Number of the model's logits per token.
 
         Raises:
-            InputError: a stop string is empty, or a budget for thinking has no tags.
+            InputError: a stop string is empty, or a thinking budget has no known tags.
         """
         stops = SamplingParams(
             stop=params.stops,
@@ -164,20 +178,20 @@ class StopConditionsCache:
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
             max_tokens=max(params.min_tokens, 1),
-            # How large a budget is makes no difference here.
+            # Only whether there is a budget matters here, not its size.
             max_thinking_tokens=None if params.max_thinking_tokens is None else 0,
             reasoning_tags=params.reasoning_tags,
             thinking_end=params.thinking_end,
             bad_words=params.banned,
             **_structure(params),
         )
-        # The length is a part of the key, because a tokenizer may get further tokens meanwhile.
+        # The length is part of the key, because tokens may be added to a tokenizer later.
         return self._made(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
 
 
 def _structure(params: SamplingParams) -> dict[str, Any]:
-    given = {name: getattr(params, name) for name in STRUCTURES}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(params, name) for name in STRUCTURES}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _make(
@@ -189,12 +203,17 @@ def _make(
 def word_tokens(
     words: Sequence[str], tokenizer: Any, vocab_size: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The tokens of words, each as it is at the start of a text, and after a space.
+    """Return the tokens of words, each encoded at the start of a text and after a space.
+
+    Args:
+        words: The words.
+        tokenizer: The model's tokenizer.
+        vocab_size: Number of the model's logits per token.
 
     Raises:
-        InputError: a word has no tokens, or one that the model has not.
+        InputError: a word has no tokens, or a token that the model does not have.
     """
-    found: dict[tuple[int, ...], None] = {}
+    encoded: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, " " + word.lstrip()) if word.strip() else (word,):
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -202,12 +221,12 @@ def word_tokens(
                 raise InputError(
                     f"the bad word {word!r} has no tokens that the model can draw; leave it out"
                 )
-            found[tokens] = None
-    return tuple(found)
+            encoded[tokens] = None
+    return tuple(encoded)
 
 
 class StopStrings:
-    """Strings that end a sample: a table of the tokens that may complete one, and a search.
+    """Strings that end a sample: a table of tokens that may complete one, and a search.
 
     may_end: bool [vocab_size], false only for tokens that cannot complete a stop string.
 
@@ -227,18 +246,19 @@ class StopStrings:
         self.may_end: NDArray[np.bool_] = self._table(vocab_size)
 
     def find(self, text: str, after: int = 0) -> tuple[int, str] | None:
-        """Return where the earliest stop string starts, and which it is.
+        """Return where the earliest stop string starts, and the string; None if there is none.
 
-        If several start there, it is the one that was given first.
+        If several start at the same place, the first in the user's order counts.
 
         Args:
-            after: A stop string does not count if it ends within this many first characters.
+            text: The text to search.
+            after: Stop strings that end within this many first characters do not count. Default: 0.
         """
-        found = [
+        candidates = [
             (text.find(stop, max(after - len(stop) + 1, 0)), order, stop)
             for order, stop in enumerate(self.stops)
         ]
-        position, _, stop = min((f for f in found if f[0] >= 0), default=(-1, 0, ""))
+        position, _, stop = min((f for f in candidates if f[0] >= 0), default=(-1, 0, ""))
         return (position, stop) if stop else None
 
     def find_stop(
@@ -252,16 +272,19 @@ class StopStrings:
         """Return the generated text up to the earliest stop string, and that string, if any.
 
         Args:
-            num_new: How many of the last tokens were not searched yet. The text of the others has
-                no stop string, so nearly all of it need not be decoded again.
-            since: A stop string does not count if it ends in the text of this many first tokens.
+            prompt_tokens: The tokens of the prompt.
+            tokens: The generated tokens.
+            num_new: How many of the last tokens were not searched yet. The text of the earlier ones
+                has no stop string, so most of it is not decoded again. None searches all.
+            since: Stop strings that end in the text of this many first tokens do not count.
+                Default: 0.
         """
         if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
             return None
         text = self._detokenizer.text(prompt_tokens, tokens)
         before = self._detokenizer.text(prompt_tokens, tokens[:since]) if since else ""
-        found = self.find(text, len(before))
-        return (text[: found[0]], found[1]) if found else None
+        hit = self.find(text, len(before))
+        return (text[: hit[0]], hit[1]) if hit else None
 
     def _in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
         """Whether a stop string may end in the text of the last num_new tokens."""
@@ -275,8 +298,8 @@ class StopStrings:
             tail = self._detokenizer.text(earlier, tokens[-width:])
             if self.find(tail) is not None:
                 return True
-            # The last tokens may show fewer characters than they are: a special token shows none,
-            # and a token may be a part of one. They must show as many as the longest stop has.
+            # Tokens may show few characters: a special token shows none, and a token may be part of
+            # a character. The tail must show at least as many as the longest stop string has.
             old = self._detokenizer.text(earlier, tokens[-width:-num_new])
             if len(old.replace(PARTIAL, "")) >= self._longest:
                 return False
@@ -302,15 +325,15 @@ class StopStrings:
         after = self._detokenizer.decode_each([[anchor, token] for token in range(vocab_size)])
         if not self._is_local(anchor, before, after):
             return ~table
-        # What is longer than every token's text begins none; the rest is looked up by its first
-        # character, because a long stop string has many ends.
+        # No token's text begins with an end that is longer than the longest text. Other ends are
+        # looked up by their first character, because a long stop string has many ends.
         longest = max(map(len, (*alone, *after)))
         every: dict[str, list[str]] = defaultdict(list)
         for end in {stop[at:] for stop in self.stops for at in range(-longest, 0)}:
             every[end[0]].append(end)
         ends = {first: tuple(found) for first, found in every.items()}
-        # A token that is a part of a character can complete the character, and with it a stop
-        # string. ASCII characters have no parts.
+        # A token that is part of a character can complete the character, and with it a stop
+        # string. ASCII characters are never split.
         parts = () if all(stop.isascii() for stop in self.stops) else (PARTIAL,)
         within = (*self.stops, *parts)
         for token, texts in enumerate(zip(alone, after, strict=True)):
@@ -323,9 +346,9 @@ class StopStrings:
         return table
 
     def _is_local(self, anchor: int, before: str, after: Sequence[str]) -> bool:
-        """Whether a token's text is complete before the next token comes; tried on some tokens.
+        """Whether a token's text is complete before the next token arrives; probed on some tokens.
 
-        Some decoders add the space after a word when the next token comes. Any token could then
+        Some decoders add the space after a word when the next token arrives. Any token could then
         complete a stop string that ends in a space.
         """
         step = max(1, len(after) // NUM_PROBES)

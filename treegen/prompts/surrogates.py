@@ -1,10 +1,10 @@
-"""Halves of surrogate pairs that stand alone: text in Python, and in no encoding of text."""
+"""Lone surrogates: characters that a Python string can hold but no text encoding can."""
 
 from __future__ import annotations
 
 
 def describe_lone_surrogate(text: str) -> str | None:
-    """Return a phrase that tells the first lone surrogate of a text; None if there is none."""
+    """Return a phrase that describes the first lone surrogate of a text; None if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

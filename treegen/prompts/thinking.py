@@ -1,14 +1,14 @@
-"""Where a sample thinks and where it answers: the tags that models write around their thinking.
+"""The tags around a model's reasoning, and where a sample reasons and where it answers.
 
-    Tags            the text of the two tags, and of what closes a thinking that is cut short
-    ThinkingTags    the same for one tokenizer: where the thinking of a sample ends
-    tags_of         the tags that a tokenizer is known by
-    without_tags    a thinking without them
+    Tags            the text of the two tags, and the text that closes reasoning cut short
+    ThinkingTags    the same for one tokenizer: finds where the reasoning of a sample ends
+    tags_of         the known tags of a tokenizer
+    without_tags    reasoning text without its tags
 
-A sample thinks from its start if its prompt ends with the opening tag, as many chat templates have
-it, or if the sample begins with that tag. Whatever stands before a closing tag counts as thinking
-too. Tags may be special tokens, which no text shows, so they are looked for in the text of the
-tokens with those shown.
+A sample thinks from its start if its prompt ends with the opening tag, as many chat templates do,
+or if the sample begins with that tag. All text before a closing tag counts as thinking too. Tags
+may be special tokens, which normal decoding hides, so they are searched for in the text with
+special tokens shown.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags around a thinking.
+    """The tags around the reasoning.
 
     open, close: their text.
-    end: the text that closes a thinking whose budget is used up; it has the closing tag.
+    end: the text that closes reasoning whose budget is used up; it contains the closing tag.
     """
 
     open: str
@@ -61,7 +61,7 @@ KNOWN: Final = (
 
 
 def tags_of(tokenizer: Any) -> Tags | None:
-    """The known tags that a tokenizer has as tokens, or its chat template as text; None if none."""
+    """Return the known tags that are a tokenizer's tokens or in its chat template, or None."""
     template = getattr(tokenizer, "chat_template", None) or ""
     texts = [
         str(text) for text in (template.values() if isinstance(template, dict) else [template])
@@ -74,7 +74,7 @@ def tags_of(tokenizer: Any) -> Tags | None:
 
 
 def without_tags(text: str, tokenizer: Any) -> str:
-    """The text of a thinking without the tags that a tokenizer is known by."""
+    """Return reasoning text without the known tags of a tokenizer."""
     tags = tags_of(tokenizer)
     if tags is not None:
         if (bare := text.lstrip()).startswith(tags.open):
@@ -84,12 +84,12 @@ def without_tags(text: str, tokenizer: Any) -> str:
 
 
 def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
-    """The thinking of samples with some parameters; None where it is not told from the answer.
+    """Return the thinking tags for samples; None if their reasoning is not separated.
 
-    What has a grammar is told apart where tags are known.
+    Samples with a grammar get tags whenever the tokenizer has known ones.
 
     Raises:
-        InputError: there is a budget, and no tag is known that ends a thinking.
+        InputError: there is a thinking budget and no known tag that ends the reasoning.
     """
     wanted, has_budget = params.reasoning_tags, params.max_thinking_tokens is not None
     if wanted is None and not has_budget and params.structure is None:
@@ -110,25 +110,25 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
                 f"{params.thinking_end!r}"
             )
         tags = Tags(tags.open, tags.close, params.thinking_end)
-    found = ThinkingTags(tags, tokenizer)
+    thinking = ThinkingTags(tags, tokenizer)
     if has_budget and (ends := [stop for stop in params.stops if stop in tags.end]):
         raise InputError(
             f"stop string {ends[0]!r} would end a sample in the text that closes its thinking, "
             f"{tags.end!r}; leave it out, or give another thinking_end"
         )
-    return found
+    return thinking
 
 
 class ThinkingTags:
-    """Finds the thinking in samples of one tokenizer.
+    """Finds the reasoning in samples of one tokenizer.
 
-    end: token ids that close a thinking whose budget is used up.
-    opening_id: the token of the opening tag; None if it has several.
-    always: whether a sample begins with one of the tags in any case, as with Harmony's channels.
+    end: token ids that close reasoning whose budget is used up.
+    opening_id: the token of the opening tag; None if the tag has several tokens.
+    always: whether every sample begins with one of the tags, as with Harmony's channels.
     """
 
     def __init__(self, tags: Tags, tokenizer: Any) -> None:
-        """The thinking between some tags."""
+        """Encode the tags with a tokenizer."""
         self.tags = tags
         self._detokenizer = Detokenizer(tokenizer)
         opening = _encode_within_text(tokenizer, tags.open)
@@ -140,11 +140,11 @@ class ThinkingTags:
         self.end = tuple(_encode_within_text(tokenizer, tags.end))
 
     def opens(self, prompt: Tokens) -> bool:
-        """Whether a prompt ends with the opening tag, and perhaps space after it."""
+        """Whether a prompt ends with the opening tag, optionally followed by space."""
         return self._ends_with(prompt, self.tags.open)
 
     def closes(self, prompt: Tokens) -> bool:
-        """Whether a prompt ends with the closing tag, and perhaps space after it."""
+        """Whether a prompt ends with the closing tag, optionally followed by space."""
         return self._ends_with(prompt, self.tags.close)
 
     def _ends_with(self, prompt: Tokens, tag: str) -> bool:
@@ -153,55 +153,67 @@ class ThinkingTags:
         return at >= 0 and shown.startswith(tag, at)  # a tag may end in space itself
 
     def first_due(self, prompt: Tokens, budget: int) -> int:
-        """The fewest tokens in which a sample can use up a budget of tokens of thinking.
+        """Return the fewest tokens in which a sample can use up a budget of thinking tokens.
 
-        The opening tag is not counted, where the sample begins with it.
+        An opening tag at the start of the sample does not count towards the budget.
         """
         return budget if self.opens(prompt) else budget + 1
 
     def due(self, prompt: Tokens, tokens: Tokens, budget: int) -> int | None:
-        """How many tokens a sample has when its thinking has used up its budget, after some tokens.
+        """Return the number of tokens at which a sample's thinking has used up its budget.
 
-        It is one more than there are where the sample may still open a thinking, with no more than
-        space and the beginning of the tag; None if the sample does not think, or no longer.
+        Args:
+            prompt: The token ids of the prompt.
+            tokens: The tokens of the sample so far.
+            budget: Maximum number of thinking tokens.
+
+        Returns:
+            The number of tokens. If the sample has only space and the start of the opening tag so
+            far, it may still open its reasoning, and the number is one more than it has tokens.
+            None if the sample does not think or has finished thinking.
         """
         if self._is_closed(tokens):
             return None
         shown = self._detokenizer.decode_with_special(tokens).lstrip()
         if self.opens(prompt) or shown.startswith(self.tags.open):
             return self._budget_ends(prompt, tokens, budget)
-        # The last token may be a part of a character.
+        # The last token may be part of a character.
         may_open = self.tags.open.startswith(shown.rstrip("\ufffd"))
         return len(tokens) + 1 if may_open else None
 
     def may_close(self, new: Tokens) -> bool:
-        """Whether a thinking may be over after new tokens, at the end of those before."""
+        """Whether the reasoning may be over after new tokens at the end of a sample."""
         return self.num_open(new) < len(new)
 
     def num_open(self, new: Tokens) -> int:
-        """How many new tokens, from the first on, certainly do not close a thinking."""
+        """Return how many of the first new tokens certainly do not close the reasoning."""
         if self._closing_id is None:
             return 0
         at = np.flatnonzero(np.asarray(new) == self._closing_id)
         return int(at[0]) if len(at) else len(new)
 
     def closed_at(self, prompt: Tokens, tokens: Tokens, params: SamplingParams) -> int:
-        """How many tokens a sample has when its thinking, which is not open, has ended; else 0.
+        """Return how many tokens a sample's closed reasoning spans; 0 if no reasoning is closed.
 
-        Tokens that closed it because its budget was used up are all a part of it.
+        Tokens that were forced because the budget was used up belong to the reasoning.
+
+        Args:
+            prompt: The token ids of the prompt.
+            tokens: The tokens of the sample.
+            params: The sampling parameters, which have the thinking budget.
         """
         if self.tags.close not in self._detokenizer.decode_with_special(tokens):
             return 0
         num, budget = self._num_thinking(tokens), params.max_thinking_tokens
         if budget is not None:
             due = self._budget_ends(prompt, tokens, budget)
-            given = tuple(map(int, tokens[due : due + len(self.end)]))
-            if due < num and given == self.end[: len(given)]:
+            forced = tuple(map(int, tokens[due : due + len(self.end)]))
+            if due < num and forced == self.end[: len(forced)]:
                 return due + len(self.end)
         return num
 
     def begins(self, prompt: Tokens, tokens: Tokens) -> bool:
-        """Return whether a sample begins with a thinking, opened by its prompt or by itself."""
+        """Return whether a sample begins with reasoning, opened by its prompt or by itself."""
         return self.always or self._begins(prompt, self._detokenizer.decode_with_special(tokens))
 
     def split(
@@ -213,11 +225,13 @@ class ThinkingTags:
         *,
         is_structured: bool = False,
     ) -> Thinking | None:
-        """Where the thinking of a finished sample ends; None if it has none.
+        """Return where the reasoning of a finished sample ends; None if it has none.
 
         Args:
+            prompt: The token ids of the prompt.
+            tokens: The tokens of the sample.
             text: The text of the sample.
-            budget: Tokens of thinking, if there was a budget.
+            budget: Maximum number of thinking tokens; None for no budget.
             is_structured: Whether the sample has a grammar, whose text may contain the tags.
         """
         if is_structured and not self.begins(prompt, tokens):
@@ -247,7 +261,7 @@ class ThinkingTags:
         )
 
     def _budget_ends(self, prompt: Tokens, tokens: Tokens, budget: int) -> int:
-        """How many tokens a sample that thinks has when its thinking has used up a budget."""
+        """Return the number of tokens at which a thinking sample has used up its budget."""
         return budget if self.opens(prompt) else self._num_opening(tokens) + budget
 
     def _begins(self, prompt: Tokens, shown: str) -> bool:
@@ -259,7 +273,7 @@ class ThinkingTags:
         return self.tags.close in self._detokenizer.decode_with_special(tokens)
 
     def _num_opening(self, tokens: Tokens) -> int:
-        """The fewest tokens that have the whole opening tag; all if they do not begin with it."""
+        """Return the fewest tokens with the whole opening tag; all if they do not begin with it."""
 
         def is_open(num: int) -> bool:
             return (
@@ -271,7 +285,7 @@ class ThinkingTags:
         return bisect_left(range(len(tokens)), 1, key=is_open)
 
     def _num_thinking(self, tokens: Tokens) -> int:
-        """The fewest tokens that have the whole closing tag, which is there."""
+        """Return the fewest tokens with the whole closing tag, which the sample must contain."""
 
         def is_closed(num: int) -> bool:
             return self.tags.close in self._detokenizer.decode_with_special(tokens[:num])
@@ -281,13 +295,13 @@ class ThinkingTags:
             at = np.flatnonzero(np.asarray(tokens) == self._closing_id)
             if len(at):
                 most = int(at[0]) + 1
-                if not is_closed(most - 1):  # nor is the tag spelled by other tokens before
+                if not is_closed(most - 1):  # no other tokens spell the tag before it
                     return most
         return bisect_left(range(most), 1, key=is_closed)
 
 
 def _encode_within_text(tokenizer: Any, text: str) -> list[int]:
-    """The token ids of a text in the middle of another."""
+    """Return the token ids of a text in the middle of another text."""
     before = np.array(tokenizer(["x"], add_special_tokens=False)["input_ids"][0], dtype=np.int32)
     ids: list[int] = append_text(tokenizer, before, text).tolist()
     return ids

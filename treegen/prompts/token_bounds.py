@@ -1,10 +1,9 @@
-"""How many tokens a text has at least, told from its length: what cannot fit need not be encoded.
+"""Lower bounds of a text's number of tokens, from its length alone.
 
-A tokenizer encodes about a megabyte in a second, and no signal interrupts it. So a text of many
-megabytes, far too long for a model, is better refused by its length.
-
-The bound is proved for byte pair encoding that loses no character. There a token stands for as many
-characters at most as its own text has. Of other tokenizers nothing is said.
+A tokenizer encodes about a megabyte per second, and no signal interrupts it. So a text of many
+megabytes, far too long for a model, is rejected by its length without encoding it. The bound is
+proved for byte pair encoding that loses no character, where a token covers at most as many
+characters as its own text has; for other tokenizers the bound is 0.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Pre-tokenizers that cut a text and leave none of it out. Split does so unless it removes.
+# Pre-tokenizers that cut a text and drop none of it. Split is one unless its behaviour is removal.
 _CUTTING: Final = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split")
-# NFC makes one character of 4 at most. For no character decomposes into more, and decomposing makes
-# no text shorter.
+# NFC composes at most 4 characters into one, because no character decomposes into more and
+# decomposing makes no text shorter.
 _COMPOSED: Final = 4
 
 
 class TokenLowerBound:
-    """Tells how many tokens texts have at least, for one tokenizer as it is now."""
+    """Lower bounds of the number of tokens of texts, for the current state of one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._most = 0  # characters of a token; 0 if that is not known
-        self._greedy: list[str] = []  # added tokens that take all spaces beside them
+        self._most = 0  # largest number of characters of a token; 0 if it is not known
+        self._greedy: list[str] = []  # added tokens that absorb all spaces next to them
         if getattr(tokenizer, "is_fast", False):
             self._look(tokenizer.backend_tokenizer)
 
     def of_chars(self, num_chars: int) -> int:
-        """A number that texts of so many characters have at least; 0 tells nothing.
+        """Return a lower bound for texts of `num_chars` characters; 0 means that nothing is known.
 
-        It holds for texts without tokens that take the spaces beside them.
+        It holds for texts without added tokens that absorb the spaces next to them.
         """
         return -(-num_chars // self._most) if self._most else 0
 
     def of_text(self, text: str) -> int:
-        """A number that a text has at least, without special tokens around it; 0 tells nothing."""
+        """Return a lower bound for a text without special tokens around it; 0 means unknown."""
         return 0 if any(token in text for token in self._greedy) else self.of_chars(len(text))
 
     def _look(self, backend: Any) -> None:
@@ -61,18 +60,18 @@ class TokenLowerBound:
             if token.lstrip or token.rstrip
         ]
         if normalizers and any(token.normalized for token in greedy):
-            return  # other texts stand for such a token too
+            return  # such a token also replaces other texts
         self._greedy = [token.content for token in greedy]
         self._most = shrinks * max(map(len, vocab), default=0)
 
 
 def _parts(component: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of a normalizer or a pre-tokenizer, those of sequences one by one."""
+    """Yield the parts of a normalizer or a pre-tokenizer; sequences are flattened."""
     if component is None:
         return
     try:
         pending = [json.loads(component.__getstate__())]
-    except Exception:  # it is made of Python code, and may do anything
+    except Exception:  # the component may be Python code, which may raise anything
         pending = [{"type": "Python"}]
     while pending:
         part = pending.pop()
@@ -83,7 +82,7 @@ def _parts(component: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _shrinks(normalizers: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return how many times shorter normalizers make a text at most; None if it is not known."""
+    """Return the largest factor by which normalizers shorten a text; None if it is not known."""
     times = 1
     for part in normalizers:
         if part["type"] == "NFC":
@@ -100,7 +99,7 @@ def _shrinks(normalizers: Sequence[Mapping[str, Any]]) -> int | None:
 def _has_all_bytes(
     model: Any, cutters: Sequence[Mapping[str, Any]], vocab: Mapping[str, int]
 ) -> bool:
-    """Whether each byte of a text comes into a token, whatever its characters are."""
+    """Whether every byte of a text ends up in a token, whatever its characters are."""
     if any(part["type"] == "ByteLevel" for part in cutters):
         from tokenizers.pre_tokenizers import ByteLevel
 

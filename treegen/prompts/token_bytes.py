@@ -1,4 +1,4 @@
-"""The bytes that tokens stand for, and texts spelled in tokens byte by byte."""
+"""The bytes of tokens, and spelling of texts in tokens byte by byte."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes] | None:
 
 
 class ByteSpeller:
-    """The tokens of a tokenizer as llguidance's LLTokenizer takes them.
+    """The tokens of a tokenizer in the form that llguidance's LLTokenizer takes.
 
-    llguidance reads a tokenizer.json by itself too. But then it takes every added token that looks
-    like `<name>` for a special one, which no text of a grammar may contain, and still spells forced
-    text with it.
+    llguidance can read a tokenizer.json itself. But it then treats every added token that looks
+    like `<name>` as special: no text of a grammar may contain it, yet forced text is spelled with
+    it.
 
-    tokens: the bytes of each token, by id; the name of one that is no text.
-    special_token_ids: the tokens that are no text.
+    tokens: the bytes of each token, by id; the name of a token that is not text.
+    special_token_ids: the tokens that are not text.
     names: ids of added tokens that are text, by their content.
     """
 
@@ -70,7 +70,7 @@ class ByteSpeller:
         Args:
             tokenizer: A fast transformers tokenizer.
             eos_ids: The tokens that end a sample, so no text contains them.
-            num_tokens: How many token ids there are; the tokenizer may know fewer.
+            num_tokens: Number of token ids of the model; the tokenizer may know fewer.
 
         Raises:
             ValueError: the tokenizer does not decode byte by byte.
@@ -93,13 +93,13 @@ class ByteSpeller:
         self.spell = functools.lru_cache(maxsize=_MOST_KEPT)(self._spell)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the token ids of a text, as the tokenizer has them in the middle of another."""
+        """Return the token ids of a text as the tokenizer encodes it inside another text."""
         return self.spell(text if isinstance(text, str) else text.decode())
 
     def _spell(self, text: str) -> list[int]:
         if (ids := self._encode_exactly(text)) is not None:
             return ids
-        # The tokenizer changes the text (NFC, for example), or has a special token in it.
+        # The tokenizer changes the text (NFC, for example), or the text has a special token.
         parts = self._names.split(text) if self.names else [text]
         found = (self._encode_exactly(part) for part in parts)
         return [
@@ -109,13 +109,13 @@ class ByteSpeller:
         ]
 
     def _encode_exactly(self, text: str) -> list[int] | None:
-        """Return what the tokenizer gives for a text; None if that is another text."""
+        """Return the tokenizer's ids of a text; None if they decode to another text."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         is_same = b"".join(self._bytes.get(id, b"\xff") for id in ids) == text.encode()
         return ids if is_same else None
 
     def _longest_first(self, text: bytes) -> list[int]:
-        """Return tokens whose bytes are the text, each as long as there is one."""
+        """Return tokens whose bytes join to the text, choosing the longest token at each place."""
         ids, start = list[int](), 0
         while start < len(text):
             ends = range(min(start + self._longest, len(text)), start, -1)
@@ -165,10 +165,10 @@ def _without_prefix(part: Any) -> Any:
 
 
 def _parts(decoder: Any) -> Iterable[Mapping[str, Any]]:
-    """Yield the parts of a decoder, those of sequences one by one."""
+    """Yield the parts of a decoder; sequences are flattened."""
     try:
         pending = [json.loads(decoder.__getstate__())] if decoder is not None else []
-    except Exception:  # it is made of Python code, and may do anything
+    except Exception:  # the decoder may be Python code, which may raise anything
         pending = []
     while pending:
         part = pending.pop(0)
@@ -177,7 +177,7 @@ def _parts(decoder: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def _fallback_bytes(name: str, spaces: Iterable[str]) -> bytes:
-    """Return the bytes of a token as SentencePiece names it."""
+    """Return the bytes of a token from its SentencePiece name."""
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         return bytes([int(name[3:5], 16)])
     for space in spaces:
@@ -186,7 +186,7 @@ def _fallback_bytes(name: str, spaces: Iterable[str]) -> bytes:
 
 
 def _level_bytes(name: str, alphabet: Mapping[str, int]) -> bytes | None:
-    """Return the bytes of a token as byte-level BPE names it; None for no such name."""
+    """Return the bytes of a token from its byte-level BPE name; None if the name is not one."""
     try:
         return bytes([alphabet[letter] for letter in name])
     except KeyError:
@@ -195,7 +195,7 @@ def _level_bytes(name: str, alphabet: Mapping[str, int]) -> bytes | None:
 
 @functools.cache
 def _byte_alphabet() -> Mapping[str, int]:
-    """Return the bytes by the letters that GPT-2, and all after it, write for them."""
+    """Return the byte of each letter in the alphabet of GPT-2's byte-level BPE."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""The text of single tokens, as log-probabilities name them."""
+"""The text of single tokens, as reported with log-probabilities."""
 
 import codecs
 import functools
@@ -10,14 +10,14 @@ from treegen.prompts.token_bytes import token_bytes
 
 
 class NamedToken(NamedTuple):
-    """One token of a text, or one that was likely in its place.
+    r"""One token of a text, or a likely alternative at its position.
 
-    text: its own. A piece of a character is named by its bytes, as `\\xf0\\x9f`; a token without
-    text by its name in the vocabulary.
-    bytes: those of its text, so that the bytes of all tokens joined are the text.
-    logprob: None where none is known.
-    top: the likeliest tokens in its place.
-    num_characters: what it adds to the whole text.
+    text: the token's own text. Part of a character is shown as its bytes, such as `\xf0\x9f`; a
+    token without text by its name in the vocabulary.
+    bytes: the bytes of its text; joined over all tokens they give the text.
+    logprob: None if it is not known.
+    top: the likeliest tokens at its position.
+    num_characters: the number of characters that it adds to the whole text.
     """
 
     text: str
@@ -28,7 +28,7 @@ class NamedToken(NamedTuple):
 
 
 def chat_logprobs(tokens: Iterable[NamedToken]) -> list[dict[str, Any]]:
-    """Tokens as OpenAI's protocol has those of a chat, which other programs have taken over."""
+    """Return tokens in the form of chat log-probabilities in OpenAI's protocol."""
     return [
         {**_format_token(each), "top_logprobs": [_format_token(other) for other in each.top]}
         for each in tokens
@@ -40,14 +40,19 @@ def _format_token(token: NamedToken) -> dict[str, Any]:
 
 
 class TokenText:
-    """The text of tokens, whole and one by one."""
+    """The text of tokens, jointly or one by one."""
 
     def __init__(self, tokenizer: Any, *, shown: Collection[str] = ()) -> None:
-        """Text by a tokenizer that is only used to decode. shown: special tokens that are text."""
+        """Create an instance.
+
+        Args:
+            tokenizer: A tokenizer that is only used to decode.
+            shown: Special tokens that count as text.
+        """
         self.tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer, shown=shown)
 
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """What tokens add to the text of those before."""
+        """Return the text that `tokens` add after the tokens `before`."""
         return self._detokenizer.text(before, tokens)
 
     def iter_named_tokens(
@@ -57,11 +62,13 @@ class TokenText:
         logprobs: Sequence[float | None],
         tops: Sequence[Sequence[tuple[int, float]]] = (),
     ) -> Iterator[NamedToken]:
-        """The tokens of a sample one by one, with what is recorded of each.
+        """Yield the tokens of a sample one by one, with their log-probabilities.
 
         Args:
-            before: The tokens before them.
-            tops: (token id, logprob) pairs of each, if there are any.
+            before: The tokens before the sample.
+            tokens: The tokens of the sample.
+            logprobs: The log-probability of each token; None where it is not known.
+            tops: (token id, logprob) pairs of the likeliest tokens at each position, if recorded.
         """
         context = list(before[-CONTEXT_TOKENS:])
         pieces = _Pieces()
@@ -79,18 +86,18 @@ class TokenText:
             context.append(token)
 
     def token(self, before: Sequence[int], token: int) -> str:
-        """Return the text of one token, as `NamedToken` has it."""
+        """Return the text of one token, in the form of `NamedToken.text`."""
         return self._name_token(self._after(before, token), token)[0]
 
     def _after(self, before: Sequence[int], token: int) -> str:
-        """Return what a token adds to the text of those before."""
+        """Return the text that a token adds after the tokens `before`."""
         own = self._bytes(token)
         if len(before) and own and not _is_piece(own):
             return own.decode()
         return self.of(before[-CONTEXT_TOKENS:], [token])  # a text may lose its first space
 
     def _name_token(self, shown: str, token: int) -> tuple[str, bytes]:
-        """Return the text of a token and its bytes. shown: what it adds to the text before it."""
+        """Return the text of a token and its bytes. shown: the text that it adds to its context."""
         own = self._bytes(token)
         if _is_piece(own):
             return "".join(f"\\x{byte:02x}" for byte in own), own
@@ -106,7 +113,7 @@ class TokenText:
 
 
 class _Pieces:
-    """Counts characters whose bytes come in pieces: each counts for the token that ends it."""
+    """Counts characters whose bytes span several tokens; each counts for the token that ends it."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -129,5 +136,5 @@ def _is_piece(own: bytes) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _bytes_of(tokenizer: Any, size: int) -> Mapping[int, bytes]:
-    """The bytes of tokens; none if they are not known. size: the length of the tokenizer."""
+    """Return the bytes of tokens; empty if unknown. size: the length of the tokenizer."""
     return token_bytes(tokenizer) or {}

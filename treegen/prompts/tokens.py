@@ -1,4 +1,4 @@
-"""The token ids of prompts: those that the tokenizer gives for the whole text of each."""
+"""Token ids of prompts: equal to the tokenizer's ids of each prompt's whole text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 TAIL: Final = 32
-"""Tokens of a context that the encoding of text after it may depend on."""
+"""Last tokens of a context on which the encoding of the text after it may depend."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,8 @@ class TokenPrompt:
 class _Text:
     """A part of a prompt whose text is tokenised jointly.
 
-    images: those in it. shown: the text without what stands in it for them; None if it is `text`.
+    images: the images in it. shown: the text before image markers were expanded; None if equal to
+    `text`.
     """
 
     text: str
@@ -62,13 +63,13 @@ class _Text:
 def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt]:
     """Return the token ids of every prompt of a tree, in the order of `prompts_of`.
 
-    The text along a path is tokenised jointly, never node by node. Messages are rendered jointly.
-    Token ids stay as they are. They cut the text of a path into runs, each of which is tokenised on
-    its own. The tokenizer's special tokens go to the run that the path starts with.
+    The text along a path is tokenised jointly, never node by node; messages are rendered jointly.
+    Token ids stay as they are. They split the text of a path into runs, and each run is tokenised
+    separately. The run at the start of the path gets the tokenizer's special tokens.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
-        InputError: a prompt has no tokens, its text or its messages cannot be tokenised.
+        InputError: a prompt has no tokens, or its text or messages cannot be tokenised.
     """
     prompts = prompts_of(root)
     known: dict[int, Ids] = {}
@@ -100,10 +101,18 @@ def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt
 def longer_prompt(
     root: Node, tokenizer: PreTrainedTokenizerBase, most: int
 ) -> tuple[str, int] | None:
-    """Return a prompt with more than `most` tokens, and how many it has at least, or None.
+    """Return a prompt that surely has more than `most` tokens, if any.
 
-    Only lengths of texts are looked at, and nothing is encoded. So a prompt may be longer all the
-    same if there is None.
+    The bound uses only the lengths of texts; nothing is encoded. So a prompt may have more than
+    `most` tokens although the result is None.
+
+    Args:
+        root: The root of the prompt tree.
+        tokenizer: The model's tokenizer.
+        most: The largest allowed number of tokens.
+
+    Returns:
+        The prompt's id and a lower bound of its number of tokens, or None.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
@@ -112,7 +121,7 @@ def longer_prompt(
     for prompt in prompts_of(root):
         num_chars = sum(_num_chars(node) for node in prompt.path)
         if num_chars <= most:
-            continue  # so mostly nobody asks how long tokens are
+            continue  # most calls end here, before the token lengths are computed
         least = least or TokenLowerBound(tokenizer)
         if least.of_chars(num_chars) <= most:
             continue
@@ -126,7 +135,7 @@ def longer_prompt(
 
 
 def _num_chars(node: Node) -> int:
-    """The characters of a node's text or messages, or its number of token ids."""
+    """Return the characters of a node's text or messages, or its number of token ids."""
     if not node.has_messages:
         return len(node.content)
     texts = [message.get("content") for message in node.content]  # type: ignore[union-attr]
@@ -138,7 +147,7 @@ def _num_chars(node: Node) -> int:
 
 
 def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text of a prompt as the tokenizer gets it, with token ids decoded.
+    """Return the text of a prompt as passed to the tokenizer, with token ids decoded.
 
     The special tokens that the tokenizer adds are left out.
 
@@ -158,25 +167,30 @@ def encode_texts(
 ) -> list[Ids]:
     """Return tokenizer(text)["input_ids"] of each text.
 
-    A warning tells, once of each tokenizer, if these begin with two BOS tokens.
+    Warns once per tokenizer if texts begin with two BOS tokens.
+
+    Args:
+        texts: The texts to encode.
+        tokenizer: The model's tokenizer.
+        add_special_tokens: Whether the tokenizer adds its special tokens. Default: True.
 
     Raises:
         InputError: a text has half of a surrogate pair.
     """
-    found = _encode_shared(texts, tokenizer, add_special_tokens=add_special_tokens)
+    encoded = _encode_shared(texts, tokenizer, add_special_tokens=add_special_tokens)
     if add_special_tokens:
-        warn_of_double_bos(tokenizer, found)
-    return found
+        warn_of_double_bos(tokenizer, encoded)
+    return encoded
 
 
 def _encode_shared(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
 ) -> list[Ids]:
-    """Return what `encode_texts` does.
+    """Return the result of `encode_texts`, without the warning.
 
-    Text that several texts start with is encoded once. The tokenizer must have offsets for that,
-    and must not do more to a text than put fixed special tokens before and after it. Otherwise each
-    text is encoded in full.
+    A start that several texts share is encoded once. This requires a tokenizer with offsets that
+    only puts fixed special tokens before and after a text. With other tokenizers each text is
+    encoded in full.
 
     Raises:
         InputError: a text has half of a surrogate pair.
@@ -213,11 +227,11 @@ def _encode_shared(
 
 @dataclass(slots=True, eq=False)
 class GivenPrompt:
-    """A prompt as it was given, for text to be appended to it.
+    """A user's prompt to which text can be appended.
 
-    text: the text; None where token ids were given.
-    special: whether the tokenizer's special tokens stand around it.
-    rows: the rows of the text's encoding, once they are known; see splice.py.
+    text: the text; None for token ids.
+    special: whether the tokenizer's special tokens surround it.
+    rows: the rows of the text's encoding once they are known; see splice.py.
     """
 
     text: str | None
@@ -226,12 +240,12 @@ class GivenPrompt:
 
     @staticmethod
     def of(content: str | Sequence[int]) -> GivenPrompt:
-        """Text, or token ids."""
+        """Return the prompt for a text or for token ids."""
         return GivenPrompt(content, True) if isinstance(content, str) else GivenPrompt(None, False)
 
 
 class PromptAppender:
-    """Appends text to prompts: each then has the token ids of its whole text."""
+    """Appends text to prompts, so that each prompt has the token ids of its whole text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -243,17 +257,19 @@ class PromptAppender:
     def append(self, prompt: GivenPrompt, tokens: Ids, text: str) -> tuple[GivenPrompt, Ids]:
         """Return a prompt with text appended, and its token ids.
 
-        Token ids that were given stay as they are, unless the tokenizer gives just these ids for
-        the text that they spell. Then the whole text is encoded.
+        Token ids that the user passed stay as they are, unless the tokenizer encodes the text that
+        they spell to the same ids. In that case the whole text is encoded.
 
         Args:
+            prompt: The prompt; its `rows` are filled in if they are not known yet.
             tokens: The token ids of the prompt.
+            text: The text to append.
 
         Raises:
             InputError: the text has half of a surrogate pair.
         """
-        if found := describe_lone_surrogate(text):
-            raise InputError(f"text {found}")
+        if problem := describe_lone_surrogate(text):
+            raise InputError(f"text {problem}")
         if prompt.rows is None:
             self._read(prompt, tokens)
         if prompt.text is None:
@@ -262,7 +278,7 @@ class PromptAppender:
         return self._encode(prompt.text + text, prompt.special, prompt)
 
     def _read(self, prompt: GivenPrompt, tokens: Ids) -> None:
-        """Note the rows of a prompt, and for token ids their text, if it encodes to them."""
+        """Fill in a prompt's rows, and the text of token ids if it encodes to the same ids."""
         text = prompt.text
         if text is None:
             text = self._tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False)
@@ -276,7 +292,8 @@ class PromptAppender:
         """Return a text as a prompt, and its token ids.
 
         Args:
-            special: Whether the tokenizer's special tokens stand around it.
+            text: The whole text.
+            special: Whether the tokenizer's special tokens surround it.
             start: A prompt that the text starts with, if any.
         """
         if self._splicer is None:
@@ -293,10 +310,15 @@ class PromptAppender:
 
 
 def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids:
-    """Return the token ids of text after a context that ends with `tail` and stays as it is.
+    """Return the token ids of text that follows a context whose own ids stay as they are.
 
-    The context and the text are encoded jointly where that leaves the context's ids as they are.
-    Otherwise the text is encoded as it is after a newline, or else alone.
+    The context and the text are encoded jointly if that leaves the context's ids unchanged.
+    Otherwise the text is encoded as after a newline, or else alone.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        tail: The last token ids of the context, at most `TAIL`.
+        text: The text to append.
 
     Raises:
         InputError: the text has half of a surrogate pair.
@@ -308,11 +330,11 @@ def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids
 
     if not text:
         return np.empty(0, dtype=np.int32)
-    if found := describe_lone_surrogate(text):
-        raise InputError(f"text {found}")
+    if problem := describe_lone_surrogate(text):
+        raise InputError(f"text {problem}")
     before = tokenizer.decode(tail.tolist(), clean_up_tokenization_spaces=False)
     alone = encode(before)
-    # If the text of the tail does not encode to the tail's last token, joint encoding says nothing.
+    # Joint encoding is usable only if the tail's text encodes to the tail's last token.
     starts = [(before, alone)] if alone.size and alone[-1] == tail[-1] else []
     for start, ids in (*starts, ("\n", encode("\n"))):
         joint = encode(start + text)
@@ -350,7 +372,7 @@ def _runs(
 def _images_in(
     prompts: Sequence[Prompt], parts: Sequence[Sequence[_Text | Ids]]
 ) -> dict[str, tuple[PlacedImage, ...]]:
-    """The images of prompts that are chat messages, by the prompts' ids."""
+    """Return the images of prompts that are chat messages, by prompt id."""
     return {
         prompt.id: part[0].images
         for prompt, part in zip(prompts, parts, strict=True)
@@ -359,7 +381,7 @@ def _images_in(
 
 
 def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
-    """Return the text of a prompt of chat messages, up to where the assistant goes on.
+    """Return the text of a prompt of chat messages, up to where the assistant continues.
 
     If the last message is the assistant's, its turn begins with that message.
     """
@@ -376,7 +398,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
     if last["role"] == "assistant" and not last.get("tool_calls"):
         begun = get_reply_prefix(messages.pop()["content"], prompt.id)
     arguments = reasoning_arguments(prompt.template, tokenizer)
-    # Without tools a template may take another way, which is why an empty list is no argument.
+    # A template may treat an empty list of tools unlike no tools, so an empty list is dropped.
     if not arguments.get("tools"):
         arguments.pop("tools", None)
     if arguments:
@@ -385,7 +407,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
     def apply_template(arguments: dict[str, Any]) -> str:
         try:
             return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
-        except (TemplateError, TypeError) as error:  # an argument may be given twice
+        except (TemplateError, TypeError) as error:  # an argument may have been passed twice
             raise InputError(
                 f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
             ) from error

@@ -12,10 +12,10 @@ from treegen.prompts.images.loading import is_image, source_of
 from treegen.prompts.surrogates import describe_lone_surrogate
 
 Message = Mapping[str, Any]
-"""One chat turn: {"role": ..., "content": ...}, and what else the chat template reads. With
-tool_calls there need be no content. The content is a text, or a list of parts: {"type": "text",
-"text": ...} and {"type": "image", "image": ...} with a path, a data URL, the bytes of a file or an
-image of PIL."""
+"""One chat turn: {"role": ..., "content": ...} and other keys that the chat template reads. A
+message with tool_calls may omit the content. The content is a string, or a list of parts:
+{"type": "text", "text": ...} and {"type": "image", "image": ...} with a path, a data URL, the bytes
+of a file or a PIL image."""
 Parts = Sequence[Mapping[str, Any]]
 """The content of a message as a list of parts."""
 _OWN_ARGUMENTS: Final = (
@@ -37,11 +37,10 @@ MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A piece of prompt, the pieces that may follow it, and how many samples are drawn after it.
+    """A piece of a prompt, its possible continuations, and the number of samples drawn after it.
 
     The prompt of a node is the content of all nodes from the root down to it. Along one path the
-    content is text and token ids in any mixture, or it is chat messages. Empty content goes with
-    both.
+    content is either chat messages, or text and token ids in any mixture. Empty content fits both.
 
     Raises:
         TreeError: a field has a value that cannot be used.
@@ -53,17 +52,17 @@ class Node:
     samples: int | None = None
     """Completions to draw after this node; None means 1 for a leaf and 0 for an inner node."""
     id: str | None = None
-    """A name that no other sampled node has. By default it is made of the indices of children on
-    the path, such as "0/3/1"; the root's is "0"."""
+    """A name that is unique among sampled nodes. The default joins the child indices on the path,
+    such as "0/3/1"; the root's is "0"."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the caller notes at the node; sampling does not depend on it."""
+    """The caller's notes on the node; sampling does not depend on them."""
     expand: Sequence[Expand] = ()
-    """Levels to generate after this node, in place of samples; see `LLM.expand`."""
+    """Levels to generate after this node, instead of samples; see `LLM.expand`."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template for all prompts below, such as `tools`, `documents` or
     `enable_thinking`. An argument of a node replaces the same argument of the nodes above it.
-    `reasoning` is "on", "off" or an effort ("low", "medium", "high"), under whatever name the
-    template knows it."""
+    `reasoning` is "on", "off" or an effort ("low", "medium", "high"); treegen translates it to the
+    template's own argument."""
 
     def __post_init__(self) -> None:
         _check_content(self.content)
@@ -131,7 +130,7 @@ class Expansion:
 
     id: the id of the node.
     path: the nodes from the root to it.
-    levels: what is generated below it.
+    levels: the levels to generate below it.
     """
 
     id: str
@@ -140,7 +139,7 @@ class Expansion:
 
     @property
     def text(self) -> str:
-        """The whole prompt, where it is all text; else empty."""
+        """The whole prompt if all of it is text; else empty."""
         contents = [node.content for node in self.path if node.content]
         is_text = all(isinstance(content, str) for content in contents)
         return "".join(map(str, contents)) if is_text else ""
@@ -150,18 +149,18 @@ def expansions_of(root: Node) -> list[Expansion]:
     """Return the nodes of a tree that generate levels, depth first.
 
     Raises:
-        TreeError: a node is sampled instead, or no node generates levels.
+        TreeError: some node is sampled, or no node generates levels.
     """
-    found = _walk(root)
-    sampled = [name for name, path in found.items() if not path[-1].expand]
+    paths = _walk(root)
+    sampled = [name for name, path in paths.items() if not path[-1].expand]
     if sampled:
         raise TreeError(
             f"node {sampled[0]!r} is sampled (a leaf is, unless samples=0), but others generate "
             "levels (expand); run the two kinds as two trees"
         )
-    if not found:
+    if not paths:
         raise TreeError("the tree generates no levels; give at least one node expand=[Expand(...)]")
-    return [Expansion(name, path, tuple(path[-1].expand)) for name, path in found.items()]
+    return [Expansion(name, path, tuple(path[-1].expand)) for name, path in paths.items()]
 
 
 def has_expansions(root: Node) -> bool:
@@ -173,22 +172,26 @@ def prompts_of(root: Node) -> list[Prompt]:
     """Return the prompts of a tree, depth first, children in declared order.
 
     Raises:
-        TreeError: no node is sampled, or a node generates levels instead.
+        TreeError: no node is sampled, or some node generates levels.
     """
-    found = _walk(root)
-    for name, path in found.items():
+    paths = _walk(root)
+    for name, path in paths.items():
         if path[-1].expand:
             raise TreeError(f"node {name!r} generates levels (expand); run its tree by LLM.expand")
-    if not found:
+    if not paths:
         raise TreeError("the tree has no samples; give at least one node samples >= 1")
-    return [Prompt(name, path, path[-1].num_samples) for name, path in found.items()]
+    return [Prompt(name, path, path[-1].num_samples) for name, path in paths.items()]
 
 
 def as_list(name: str, values: Iterable[Any]) -> list[Any]:
     """Return an argument as a list.
 
+    Args:
+        name: The argument's name in error messages.
+        values: The argument.
+
     Raises:
-        InputError: it is a text, a mapping or a single thing.
+        InputError: it is a text, a mapping or a single object.
     """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(
@@ -200,10 +203,14 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
 def chat_arguments(
     tools: Sequence[Any] | None, chat_template_kwargs: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The arguments of a chat template that a call gives.
+    """Return the chat template arguments of a call: its keyword arguments plus its tools.
+
+    Args:
+        tools: Tools for the template; None leaves out the argument.
+        chat_template_kwargs: Further arguments of the template; None for none.
 
     Raises:
-        InputError: they are no mapping, or the tools no list.
+        InputError: `chat_template_kwargs` is not a mapping, or `tools` is not a list.
     """
     if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
         raise InputError(
@@ -217,12 +224,12 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
     """Return the paths to the nodes that are sampled or generate levels, by id, depth first."""
     if not isinstance(root, Node):
         raise TreeError(f"the tree is a {type(root).__name__}; give its root Node")
-    found: dict[str, tuple[Node, ...]] = {}
-    # The nodes from the root to the node at hand. It is a stack instead of recursion, because a
-    # chain of thoughts may be deeper than the interpreter allows.
+    paths: dict[str, tuple[Node, ...]] = {}
+    # The nodes from the root to the current node. A stack replaces recursion, because a chain of
+    # thoughts may be deeper than the interpreter's recursion limit.
     path: list[Node] = []
     indices: list[int] = []
-    # For each node of the path the last node with content, from the root to it.
+    # For each node of the path: the last node with content from the root down to it.
     sources: list[Node | None] = []
 
     def enter(node: Node, index: int) -> None:
@@ -237,9 +244,9 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
             )
         if node.num_samples or node.expand:
             name = _name(node, indices)
-            if name in found:
+            if name in paths:
                 raise TreeError(f"two sampled nodes have the id {name!r}; ids must be unique")
-            found[name] = tuple(path)
+            paths[name] = tuple(path)
 
     enter(root, 0)
     next_child = [0]
@@ -252,7 +259,7 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
         else:
             for stack in (path, indices, sources, next_child):
                 stack.pop()
-    return found
+    return paths
 
 
 def _name(node: Node, indices: Sequence[int]) -> str:
@@ -273,8 +280,8 @@ def _as_levels(levels: object) -> tuple[Expand, ...]:
 
 def _check_content(content: object) -> None:
     if isinstance(content, str):
-        if found := describe_lone_surrogate(content):
-            raise TreeError(f"content {found}")
+        if problem := describe_lone_surrogate(content):
+            raise TreeError(f"content {problem}")
         return
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise TreeError(
@@ -286,9 +293,9 @@ def _check_content(content: object) -> None:
             _check_message(index, message)
         return
     if set(map(type, content)) == {int} and min(content) >= 0 and max(content) <= MAX_TOKEN_ID:
-        return  # as the loop below would find, a hundred times as fast
+        return  # the same result as the loop below, a hundred times as fast
     for index, token in enumerate(content):
-        # Integers of numpy have __index__ too. Floats and strings do not.
+        # numpy integers have __index__ too. Floats and strings do not.
         whole = hasattr(token, "__index__") and not isinstance(token, bool)
         if not whole or not 0 <= token <= MAX_TOKEN_ID:
             raise TreeError(
@@ -324,15 +331,19 @@ def _check_message(index: int, message: object) -> None:
                 f"content[{index}][{key!r}] is {message.get(key)!r}; a chat message is "
                 '{"role": "...", "content": "..."}, both strings'
             )
-        if found := describe_lone_surrogate(message[key]):
-            raise TreeError(f"content[{index}][{key!r}] {found}")
+        if problem := describe_lone_surrogate(message[key]):
+            raise TreeError(f"content[{index}][{key!r}] {problem}")
 
 
 def check_parts(name: str, parts: Sequence[object]) -> None:
-    """Check parts of a message, by their form. name: what messages call them.
+    """Check the form of the content parts of a message.
+
+    Args:
+        name: The content's name in error messages.
+        parts: The parts.
 
     Raises:
-        TreeError: one is neither text nor an image.
+        TreeError: a part is neither text nor an image.
     """
     for place, part in enumerate(parts):
         where = f"{name}[{place}]"
@@ -350,5 +361,5 @@ def check_parts(name: str, parts: Sequence[object]) -> None:
                 f'{where} is {part!r:.80}; a part is {{"type": "text", "text": "..."}} or '
                 '{"type": "image", "image": ...}'
             )
-        if found := describe_lone_surrogate(text):
-            raise TreeError(f"{where} {found}")
+        if problem := describe_lone_surrogate(text):
+            raise TreeError(f"{where} {problem}")

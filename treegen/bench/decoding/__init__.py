@@ -1,1 +1,1 @@
-"""Decoding measured: workloads in several modes, beside their roofline."""
+"""Decoding benchmarks: workloads in several modes, compared with their rooflines."""

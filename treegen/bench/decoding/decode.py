@@ -1,4 +1,4 @@
-"""What `treegen bench decode` runs: one workload in every mode, or a grid.
+"""The cases of `treegen bench decode`: one workload in every mode, or a grid.
 
 The grid shows whether sharing ever costs more than it saves.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 REFILLS: Final = 8
 NEVER_SLOWER: Final = 0.97
-"""Speed with sharing over speed without is at least this. What is less is more than noise."""
+"""Lowest ratio of speed with sharing to speed without that noise explains."""
 
 
 def decode_cases(
@@ -32,18 +32,21 @@ def decode_cases(
     against: Sequence[str] = (),
     refill: bool = False,
 ) -> list[Case]:
-    """Return every number of rows below every prefix, in some modes.
+    """Return a case for every number of rows and every prefix, in some modes.
 
-    Without problems of their own there is one level, so "one" and "all" are the same mode, which is
-    run once.
+    Without problem tokens there is one level, so "one" and "all" are the same mode, which runs
+    once.
 
     Args:
-        rows: Rows decoded at once.
-        prefixes: Tokens of the prefix.
+        rows: Numbers of rows decoded at once.
+        prefixes: Lengths of the prefix, in tokens.
         new_tokens: Tokens of each sample.
+        problems: Problems below the prefix, among which the rows are divided. Default: 1.
+        problem_tokens: Tokens of each problem. Default: 0.
+        modes: Modes to run; see `treegen.bench.decoding.modes`.
         against: Further modes, such as transformers' own engines.
-        refill: Samples end at random, new_tokens long on average, and others take their places.
-            There are REFILLS times as many samples as rows.
+        refill: Whether samples end at random, with a mean of `new_tokens` tokens, and others take
+            their places. There are REFILLS times as many samples as rows. Default: False.
 
     Raises:
         InputError: rows cannot be divided evenly among problems.
@@ -73,7 +76,13 @@ def decode_cases(
 
 
 def grid_cases(rows: Sequence[int], prefixes: Sequence[int], new_tokens: int) -> list[Case]:
-    """Every number of rows below every prefix, with sharing as the engine chooses it and off."""
+    """Return every number of rows below every prefix, with automatic sharing and without sharing.
+
+    Args:
+        rows: Numbers of rows decoded at once.
+        prefixes: Lengths of the prefix, in tokens.
+        new_tokens: Tokens of each sample.
+    """
     return [
         Case(
             Workload("grid", prefix=prefix, new_tokens=new_tokens, samples=number, max_rows=number),
@@ -86,10 +95,10 @@ def grid_cases(rows: Sequence[int], prefixes: Sequence[int], new_tokens: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Decode speed with sharing as the engine chooses it, over speed without.
+    """Decode speed with automatic sharing over speed without sharing.
 
-    shared: whether the engine chose to share; if not, both are the same work.
-    ratio: None if one of the two was not run.
+    shared: whether the engine chose to share; if not, both modes do the same work.
+    ratio: None if one of the two modes did not run.
     """
 
     rows: int

@@ -1,6 +1,6 @@
-"""What `treegen bench decode` is asked for: which options go together, and the cases they mean.
+"""The options of `treegen bench decode`: valid combinations, and the cases that they select.
 
-No torch here, so that what cannot be done is refused at once.
+Needs no torch, so that invalid combinations are rejected at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treegen.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOptions:
-    """The options that say what is decoded; None and empty where nothing is said."""
+    """The options that select what is decoded; None or empty if not set."""
 
     rows: list[int] | None
     prefix: list[int] | None
@@ -43,7 +43,14 @@ class DecodeOptions:
     def check(
         self, *, image_tokens: int, quantization: str | None, ranks: int, model: str | None
     ) -> None:
-        """Raise InputError for options of which one has no effect beside another."""
+        """Raise InputError for options that would have no effect in combination.
+
+        Args:
+            image_tokens: Tokens of an image before each prefix; 0 for no image.
+            quantization: Quantisation of the weights, if any.
+            ranks: GPUs that compute together.
+            model: A checkpoint, if one is used.
+        """
         check_alone(
             image_tokens,
             grid=self.grid,
@@ -82,11 +89,11 @@ class DecodeOptions:
 
     @property
     def seconds(self) -> float:
-        """After how many a run is left out, if nothing is said."""
+        """The default time limit; runs whose least time is longer are skipped."""
         return GRID_SECONDS if self.grid else SECONDS
 
     def cases(self, ranks: int) -> list[Case]:
-        """Return what is run. ranks: GPUs that compute together."""
+        """Return the cases to run. ranks: GPUs that compute together."""
         if self.grid:
             rows = self.rows or [1, 4, 16, 64, 256, 1024, 4096]
             prefixes = self.prefix or [64, 256, 1024, 4096, 16384]

@@ -1,9 +1,9 @@
-"""Jobs after the experiments of the Hydragen paper and of Large Language Monkeys.
+"""Jobs modelled on the experiments of the Hydragen paper and of Large Language Monkeys.
 
-They follow Juravsky et al. 2024 (arXiv:2402.05099) and Brown et al. 2024 (arXiv:2407.21787), and
-are not copies of them: tokens are synthetic. Each experiment says what was chosen here, so that its
+They follow Juravsky et al. 2024 (arXiv:2402.05099) and Brown et al. 2024 (arXiv:2407.21787), but
+are not copies: tokens are synthetic. Each experiment states the choices made here, so that its
 numbers are compared with published ones only where the work is the same. The engine without sharing
-is treegen with sharing off. Its batch is bounded by what it would store without sharing.
+is treegen with sharing off; its batch is bounded by what it would store without sharing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Experiment:
     """Workloads to run and compare.
 
     what: the experiment in a few words.
-    chosen: what was chosen here because the paper leaves it open; printed beside every result.
-    shape: the model shape, unless another is asked for.
+    chosen: choices that the paper leaves open; printed with every result.
+    shape: the default model shape.
     modes: the modes to compare.
     """
 
@@ -35,7 +35,7 @@ class Experiment:
     modes: tuple[str, ...]
 
     def heading(self, scale: float) -> str:
-        """Return the lines above its results. scale: the share of the problems that are run."""
+        """Return the lines above its results. scale: the share of the problems to run."""
         return (
             f"{self.name}: {self.what}; {scale:g} of the problems, synthetic tokens\n"
             f"chosen here, not by the source: {self.chosen}\n"
@@ -161,7 +161,7 @@ PAPER: Final = tuple(name for name in EXPERIMENTS if name != "monkeys")
 
 
 def get_experiment(name: str) -> Experiment:
-    """Return the experiment of a name.
+    """Return the experiment with a name.
 
     Raises:
         InputError: no experiment has the name.
@@ -177,8 +177,9 @@ def cases_of(
     """Return the cases of an experiment, without those that scaling makes equal.
 
     Args:
+        experiment: The experiment.
         scale: The share of the problems to run.
-        lengths: What all lengths are multiplied by.
+        lengths: Factor for all lengths.
         against: Further modes, such as transformers' own engines.
     """
     modes = (*experiment.modes, *against)

@@ -1,4 +1,4 @@
-"""How much of the time a GPU works. Two events are recorded around each pass of a model."""
+"""The share of time in which a GPU works, from events recorded before and after each pass."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class PassTimer:
-    """The passes of a run, in the order of their launch. The replay of a CUDA graph is one pass."""
+    """The passes of a run, in the order of their launch. A replay of a CUDA graph is one pass."""
 
     def __init__(self) -> None:
         self._passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def wrap_timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the same function, but each call is noted as one more pass."""
+        """Return the same function, recording each call as one more pass."""
 
         def call(*args: Any, **options: Any) -> Any:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -33,9 +33,9 @@ class PassTimer:
         return call
 
     def share(self) -> float | None:
-        """Time within passes over time from the first to the last; None if there was none.
+        """Return the time within passes over the time from first to last; None without passes.
 
-        Copies between passes, and steps that are being captured, count as idle time.
+        Copies between passes, and steps while they are captured, count as idle time.
         """
         if not self._passes:
             return None
@@ -48,7 +48,7 @@ class PassTimer:
 
 @contextmanager
 def time_passes(model: Model) -> Iterator[PassTimer]:
-    """While open, note the passes of a model on a GPU, replayed or not."""
+    """Record the passes of a model on a GPU while the context is open, replayed or not."""
     clock = PassTimer()
     if model.device.type != "cuda":
         yield clock

@@ -1,27 +1,27 @@
-"""The ways in which a workload is run, by the names that tables show. No torch here."""
+"""The modes in which a workload runs, by the names in tables. Needs no torch."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SHARING_MODES: Final = ("auto", "all", "one", "off")
-"""treegen, with this `sharing`."""
+"""treegen with this value of `sharing`."""
 NO_ATTENTION: Final = "no-attention"
-"""treegen, with attention replaced by zeros: the ceiling of all others."""
+"""treegen with attention replaced by zeros: the upper bound of all other modes."""
 OWN_STATES: Final = "own-states"
-"""treegen, where each row reads and writes a recurrent state of its own in each step."""
+"""treegen, with each row reading and writing its own recurrent state in each step."""
 STRUCTURED: Final = "structured"
-"""treegen, where every sample has to be JSON of a schema."""
+"""treegen, with every sample forced to be JSON of a schema."""
 GENERATE: Final = "generate"
 CONTINUOUS: Final = "continuous"
 """transformers' own engines: `generate` and continuous batching."""
 STOCK_MODES: Final = (GENERATE, CONTINUOUS)
 
 DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
-"""What `treegen bench decode` compares."""
+"""The modes that `treegen bench decode` compares."""
 ALONE: Final = {*STOCK_MODES, NO_ATTENTION}
-"""Modes of one GPU alone."""
+"""Modes that run on a single GPU only."""
 
 SECONDS: Final = 120.0
 GRID_SECONDS: Final = 5.0
-"""What takes at least so long a run is left out; of a grid, so that a whole one takes minutes."""
+"""Runs whose least time is longer are skipped. The limit of grids keeps a whole grid to minutes."""

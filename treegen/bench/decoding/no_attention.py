@@ -1,4 +1,4 @@
-"""Attention replaced by zeros: what a decode step takes without it. No attention can beat that.
+"""Attention replaced by zeros: the time of a decode step without it, which no attention can beat.
 
 Keys and values are still written, and levels are still prepared.
 """
@@ -25,13 +25,19 @@ class NoAttention:
     in_graphs = True
 
     def refusal(self, device: torch.device) -> str | None:
-        """Runs everywhere."""
+        """Return None: it runs on every device."""
         return None
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """Prepare what the device's own implementation does, so that steps still become graphs."""
+        """Prepare levels as the device's default implementation does, so that graphs can be used.
+
+        Args:
+            levels: The levels of the pass.
+            positions_T: Position of each query row, `[T]`; needed if a level is causal.
+            device: The device of the pass.
+        """
         return choose("auto", device).prepare(levels, positions_T, device)
 
     def attend(
@@ -41,7 +47,14 @@ class NoAttention:
         prepared: PreparedLevels,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Zeros."""
+        """Return outputs and log-sum-exps of zeros.
+
+        Args:
+            q_THD: Queries, `[T, H, D]`.
+            pairs: Keys and values of the cache; the width of a value sets the width of the output.
+            prepared: Ignored.
+            options: Ignored.
+        """
         shape = q_THD.shape[:2]
         v_dim = pairs[0][1].shape[-1]
         return q_THD.new_zeros(*shape, v_dim), q_THD.new_zeros(shape, dtype=torch.float32)
@@ -49,7 +62,7 @@ class NoAttention:
 
 @contextmanager
 def no_attention() -> Iterator[str]:
-    """While open, the implementation can be chosen by the name that this yields."""
+    """Register the implementation while the context is open, and yield its name."""
     register(NO_ATTENTION, NoAttention, auto=False)
     try:
         yield NO_ATTENTION

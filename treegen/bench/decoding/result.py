@@ -1,4 +1,4 @@
-"""What a workload took, and how it was measured. No torch here."""
+"""The result of a workload, and the settings of its measurement. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Settings:
     """How to measure.
 
     repeats: timed runs of each mode.
-    time_limit: seconds. A run whose least time is longer is left out.
+    time_limit: seconds. A run whose least time is longer is skipped.
     memory: memory of the key-value cache, as for `LLM`.
-    eager: run without compiling and without CUDA graphs.
+    eager: whether to run without compiling and without CUDA graphs.
     """
 
     repeats: int = 3
@@ -29,28 +29,28 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult:
-    """What one workload took in one mode; spreads are over repeats.
+    """The result of one workload in one mode; spreads are over repeats.
 
     rows: rows decoded at once.
-    skipped: why the workload was not run; then there is nothing else.
-    tokens_per_second: tokens of decode steps over their time, where the engine tells them apart.
-    job: the samples' tokens over the whole time, prefill included.
+    skipped: why the workload was not run; other fields are then unset.
+    tokens_per_second: tokens of decode steps over their time, if the engine reports it separately.
+    job: the samples' tokens over the whole time, including prefill.
     seconds: the whole time.
-    startup_seconds: the time to make the engine, if it was made for this workload, and of the run
-    that is not timed, in which layers are compiled and steps captured.
+    startup_seconds: the time to make the engine, if it was made for this workload, plus that of the
+    untimed run, in which layers are compiled and steps captured.
     step_ms: the median decode step of each repeat with all rows live.
     busy: the share of the time in which the GPU was in a pass; see
     `treegen.bench.decoding.gpu_busy`.
-    prefill_seconds: the time of prefill passes; their images were encoded in the untimed run.
-    encode_seconds: the time in which the image of a prefix is encoded, if it begins with one.
-    floor_ms, floor_parts_ms: the least time of the mean decode step, in all and by part.
-    share: the floor as a share of the step that was measured.
+    prefill_seconds: the time of prefill passes, whose images were encoded in the untimed run.
+    encode_seconds: the time to encode the image at the start of a prefix, if there is one.
+    floor_ms, floor_parts_ms: the least time of the mean decode step, in total and by part.
+    share: the floor as a share of the measured step.
     impl, kernels: the attention implementation, and its kernels as in `Usage`.
     levels: (name, segments, keys) of the levels that are read once for all rows below.
     read_bytes: bytes of keys and values that decode steps read.
-    saved_bytes: how many more they would have read if each row read its own prompt.
+    saved_bytes: bytes that they would have read in addition if each row read its own prompt.
     prompt_tokens, unshared_prompt_tokens: prompt tokens computed, and computed without sharing.
-    kv_bytes, device_bytes: most bytes in use, of the cache and of the device.
+    kv_bytes, device_bytes: peak bytes in use, of the cache and of the device.
     notes: why graphs, compiled layers or the roofline are missing.
     """
 

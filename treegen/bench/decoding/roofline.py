@@ -1,18 +1,18 @@
-"""The least time that a decode step can take on a device of known ceilings.
+"""The roofline of a decode step: its least time on a device with known ceilings.
 
-A step of T live rows is a chain of parts, each of which takes at least what its FLOPs take at the
-device's best rate and what its bytes take at the memory's, whichever is longer:
+A step of T live rows is a chain of parts. Each takes at least the time of its FLOPs at the device's
+best rate or of its bytes at the memory's rate, whichever is longer:
 
     layers     2 T W FLOPs, W numbers read, where W counts the matrices of all layers
     level i    2 T_i H (k + v) K_i FLOPs per group and layer, K_i keys read once per group,
                for each depth of the tree that is an attention part of its own
-    own keys   the same, where every row reads the keys that no level reads for it
+    own keys   the same, for keys that each row reads for itself because no level reads them
     head       2 T d V FLOPs, d V numbers read, T V logits written
     sampling   T V logits read
     states     of a model with recurrent layers: see `state_bytes`
 
-In a mixture of experts a row computes with some of them, and a step reads those that any row is
-sent to, if rows choose at random.
+In a mixture of experts a row computes with some of the experts, and a step reads the experts that
+at least one row is routed to, assuming random routing.
 
 H: query heads; k, v: widths of a key and a value; d: width of the model; V: vocabulary. T_i rows
 share a group of level i, which has K_i keys.
@@ -45,7 +45,7 @@ class ExpertSize:
     """The experts of all layers.
 
     weights: numbers in the matrices of one expert, over all layers.
-    num: experts of a layer. per_row: those that a row is sent to.
+    num: experts of a layer. per_row: experts that a row is routed to.
     """
 
     weights: int
@@ -53,7 +53,7 @@ class ExpertSize:
     per_row: int
 
     def read(self, rows: float) -> float:
-        """Numbers that so many rows read."""
+        """Return the expected number of weights that a step of `rows` rows reads."""
         return self.weights * self.num * float(1 - (1 - self.per_row / self.num) ** rows)
 
 
@@ -67,9 +67,9 @@ class ModelSize:
     q_heads: query heads of a layer.
     layers: keys and values of each layer.
     itemsize: bytes of one number.
-    weight_itemsize: bytes of one number in the matrices of the layers, if another; 1 is FP8.
-    cache_itemsize: likewise in keys and values.
-    experts: of mixtures of experts, beside the matrices that all rows go through; None for none.
+    weight_itemsize: bytes of one number in the matrices of the layers; 0 for `itemsize`, 1 is FP8.
+    cache_itemsize: bytes of one number in keys and values; 0 for `itemsize`.
+    experts: sizes of mixtures of experts, in addition to the matrices for all rows; None for none.
     """
 
     layer_weights: int
@@ -87,8 +87,8 @@ class ModelSize:
 class LevelWork:
     """The attention of one level in one layer.
 
-    pairs: pairs of a row and a key that it sees.
-    keys: keys that are read.
+    pairs: number of (row, visible key) pairs.
+    keys: number of keys that are read.
     """
 
     name: str
@@ -114,16 +114,16 @@ class StepFloor:
 
 
 def size_of(model: Model) -> ModelSize | str:
-    """Return the sizes of a model, or why no roofline can be drawn for it.
+    """Return the sizes of a model, or the reason why it has no roofline.
 
-    Those of a tensor-parallel model are one rank's. So the roofline is that of all GPUs together,
-    each with a part of the work, without what they exchange.
+    The sizes of a tensor-parallel model are those of one rank. So the roofline covers all GPUs
+    together, each with its part of the work, but not their communication.
     """
     module: PreTrainedModel = model.module
     if any(window is not None for window in model.spec.windows):
         return "its layers have sliding windows"
     head = module.get_output_embeddings()
-    if model.tower is not None:  # decode steps read nothing of it
+    if model.tower is not None:  # decode steps do not read the tower
         module = module.get_decoder()
     inner = [part for part in module.modules() if isinstance(part, nn.Linear) and part is not head]
     numbers = sum(part.weight.numel() for part in inner)
@@ -145,7 +145,7 @@ def size_of(model: Model) -> ModelSize | str:
     if latent is not None:
         q_heads = latent.heads
     elif model.ranks is not None and model.spec.layers[0].kv_heads != (kv_heads or q_heads):
-        q_heads //= model.ranks.size  # else each rank computes attention whole
+        q_heads //= model.ranks.size  # otherwise each rank computes the whole attention
     return ModelSize(
         layer_weights=numbers,
         hidden=head.weight.shape[1],
@@ -160,13 +160,13 @@ def size_of(model: Model) -> ModelSize | str:
 
 
 def _of_experts(name: str, weight: Tensor) -> bool:
-    """Whether a weight is one of experts, or of what sends rows to them."""
+    """Whether a weight belongs to experts or to the router."""
     *_, above, own = name.split(".")
     return (above == "experts" and weight.dim() == 3) or (above, own) == ("gate", "weight")
 
 
 def _experts(module: PreTrainedModel) -> ExpertSize | None:
-    """The experts of a model whose layers have all of theirs in one tensor; else None."""
+    """Return the experts of a model if each layer stores its experts in one tensor; else None."""
     text = module.config.get_text_config(decoder=True)
     per_row = getattr(text, "num_experts_per_tok", None)
     weights = [p for name, p in module.named_parameters() if _of_experts(name, p) and p.dim() == 3]
@@ -178,13 +178,17 @@ def _experts(module: PreTrainedModel) -> ExpertSize | None:
 
 
 def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float, *, own: bool) -> float:
-    """Bytes of recurrent states that the first rows of a plan read and write in a step.
+    """Return the bytes of recurrent states that the first rows of a plan read and write per step.
 
-    A row with a state of its own reads it and writes it. Rows that list updates read the state
-    above them once for all that share it, and each its list, until that is folded. The lists are
-    those of rows that draw twice `generated` tokens, on average over these.
+    A row with its own state reads and writes it. Rows that list updates read the state above them
+    once for all rows that share it, and each row reads its list until the list is folded. The
+    result is the mean over the steps of rows that draw twice `generated` tokens.
 
     Args:
+        spec: The model's sizes.
+        plan: The plan of the prompts.
+        rows: Number of live rows.
+        generated: Mean number of tokens that a live row has generated.
         own: Whether all rows have states of their own.
     """
     windows = sum(2 * each.num_bytes for layer in spec.states for each in layer[:1])
@@ -200,7 +204,7 @@ def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float, *, own
         listed = np.where(steps < until, steps, (steps - until) % delta.own_tokens)
         read = np.where(steps < until, 1, mine) * delta.state_bytes
         read = read + mine * listed * delta.token_bytes
-        # A fold reads what a step reads, and writes a state.
+        # A fold reads as much as a step, and writes a state.
         folds = (steps >= until) & (listed == 0)
         read = read + folds * mine * 2 * delta.state_bytes
         total += (mine > 0) * float(read.mean()) * len(spec.states) + mine * windows
@@ -208,13 +212,14 @@ def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float, *, own
 
 
 def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
-    """Return what the first rows of a plan read in a step.
+    """Return the attention work per level of a step with the first rows of a plan.
 
     Keys are shared as the plan shares them: a kept segment is read once for all rows below it.
 
     Args:
-        rows: How many rows.
-        generated: Keys of generated tokens that each row has.
+        plan: The plan of the prompts.
+        rows: Number of live rows.
+        generated: Keys of generated tokens of each row.
     """
     below: dict[int, int] = {}
     own = 0.0
@@ -251,17 +256,27 @@ def step_floor(
     states: float = 0.0,
     drawn: float | None = None,
 ) -> StepFloor:
-    """Return the least time of a decode step, or of another pass.
+    """Return the least time of a decode step or of another pass.
 
     Args:
+        size: The model's sizes.
+        ceilings: The device's sustained rates.
         rows: Live rows.
-        levels: What attention reads; empty for a step without attention.
-        states: Bytes of recurrent states that are read and written.
-        drawn: Rows after which a token is drawn; by default all.
+        levels: The attention work per level; empty for a step without attention.
+        states: Bytes of recurrent states that are read and written. Default: 0.
+        drawn: Rows after which a token is drawn. Default: all.
     """
     drawn = rows if drawn is None else drawn
 
     def part(flops: float, numbers: float, rate: float, itemsize: int = size.itemsize) -> float:
+        """Return the least seconds of a part.
+
+        Args:
+            flops: Its FLOPs.
+            numbers: Numbers that it reads or writes.
+            rate: FLOP/s of the device.
+            itemsize: Bytes of one number.
+        """
         return max(flops / rate, numbers * itemsize / ceilings.memory)
 
     weights, logits = size.layer_weights, drawn * size.vocab_size
@@ -277,6 +292,14 @@ def step_floor(
         parts["states"] = states / ceilings.memory
 
     def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
+        """Return the least seconds of a level's attention in one layer.
+
+        Args:
+            level: The level.
+            numbers: Numbers that are read per key.
+            widths: Width of a key plus width of a value.
+            itemsize: Bytes of one number.
+        """
         flops = 2 * level.pairs * size.q_heads * widths
         return part(flops, level.keys * numbers, ceilings.attention, itemsize)
 
@@ -286,7 +309,7 @@ def step_floor(
         form = layer.latent
         if form is None or level.pairs <= level.keys:
             return stored
-        # Shared latents may be read as keys and values that were made of them.
+        # Shared latents may instead be read as keys and values expanded from them.
         widths = form.k_dim + form.v_dim
         return min(stored, attention(level, form.expanded, widths, size.itemsize))
 

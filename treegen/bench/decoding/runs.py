@@ -1,4 +1,4 @@
-"""Run workloads through the engine in several modes, and hold each against its roofline."""
+"""Runs workloads through the engine in several modes, and compares each with its roofline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from treegen.model.model import Model
 
 MOST_ROWS: Final = 8192
-"""Rows decoded at once at most, even if memory admits more: logits need room too."""
+"""Maximum rows decoded at once, even if memory admits more, because logits need memory too."""
 _WARM_TOKENS = 8
 
 
@@ -63,12 +63,19 @@ class _Run:
 
 
 class Bench:
-    """One model on one device, its ceilings, and the runs made of it."""
+    """One model on one device, its ceilings, and its runs."""
 
     def __init__(
         self, model: Model, tokenizer: Any, ceilings: Ceilings, settings: Settings
     ) -> None:
-        """Take a model that nothing else uses until `close`."""
+        """Create a bench.
+
+        Args:
+            model: The model; nothing else may use it until `close`.
+            tokenizer: Its tokenizer.
+            ceilings: The device's sustained rates.
+            settings: How to measure.
+        """
         self.model, self.tokenizer = model, tokenizer
         self.ceilings, self.settings = ceilings, settings
         self.size: ModelSize | None
@@ -79,7 +86,7 @@ class Bench:
         self._most_rows = 0
 
     def measure(self, cases: Sequence[Case]) -> Iterator[WorkloadResult]:
-        """Yield results as they come: treegen's first, then those of transformers' own engines."""
+        """Yield results as they arrive: treegen's modes first, then transformers' engines."""
         self._most_rows = max((case.workload.max_rows or 0 for case in cases), default=0)
         for case in cases:
             modes = [mode for mode in case.modes if mode in (*SHARING_MODES, STRUCTURED)]
@@ -112,7 +119,7 @@ class Bench:
 
     @contextmanager
     def _own_states(self) -> Iterator[None]:
-        """While open, rows do not list updates of states."""
+        """Make rows keep states of their own instead of update lists, while the context is open."""
         model, spec = self.model, self.model.spec
         if spec.delta is None:
             yield
@@ -143,7 +150,7 @@ class Bench:
     def _measure(
         self, workload: Workload, modes: Sequence[str], impl: str
     ) -> Iterator[WorkloadResult]:
-        """Run the modes in turn in each repeat, so that drift of the device hits all alike."""
+        """Run the modes in turn in each repeat, so that drift of the device affects all alike."""
         if not modes:
             return
         start = time.perf_counter()
@@ -156,11 +163,11 @@ class Bench:
         if workload.equal:
             rows = dict.fromkeys(rows, min(rows.values()))
         peaks: dict[str, int] = {}
-        # Where rows come and go, some sizes are captured only when they come again.
+        # If rows come and go, some batch sizes are captured only when they occur again.
         warm_ups = 2 if workload.random_ends else 1
         for turn in range(warm_ups + self.settings.repeats):
             repeat = turn - warm_ups
-            # Every other turn goes through the modes backwards, so that no mode is always first.
+            # Every other turn runs the modes backwards, so that no mode is always first.
             for mode in reversed(modes) if turn % 2 else modes:
                 if mode in skipped:
                     continue
@@ -172,7 +179,7 @@ class Bench:
                     skipped[mode] = str(error)
                 except torch.cuda.OutOfMemoryError:
                     skipped[mode] = "the GPU ran out of memory"
-                if mode in skipped:  # out of the except block, which holds on to tensors
+                if mode in skipped:  # outside the except block, which keeps tensors alive
                     empty_device_cache(self.model.device)
                     continue
                 if repeat < 0:
@@ -198,8 +205,12 @@ class Bench:
         """Run a workload.
 
         Args:
-            warm_up: Run only its first batch, and few tokens, if it has several batches. A workload
-                in which rows come and go is run in full.
+            llm: The engine.
+            workload: The workload.
+            mode: The mode to run it in.
+            rows: Rows decoded at once.
+            warm_up: Whether to run only its first batch with few tokens, if it has several batches.
+                A workload in which rows come and go is always run in full.
         """
         if warm_up and workload.rows > rows and not workload.random_ends:
             workload = workload.first(rows, _WARM_TOKENS)
@@ -216,15 +227,15 @@ class Bench:
                 prefill, start = usage.prefill_seconds, time.perf_counter()
                 stream.step()
                 seconds = time.perf_counter() - start
-                # Where passes run ahead, a step waits for the pass before it. If that was a prefill
-                # pass, the time is not that of a decode step.
+                # When passes are launched ahead, a step waits for the pass before it. If that was a
+                # prefill pass, the time is not that of a decode step.
                 is_decode = usage.decode_steps > before and usage.prefill_seconds == prefill
                 if is_decode and usage.decoded_tokens - tokens == rows:
                     steps.append(seconds)
             return _Run(usage, stream.plan, tuple(steps), clock.share())
 
     def _time_encoder(self, llm: LLM, workload: Workload) -> Spread | None:
-        """Return the seconds that the image of a prefix takes, which passes find encoded."""
+        """Return the seconds to encode the image of a prefix; timed passes find it encoded."""
         tower, encodings = self.model.tower, llm.engine.encodings
         if not workload.image_tokens or tower is None or encodings is None:
             return None
@@ -232,7 +243,7 @@ class Bench:
         inputs, seconds = encodings.table.inputs(image), []
         for _ in range(1 + self.settings.repeats):
             start = time.perf_counter()
-            tower.encode(inputs, image.num)  # what it makes is on the host, so it has ended
+            tower.encode(inputs, image.num)  # the result is on the host, so the work has ended
             seconds.append(time.perf_counter() - start)
         return Spread.of(seconds[1:])
 
@@ -252,7 +263,7 @@ class Bench:
         return max(min(most, workload.rows, MOST_ROWS), 1)
 
     def _check(self, llm: LLM, workload: Workload, mode: str, rows: int) -> None:
-        """Raise CapacityError if a workload does not fit context or memory, or is too long."""
+        """Raise CapacityError if a workload does not fit context or memory, or takes too long."""
         length = workload.prompt_tokens + workload.most_tokens
         if length > llm.spec.context_length:
             raise CapacityError(
@@ -283,10 +294,10 @@ class Bench:
         return step_floor(self.size, self.ceilings, rows, levels, states)
 
     def _device_peak(self, llm: LLM, usage: Usage) -> int:
-        """Return the most bytes of GPU memory in use at a time; 0 on a CPU.
+        """Return the peak bytes of GPU memory in use; 0 on a CPU.
 
-        Of the cache only the pages count that were in use. The run must have captured no graph.
-        Memory that CUDA graphs compute in counts in full, because they keep it.
+        Only pages of the cache that were in use count. The run must have captured no graph. The
+        private memory of CUDA graphs counts in full, because they keep it.
         """
         device = self.model.device
         if device.type != "cuda":

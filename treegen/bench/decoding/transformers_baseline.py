@@ -1,7 +1,7 @@
 """The same prompts through transformers' own engines: `generate`, and continuous batching.
 
-`generate` computes, stores and reads a prompt once for each sample. Continuous batching stores once
-what prompts share, and reads it once for each sample.
+`generate` computes, stores and reads a prompt once for each sample. Continuous batching stores
+shared prompts once, but reads them once for each sample.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from treegen.prompts.tree import prompts_of
 if TYPE_CHECKING:
     from treegen.model.model import Model
 
-# These are torch's own kernels. Others would have to be installed, or fetched from the hub.
+# torch's own kernels. Other kernels would have to be installed, or downloaded from the hub.
 _ATTENTION: Final = "sdpa"
 
 
 @dataclass(frozen=True, slots=True)
 class StockRun:
-    """One run.
+    """The times of one run.
 
-    decode_seconds: the time without prefill and first tokens; None where the engine does not tell
-    them apart.
+    decode_seconds: the time without prefill and first tokens; None if the engine does not report it
+    separately.
     """
 
     seconds: float
@@ -48,9 +48,16 @@ class StockRun:
 def measure(
     engine: str, model: Model, tokenizer: Any, workload: Workload, repeats: int
 ) -> WorkloadResult:
-    """Run a workload as one batch by an engine. If it fails, the result says why.
+    """Run a workload as one batch with one of transformers' engines; report why if it fails.
 
-    The module must not be compiled. Afterwards it attends by treegen again.
+    The module must not be compiled. Afterwards it uses treegen's attention again.
+
+    Args:
+        engine: The engine, one of `STOCK_MODES`.
+        model: The model.
+        tokenizer: Its tokenizer.
+        workload: The workload.
+        repeats: Timed runs.
     """
     runs: list[StockRun] = []
     problem = ""
@@ -62,9 +69,9 @@ def measure(
         problem = str(error)
     except torch.cuda.OutOfMemoryError:
         problem = "the GPU ran out of memory"
-    except Exception as error:  # another's engine failed; the rest of the table is still of use
+    except Exception as error:  # transformers failed; the rest of the table is still useful
         problem = f"{type(error).__name__}: {summarize_error(error)}"
-    # This comes after the except blocks, in which the error holds on to tensors.
+    # Outside the except blocks, in which the error keeps tensors alive.
     _restore(model)
     if problem:
         return WorkloadResult(workload, engine, workload.rows, skipped=problem)
@@ -88,7 +95,7 @@ def _runner(
     """Return a function that runs a workload once.
 
     Raises:
-        CapacityError: it is not likely to fit.
+        CapacityError: the workload is not likely to fit.
     """
     prompts = []
     for prompt in prompts_of(workload.tree(tokenizer, model.spec.vocab_size)):
@@ -103,7 +110,7 @@ def _runner(
 
 
 def _restore(model: Model) -> None:
-    """Free what the engine holds, and let the module attend by treegen again."""
+    """Free the engine's memory, and make the module use treegen's attention again."""
     module: Any = model.module
     if hasattr(module, "destroy_cached_continuous_batching_manager"):
         module.destroy_cached_continuous_batching_manager()
@@ -112,7 +119,7 @@ def _restore(model: Model) -> None:
 
 
 def _check_fits(model: Model, workload: Workload) -> None:
-    """Raise CapacityError unless keys and values of all rows, and their prefill, are likely to fit.
+    """Raise CapacityError if keys and values of all rows, or their prefill, are unlikely to fit.
 
     generate computes the prompts of all rows in one pass.
     """
@@ -164,7 +171,7 @@ def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> Stoc
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=True, top_k=0, eos_token_id=-1)
     module: Any = model.module
     start = time.perf_counter()
-    # The manager persists from call to call. So only the first call, which is not timed, captures
+    # The manager persists between calls, so only the first call, which is not timed, captures
     # graphs.
     done = module.generate_batch(inputs=prompts, generation_config=config, **options)
     synchronize(model.device)

@@ -1,7 +1,7 @@
-"""Jobs to measure: prompt trees of token ids with given lengths, whose samples all run to the end.
+"""Workloads: prompt trees of token ids with given lengths, and samples of given lengths.
 
-Tokens are drawn at random. Time depends on how many there are and on what is shared, but not on
-which tokens they are.
+Tokens are drawn at random, because time depends on their number and on what is shared, but not on
+the tokens themselves.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Workload:
     samples: samples of each problem.
     problems: problems under each prefix.
     problem_tokens: the length of a problem; 0 puts the samples under the prefixes.
-    prefixes: roots, which share nothing.
-    max_rows: samples decoded at once at most; None for as many as memory admits in the mode.
-    image_tokens: how many tokens of each prefix are of an image, which it begins with.
-    image_id: the id of the first of them, as `treegen.prompts.images.table` has it.
-    equal: if max_rows is None, decode as many in each mode as memory admits in all modes compared.
-    random_ends: each token ends its sample with a chance of one in new_tokens, if all tokens are
-    about as likely, as with random weights. A stop string is looked for too.
+    prefixes: number of roots, which share nothing.
+    max_rows: maximum samples decoded at once; None for as many as memory admits in the mode.
+    image_tokens: how many tokens at the start of each prefix belong to an image.
+    image_id: the id of the first image token; see `treegen.prompts.images.table`.
+    equal: if max_rows is None, whether all modes decode only as many rows as fit in each of them.
+    random_ends: whether each token ends its sample with probability 1 / new_tokens, if all tokens
+    are about equally likely, as with random weights. A stop string is searched for too.
 
     Raises:
         InputError: a number is too low, or several problems have no tokens.
@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """All samples of the workload."""
+        """Number of samples of the workload."""
         return self.prefixes * self.problems * self.samples
 
     @property
@@ -88,21 +88,23 @@ class Workload:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that a sample generates at most."""
+        """Maximum tokens that a sample generates."""
         return self.new_tokens * (_MOST_LENGTHS if self.random_ends else 1)
 
     @property
     def mean_generated(self) -> float:
-        """Tokens that a live row has generated, on average."""
-        # Where samples end at random, a live one has new_tokens tokens to go on average, and as
-        # many behind it.
+        """Mean number of tokens that a live row has generated."""
+        # If samples end at random, a live one has on average new_tokens tokens left, and as many
+        # generated.
         return self.new_tokens if self.random_ends else self.new_tokens / 2
 
     def params(self, vocab_size: int, *, structured: bool = False) -> SamplingParams:
-        """Sampling parameters: every sample has all its tokens, unless ends are random.
+        """Return sampling parameters: every sample has all its tokens, unless ends are random.
 
         Args:
-            structured: Each is JSON, of more objects than it has tokens.
+            vocab_size: Number of the model's logits per token.
+            structured: Whether each sample is JSON with more objects than it has tokens. Default:
+                False.
         """
         from treegen.common.params import SamplingParams
 
@@ -119,15 +121,19 @@ class Workload:
         )
 
     def scale(self, jobs: float, lengths: float) -> Workload:
-        """Return the workload with a share of the problems, and with all lengths multiplied.
+        """Return the workload with a share of the problems, and with all lengths scaled.
 
-        Of each there is at least 1.
+        Numbers other than 0 stay at least 1.
+
+        Args:
+            jobs: The share of the problems.
+            lengths: Factor for all lengths.
         """
 
         def part(number: int, factor: float) -> int:
             return max(math.ceil(number * factor), 1) if number else 0
 
-        # There are fewer roots before a root has fewer problems, so that a prefix is shared alike.
+        # Reduce the roots before the problems per root, so that prefixes are shared as before.
         prefixes = part(self.prefixes, jobs)
         return replace(
             self,
@@ -142,8 +148,8 @@ class Workload:
         """Return the smallest part of the workload that has its first rows.
 
         Args:
-            rows: How many rows.
-            new_tokens: The length of a sample, if it is to be shorter.
+            rows: Number of rows.
+            new_tokens: The length of a sample, if it should be shorter.
         """
         rows = min(rows, self.rows)
         return replace(
@@ -155,10 +161,15 @@ class Workload:
         )
 
     def rows_stored(self, sharing: Sharing, num_pages: int, page_size: int) -> int:
-        """How many rows fit in a pool if each row stores a copy of the keys that no level shares.
+        """Return how many rows fit in a pool if each row stores its own copy of unshared keys.
 
-        That is what an engine with these levels admits. (treegen itself stores every prompt token
+        This is what an engine with these levels admits. (treegen itself stores every prompt token
         once, however it is read.)
+
+        Args:
+            sharing: The levels: "off" shares nothing, "one" the prefixes, others also the problems.
+            num_pages: Pages of the pool.
+            page_size: Tokens per page.
         """
         by_all = 0 if sharing == "off" else self.prefix
         by_some = self.problem_tokens if sharing in ("auto", "all") else 0
@@ -173,7 +184,7 @@ class Workload:
         import numpy as np
 
         rng = np.random.default_rng(0)
-        # Prompts are tokens of words. So finished samples are decoded after text, as in a real run.
+        # Prompts are tokens of words, so finished samples are decoded after text as in real runs.
         ids = tokenizer("the quick brown fox jumps over a lazy dog", add_special_tokens=False)[
             "input_ids"
         ]

@@ -1,4 +1,4 @@
-"""Images as users give them, opened and checked before anything is computed."""
+"""Images as users pass them, opened and checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Formats of files that are opened, as Pillow names them.
+"""File formats that are opened, by Pillow's names.
 
-Their decoders read the bytes that they are given and nothing else. Other decoders of Pillow start
-programs (EPS starts Ghostscript), hand the bytes to other libraries or read whole containers.
+Their decoders read only the bytes that they get. Other decoders of Pillow start programs (EPS
+starts Ghostscript), pass the bytes to other libraries or read whole containers.
 """
 MOST_PIXELS: Final = 2**26
-"""Pixels of an image at most; a small file may claim any number (a decompression bomb)."""
+"""Maximum pixels of an image; a small file may claim any number (a decompression bomb)."""
 MOST_BYTES: Final = 2**26
-"""Bytes of an image's file at most."""
+"""Maximum bytes of an image's file."""
 _PARTS: Final = ("image", "path", "url", "base64", "image_url")
-"""Keys under which a part of a message has its image, for one program or another."""
+"""Keys under which the message formats of various programs store an image."""
 _MODES: Final = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 
 Source = Any
-"""A path, a data URL, the bytes of a file, or an image of PIL."""
+"""A path, a data URL, the bytes of a file, or a PIL image."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image that a problem asks about, of which the header was read.
+    """An image file of a problem, whose header has been read.
 
-    path: of its file. Without one, what its data call it; may be empty.
+    path: of its file. An image without a file has the name from its data, which may be empty.
     sha256: hex digits of a hash of the file.
     size: its width and height in pixels.
-    data: the file, where it is in the task's own data.
+    data: the file's bytes, if they are in the task's own data.
     """
 
     path: str
@@ -54,10 +54,10 @@ class ImageFile:
 
     @classmethod
     def of(cls, path: str | Path) -> ImageFile:
-        """The file at a path.
+        """Return the image file at a path.
 
         Raises:
-            InputError: it is no image that can be used, as far as its header tells.
+            InputError: its header shows that it is not a usable image.
         """
         data = read_image(path)
         assert isinstance(data, bytes)
@@ -66,10 +66,10 @@ class ImageFile:
 
     @classmethod
     def within(cls, data: bytes | str, name: str = "") -> ImageFile:
-        """The file that is given as bytes, or in a data URL. name: what its data call it.
+        """Return the image file in bytes or in a data URL. name: its name in the data.
 
         Raises:
-            InputError: as `of`.
+            InputError: as for `of`.
         """
         found = read_image(data)
         assert isinstance(found, bytes)
@@ -78,24 +78,24 @@ class ImageFile:
 
     @property
     def name(self) -> str:
-        """What people call it: the name of its file; may be empty."""
+        """The display name: the name of its file; may be empty."""
         return Path(self.path).name
 
     @property
     def source(self) -> Source:
-        """What the processor takes of it."""
+        """The path or the bytes, for the image processor."""
         return self.path if self.data is None else self.data
 
     @property
     def part(self) -> dict[str, Any]:
-        """It as a part of a chat message."""
+        """The image as a part of a chat message."""
         return {"type": "image", "image": self.source, "name": self.name}
 
     def content(self) -> bytes:
-        """The bytes of the file.
+        """Return the bytes of the file.
 
         Raises:
-            InputError: they are not those of before.
+            InputError: the file has changed since its header was read.
         """
         data = read_image(self.path) if self.data is None else self.data
         assert isinstance(data, bytes)
@@ -112,10 +112,10 @@ def is_image(part: object) -> bool:
 
 
 def source_of(part: Mapping[str, Any]) -> Source:
-    """What a part of a message has for its image.
+    """Return the image source in a part of a message.
 
     Raises:
-        InputError: it has none, or several.
+        InputError: the part has no image, or several.
     """
     found = [(key, part[key]) for key in _PARTS if part.get(key) is not None]
     if len(found) != 1:
@@ -124,7 +124,7 @@ def source_of(part: Mapping[str, Any]) -> Source:
             f"image of PIL, got {sorted(map(str, part))}"
         )
     key, source = found[0]
-    if isinstance(source, Mapping):  # as OpenAI's chat has it
+    if isinstance(source, Mapping):  # the form of OpenAI's chat API
         source = source.get("url")
     if key == "base64" and isinstance(source, str):
         source = f"data:image;base64,{source}"
@@ -138,7 +138,7 @@ def source_of(part: Mapping[str, Any]) -> Source:
 
 
 def name_of(source: Source) -> str:
-    """What messages call an image."""
+    """Return an image's name for error messages."""
     if isinstance(source, str) and source.startswith("data:"):
         return "the image in a data URL"
     if isinstance(source, bytes):
@@ -149,7 +149,7 @@ def name_of(source: Source) -> str:
 
 
 def describe_content(content: Any) -> Any:
-    """The content of a message as people read it; images are told by their names."""
+    """Return the content of a message for display, with names in place of images."""
     if not isinstance(content, list | tuple):
         return content
     return "".join(
@@ -164,7 +164,7 @@ def _describe_image(part: Mapping[str, Any]) -> str:
 
 
 def read_image(source: Source) -> bytes | Image:
-    """The bytes of an image's file, or an image of PIL as it is.
+    """Return the bytes of an image's file, or a PIL image unchanged.
 
     Raises:
         InputError: it cannot be read, or is too large.
@@ -186,7 +186,7 @@ def read_image(source: Source) -> bytes | Image:
 
 
 def as_file(source: Source) -> bytes:
-    """The bytes of an image's file; one that is in memory becomes a file with the same pixels.
+    """Return the bytes of an image's file; an image in memory is encoded without loss.
 
     Raises:
         InputError: it cannot be used.
@@ -200,14 +200,14 @@ def as_file(source: Source) -> bytes:
 
 
 def check_pixels(sources: Sequence[Source], most: int) -> None:
-    """Check by their headers alone that images have no more pixels together than they may.
+    """Check the total number of pixels of images, reading only their headers.
 
     Args:
-        sources: The images as they were given.
-        most: Pixels of all of them.
+        sources: The images as the user passed them.
+        most: Maximum pixels of all of them together.
 
     Raises:
-        InputError: They have more, or one cannot be used.
+        InputError: they have more, or one cannot be used.
     """
     total = 0
     for source in sources:
@@ -222,14 +222,14 @@ def check_pixels(sources: Sequence[Source], most: int) -> None:
 
 
 def load_image(given: bytes | Image, name: str) -> Image:
-    """An image in RGB, turned as its file says, as transformers loads images.
+    """Return an image in RGB, rotated as its file says, as transformers loads images.
 
     Args:
-        given: From `read`.
-        name: What messages call it.
+        given: The result of `read_image`.
+        name: The image's name in error messages.
 
     Raises:
-        InputError: it is no image, is damaged, empty, animated or too large.
+        InputError: it is not an image, is damaged, empty, animated or too large.
     """
     image = open_image(given, name)
     try:
@@ -242,10 +242,14 @@ def load_image(given: bytes | Image, name: str) -> Image:
 
 
 def open_image(given: bytes | Image, name: str) -> Image:
-    """An image whose header was read alone, and tells nothing that cannot be used.
+    """Return an image after reading and checking only its header.
+
+    Args:
+        given: The result of `read_image`.
+        name: The image's name in error messages.
 
     Raises:
-        InputError: as `opened`, but for damage behind the header.
+        InputError: as for `load_image`, except for damage after the header.
     """
     image = _open(given, name) if isinstance(given, bytes) else _check_pil_image(given, name)
     width, height = image.size
@@ -261,12 +265,12 @@ def open_image(given: bytes | Image, name: str) -> Image:
 
 
 def _open(data: bytes, name: str) -> Image:
-    """Return the image in a file's bytes, of which the header was read alone.
+    """Return the image in a file's bytes, after reading only its header.
 
     This is the only place where treegen lets Pillow choose a decoder.
 
     Raises:
-        InputError: the bytes are no image in one of `FORMATS`.
+        InputError: the bytes are not an image in one of `FORMATS`.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -286,10 +290,10 @@ def _open(data: bytes, name: str) -> Image:
 
 
 def _check_pil_image(image: Image, name: str) -> Image:
-    """Return an image of PIL as it is, unless using it would start another format's decoder.
+    """Return a PIL image unchanged if using it starts no decoder of another format.
 
     Raises:
-        InputError: it is a file in another format than `FORMATS`, and is not decoded yet.
+        InputError: it is a file in a format outside `FORMATS` and not decoded yet.
     """
     kind = image.format
     if kind is not None and kind not in (*FORMATS, "MPO") and getattr(image, "tile", None):
@@ -301,13 +305,13 @@ def _check_pil_image(image: Image, name: str) -> Image:
 
 
 def _is_animated(image: Image) -> bool:
-    """Return whether an image has a second frame. Frames are not counted: a file may have many."""
-    # A second picture of a photograph (MPO) is another view, no motion.
+    """Whether an image has a second frame. Frames are not counted, because a file may have many."""
+    # The second picture of a photograph (MPO) is another view, not animation.
     if image.format == "MPO":
         return False
     try:
         return bool(getattr(image, "is_animated", False))
-    except Exception:  # what follows the first frame is damaged, so it is no frame
+    except Exception:  # data after the first frame is damaged, so there is no second frame
         return False
 
 
@@ -316,7 +320,7 @@ def _too_large(name: str, size: str = "") -> str:
 
 
 def _decode_data_url(url: str) -> bytes:
-    """The bytes in a data URL."""
+    """Return the bytes in a data URL."""
     kind, comma, data = url.partition(",")
     if not comma or not kind.endswith(";base64"):
         raise InputError("an image's data URL must begin with data:image/TYPE;base64,")

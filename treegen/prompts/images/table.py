@@ -1,11 +1,11 @@
-"""Images placed among token ids: each of its tokens has an id that no other image has.
+"""Images among token ids: each placeholder token has an id that no other image uses.
 
-A processor of transformers makes of an image the numbers that its tower reads, and a text that
-stands in the prompt in its place. In that text one token, the placeholder, is repeated; the tower's
-output takes its places. To share what prompts have in common, treegen compares token ids. So the
-n-th placeholder of an image gets an id of its own, past the vocabulary, which follows from a hash
-of the image's pixels and of the processor's settings: two questions below one image share it, and
-two images never do. The model sees the placeholder.
+A transformers processor turns an image into the inputs of the vision tower and into a text for the
+prompt. In that text one token, the placeholder, is repeated; the tower's output takes its places.
+treegen finds shared prefixes by comparing token ids, so the n-th placeholder of an image gets its
+own id past the vocabulary, derived from a hash of the image's pixels and of the processor's
+settings: two questions after one image share it, and two images never collide. The model sees the
+placeholder.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int32]
 Ahead = Literal["all", "windowed"]
-"""Layers in which tokens of images see those after them: all, or those with a window."""
+"""Layers in which image tokens attend to later ones: all, or those with a window."""
 _MOST_ID: Final = 2**31 - 1
-_MOST_BYTES: Final = 2**31  # of what processors have made, kept for as long as it may be needed
+_MOST_BYTES: Final = 2**31  # of processor outputs, kept because prompts may need them again
 _TABLE: Final = "treegen_images"  # the attribute of a tokenizer
 _NOT_IMAGE: Final = (
     "input_ids",
@@ -44,13 +44,13 @@ _NOT_IMAGE: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedImage:
-    """An image that prompts may have.
+    """An image that prompts may contain.
 
     digest: hex digits of a hash over its pixels and the processor's settings.
-    first: the id of its first placeholder; the others follow. num: how many there are.
-    text: what stands in a prompt in its place.
+    first: the id of its first placeholder; the others follow. num: number of placeholders.
+    text: its text in a prompt.
     size: its width and height in pixels.
-    source: as it was given.
+    source: the image as the user passed it.
     """
 
     digest: str
@@ -62,22 +62,26 @@ class PlacedImage:
 
 
 class ImageTable:
-    """The images of one model, by what they are.
+    """The images of one model, by digest.
 
-    marker: the text that stands for an image in a rendered chat.
-    placeholder: the id that the model sees in the places of an image.
-    chat_template: the processor's; None where that is the tokenizer's.
-    rotary: where tokens stand for rotary embeddings of several axes; None where these count tokens.
-    blocks: where tokens of images see those after them; None where they never do.
+    marker: the text that marks an image in a rendered chat.
+    placeholder: the id that the model sees at the positions of an image.
+    chat_template: the processor's; None if the tokenizer's is used.
+    rotary: positions for rotary embeddings of several axes; None if positions count tokens.
+    blocks: image tokens that attend to later tokens of their image; None if they never do.
     """
 
     def __init__(
         self, processor: Any, placeholder: int, vocab_size: int, *, sees_ahead: Ahead | None = None
     ) -> None:
-        """processor: of transformers. vocab_size: ids that the model has.
+        """Create a table without images.
 
         Args:
-            sees_ahead: In which layers tokens of images see those after them; None for no layer.
+            processor: A transformers processor.
+            placeholder: The token id that the model sees at the positions of an image.
+            vocab_size: Number of the model's token ids.
+            sees_ahead: Layers in which image tokens attend to later tokens of their image; None for
+                none.
         """
         self._processor = processor
         self.marker: str = processor.image_token
@@ -91,20 +95,20 @@ class ImageTable:
         )
         settings = json.dumps(processor.image_processor.to_dict(), sort_keys=True, default=str)
         self._settings = settings.encode()
-        # Decoding and processing may take seconds, in which the engine reads what is known.
+        # Two locks: processing may take seconds, while the engine reads images that are known.
         self._processing, self._lock = threading.Lock(), threading.Lock()
         self._by_digest: dict[str, PlacedImage] = {}
         self._known: dict[Any, PlacedImage] = {}
         self._inputs: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        # Images by their first ids, and these. Both are replaced at once, as threads read them.
+        # Images sorted by first id, and these ids. Replaced together, because threads read both.
         self._placed: tuple[list[PlacedImage], NDArray[np.int64]] = ([], np.empty(0, np.int64))
 
     def __deepcopy__(self, memo: object) -> ImageTable:
-        """A copied tokenizer has the same images."""
+        """Return the table itself: a copied tokenizer shares its images."""
         return self
 
     def add(self, source: Source) -> PlacedImage:
-        """The image that is given, which is processed once however often it is given.
+        """Return the entry of an image, which is processed only the first time.
 
         Raises:
             InputError: it cannot be used.
@@ -114,7 +118,7 @@ class ImageTable:
         if key is not None and key in self._known:
             return self._known[key]
         with self._processing:
-            if key is not None and key in self._known:  # another thread has processed it
+            if key is not None and key in self._known:  # another thread has processed it meanwhile
                 return self._known[key]
             found = self._add(source, load_image(given, name_of(source)))
             if key is not None:
@@ -122,10 +126,10 @@ class ImageTable:
             return found
 
     def inputs(self, image: PlacedImage) -> Mapping[str, Any]:
-        """What the tower reads of an image; processed again if that was long ago.
+        """Return the vision tower's inputs for an image; processes it again if they were evicted.
 
         Raises:
-            InputError: its file is another one by now.
+            InputError: its file has changed.
         """
         with self._lock:
             found = self._inputs.get(image.digest)
@@ -138,10 +142,15 @@ class ImageTable:
             return self._process(image.digest, picture, image.source)[2]
 
     def place(self, tokens: Ids, images: Sequence[PlacedImage], name: str) -> Ids:
-        """Token ids with those of images in place of placeholders. name: the prompt's.
+        """Return token ids with the ids of images in place of placeholders.
+
+        Args:
+            tokens: The token ids of the prompt's text, `[tokens]`.
+            images: The images of the prompt, in order.
+            name: The prompt's name in error messages.
 
         Raises:
-            InputError: the text itself has placeholders.
+            InputError: the text itself contains placeholders.
         """
         at = np.flatnonzero(tokens == self.placeholder)
         if len(at) != sum(image.num for image in images):
@@ -160,10 +169,10 @@ class ImageTable:
         return len(tokens) > 0 and int(tokens.max()) >= self.vocab_size
 
     def restore_placeholders(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        """Token ids as the model sees them.
+        """Return token ids as the model sees them.
 
         Raises:
-            KeyError: an id is of no image.
+            KeyError: an id belongs to no image.
         """
         if not self.has_images(tokens):
             return tokens
@@ -172,10 +181,10 @@ class ImageTable:
         return np.where(tokens >= self.vocab_size, self.placeholder, tokens)
 
     def pieces(self, tokens: NDArray[Any]) -> Iterator[tuple[PlacedImage, NDArray[np.int64]]]:
-        """The images among token ids, and where their tokens are among them, in order.
+        """Yield the images among token ids and the positions of their tokens, in order.
 
         Raises:
-            KeyError: an id is of no image.
+            KeyError: an id belongs to no image.
         """
         at = np.flatnonzero(tokens >= self.vocab_size)
         if not len(at):
@@ -192,15 +201,15 @@ class ImageTable:
             yield image, places
 
     def export_images(self, prompts: Iterable[NDArray[Any]]) -> tuple[PlacedImage, ...]:
-        """The images among the token ids of prompts, with their files, for other processes."""
+        """Return the images among prompts' token ids, with their files, for other processes."""
         found = {image.digest: image for ids in prompts for image, _ in self.pieces(ids)}
         return tuple(replace(image, source=as_file(image.source)) for image in found.values())
 
     def import_images(self, images: Iterable[PlacedImage]) -> None:
-        """Take images that another process has sent, with the ids that they have there.
+        """Add images that another process has sent, with the ids that they have there.
 
         Raises:
-            CapacityError: others have these ids here.
+            CapacityError: other images have these ids here.
         """
         with self._lock:
             for image in images:
@@ -228,10 +237,10 @@ class ImageTable:
         return image
 
     def _room(self, number: int, num: int) -> int:
-        """The first of `num` free ids, from the number on that a hash gives."""
+        """Return the first of `num` consecutive free ids, searching from the hash `number`."""
         room = _MOST_ID + 1 - self.vocab_size - num
         first = self.vocab_size + number % room
-        for _ in range(2):  # the second time from the lowest id on
+        for _ in range(2):  # the second search starts at the lowest id
             first = self._free(first, num)
             if first + num <= _MOST_ID + 1:
                 return first
@@ -239,24 +248,25 @@ class ImageTable:
         raise CapacityError("there are too many images; make a new LLM")
 
     def _free(self, first: int, num: int) -> int:
-        """The first of `num` ids that are free, from an id on."""
+        """Return the first of `num` consecutive free ids at or after `first`."""
         for image in self._placed[0]:
             if image.first < first + num and first < image.first + image.num:
                 first = image.first + image.num
         return first
 
     def _digest(self, picture: Image) -> str:
-        found = hashlib.sha256(self._settings)
-        found.update(f"{picture.mode} {picture.size}".encode())
-        found.update(picture.tobytes())
-        return found.hexdigest()
+        digest = hashlib.sha256(self._settings)
+        digest.update(f"{picture.mode} {picture.size}".encode())
+        digest.update(picture.tobytes())
+        return digest.hexdigest()
 
     def _process(
         self, digest: str, picture: Image, source: Source
     ) -> tuple[str, int, Mapping[str, Any]]:
         """Process an image.
 
-        Returns its text in a prompt, how many placeholders that has, and what the tower reads.
+        Returns:
+            Its text in a prompt, the number of placeholders in it, and the inputs of the tower.
         """
         try:
             made = self._processor(
@@ -284,45 +294,46 @@ class ImageTable:
 
 
 def get_image_table(tokenizer: Any) -> ImageTable | None:
-    """The images of a model whose tokenizer this is; None where it takes none."""
+    """Return the images of a tokenizer's model; None if the model takes none."""
     found: ImageTable | None = getattr(tokenizer, _TABLE, None)
     return found
 
 
 def set_image_table(tokenizer: Any, table: ImageTable) -> None:
-    """From now on, take images in chats that this tokenizer is given for."""
+    """Accept images in chats that are encoded with this tokenizer."""
     setattr(tokenizer, _TABLE, table)
     if table.chat_template:
         tokenizer.chat_template = table.chat_template
 
 
 class BidirectionalBlocks:
-    """Images whose tokens see those after them: in a run of such tokens each sees all.
+    """Runs of image tokens in which each token attends to all tokens of the run.
 
-    windowed: whether that is so only in layers with a window.
+    windowed: whether this holds only in layers with a window.
     """
 
     def __init__(self, table: ImageTable, *, windowed: bool) -> None:
         self._table, self.windowed = table, windowed
 
     def of(self, tokens: NDArray[Any]) -> list[tuple[int, int]]:
-        """Each run among token ids: where it begins, and where it has ended."""
+        """Return the start and the end of each run among token ids."""
         is_image = np.concatenate([[False], tokens >= self._table.vocab_size, [False]])
         edges = np.flatnonzero(is_image[1:] != is_image[:-1])
         return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
 
     def around(self, tokens: NDArray[Any], cut: int) -> tuple[int, int]:
-        """The run that a cut between token ids would divide; the cut twice if there is none."""
+        """Return the run that a cut between token ids would divide; (cut, cut) if there is none."""
         if not 0 < cut < len(tokens) or min(tokens[cut - 1 : cut + 1]) < self._table.vocab_size:
             return cut, cut
         return next((low, high) for low, high in self.of(tokens) if low < cut < high)
 
     def check(self, name: str, tokens: NDArray[Any]) -> None:
-        """Check that images are whole and apart. name: the prompt's.
+        """Check that images are whole and separated. name: the prompt's name in error messages.
 
         Raises:
-            KeyError: an id is of no image.
-            InputError: what an image's keys are would depend on what comes after it.
+            KeyError: an id belongs to no image.
+            InputError: an image is cut or adjacent to another, so its keys would depend on later
+                tokens.
         """
         for image, places in self._table.pieces(tokens):
             first = int(places[0])
@@ -335,20 +346,20 @@ class BidirectionalBlocks:
 
 
 class MRopePositions:
-    """Positions of tokens where images have several axes (M-RoPE).
+    """Positions of tokens in models whose images have several position axes (M-RoPE).
 
-    Text that follows an image goes on after the largest position in it. So from there on the
-    positions of tokens are shifted against their places. A shift is that at the start of the image
-    in which a token is, or that of a token of text.
+    Text after an image continues after the image's largest position. So from there on, positions
+    differ from token indices by a shift. The shift of an image token is that at the start of its
+    image.
     """
 
     def __init__(self, table: ImageTable, of_image: Any) -> None:
-        """of_image: gives the positions of an image's tokens alone, [3, n], from 0 on."""
+        """Create positions. of_image: returns the positions [3, n] of an image alone, from 0."""
         self._table, self._of_image = table, of_image
         self._positions: dict[str, NDArray[np.int64]] = {}
 
     def after(self, tokens: NDArray[Any], shift: int) -> int:
-        """The shift after tokens that begin with a shift."""
+        """Return the shift after tokens, given the shift before them."""
         if self._table.has_images(tokens):
             for image, places in self._table.pieces(tokens):
                 if int(tokens[places[-1]]) == image.first + image.num - 1:
@@ -356,23 +367,29 @@ class MRopePositions:
         return shift
 
     def is_plain(self, tokens: NDArray[Any], shift: int) -> bool:
-        """Whether tokens stand at their own places."""
+        """Whether the positions of tokens equal their indices."""
         return not shift and not self._table.has_images(tokens)
 
     def positions(self, tokens: NDArray[Any], start: int, shift: int) -> NDArray[np.int64]:
-        """Positions [3, T] of tokens, the first of which is at place `start` with a shift."""
+        """Return the positions [3, T] of tokens.
+
+        Args:
+            tokens: The token ids, `[T]`.
+            start: Index of the first token in its text.
+            shift: The shift of the first token.
+        """
         places_T = np.arange(start, start + len(tokens))
-        found = np.broadcast_to(places_T + shift, (3, len(tokens))).copy()
+        positions_3T = np.broadcast_to(places_T + shift, (3, len(tokens))).copy()
         if not self._table.has_images(tokens):
-            return found
+            return positions_3T
         for image, at in self._table.pieces(tokens):
             index = tokens[at].astype(np.int64) - image.first
             begin = start + int(at[0]) - int(index[0]) + shift
-            found[:, at] = begin + self._of(image)[:, index]
+            positions_3T[:, at] = begin + self._of(image)[:, index]
             if index[-1] == image.num - 1:
                 shift += self._advance(image) - image.num
-                found[:, at[-1] + 1 :] = places_T[at[-1] + 1 :] + shift
-        return found
+                positions_3T[:, at[-1] + 1 :] = places_T[at[-1] + 1 :] + shift
+        return positions_3T
 
     def _of(self, image: PlacedImage) -> NDArray[np.int64]:
         if image.digest not in self._positions:

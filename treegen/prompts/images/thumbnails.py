@@ -1,4 +1,4 @@
-"""An image, small enough for a page that has many of them in itself."""
+"""Thumbnails of images for pages that embed many images."""
 
 import base64
 import io
@@ -14,7 +14,8 @@ def thumbnail(data: bytes, name: str) -> str:
     """Return the image in a file's bytes as a data URL, at most 360 pixels wide and high.
 
     Args:
-        name: What messages call the image.
+        data: The bytes of the file.
+        name: The image's name in error messages.
 
     Raises:
         InputError: the image cannot be used, or Pillow is not installed.

@@ -1,1 +1,1 @@
-"""What is computed and stored once, what is read once, and why; without torch."""
+"""Plans: which prompt segments are stored once, which are read once, and why. Needs no torch."""

@@ -37,23 +37,27 @@ def compile_plan(
     """Build the plan of some requests.
 
     Args:
-        token_bytes: Bytes of a token's keys and values in all layers together.
+        requests: The requests; a plan keeps their order.
+        token_bytes: Bytes of one token's keys and values, over all layers.
         num_layers: Attention layers of the model.
-        sharing: Which segments are kept. "auto" keeps what pays by the cost model, "all" every
-            shared segment, "one" the roots only, "off" none: every row then reads its whole prompt.
+        sharing: Which segments get an attention level of their own. "auto": those that pay by the
+            cost model; "all": every shared segment; "one": the roots only; "off": none, so that
+            every row reads its whole prompt. Default: "auto".
         cost: The cost model of the device.
-        max_rows: Rows that are decoded at once at most, which bounds what sharing can save.
-        split_at: Further token sequences, such as kept prefixes. Segments are split where they end.
-        align: Attention parts begin at multiples of so many positions. The last tokens of a kept
-            segment that fill no such block are folded.
-        state_bytes: Of one recurrent state, for a model with recurrent layers.
-        delta: How its rows list updates of states, if they do.
-        latent: How keys and values are made of latents, for a model that keeps these.
-        itemsize: Bytes of one number of them.
-        copy_pages: As in `ModelSpec`.
+        max_rows: Maximum rows decoded at once, which bounds what sharing can save. Default: all
+            rows.
+        split_at: Further token sequences, such as cached prefixes. Segments are split at their
+            ends.
+        align: Attention parts begin at multiples of this many positions. The last tokens of a kept
+            segment that fill no such block are folded. Default: 1.
+        state_bytes: Bytes of one recurrent state, for a model with recurrent layers.
+        delta: How rows list updates of recurrent states; None if they do not.
+        latent: How keys and values are expanded from latents, for a model that caches latents.
+        itemsize: Bytes of one number of latents, keys and values.
+        copy_pages: Pages that expanded keys and values take per page of latents; see `ModelSpec`.
 
     Raises:
-        InputError: `sharing` is none of these words.
+        InputError: `sharing` is not one of `SHARING`.
     """
     check_sharing(sharing)
     roots = radix.build([*(request.tokens for request in requests), *split_at])
@@ -110,7 +114,7 @@ def compile_plan(
     )
 
 
-# A node, the index of its parent's entry, its requests, and one request at or below it.
+# A node, the index of its parent's entry, its requests, and the first request at or below it.
 _Entry = tuple[radix.RadixNode, int, list[int], int]
 
 

@@ -1,4 +1,4 @@
-"""What an attention part of its own costs on a device, and whether it pays."""
+"""Cost model: what a separate attention part costs on a device, and whether it pays."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ SHARING: tuple[Sharing, ...] = ("auto", "all", "one", "off")
 
 
 def check_sharing(sharing: object) -> None:
-    """Raise InputError for what is none of SHARING."""
+    """Raise InputError unless `sharing` is one of `SHARING`."""
     if sharing not in SHARING:
         raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What an attention part of its own costs on a device, in one layer.
+    """The cost of a separate attention part on a device, in one layer.
 
     group_us: microseconds for the part.
-    row_us: microseconds for each of its rows: queries are regrouped, partial results merged.
-    bytes_per_us: how fast keys and values are read. Without a part of its own every row reads them.
+    row_us: microseconds for each of its rows, to regroup queries and merge partial results.
+    bytes_per_us: read rate of keys and values that each row would read without a separate part.
     level_us: microseconds for all parts of a level together (a launch), shared among their rows.
-    memory_per_us: bytes that come from memory in a microsecond, of keys that are read once.
-    flops_per_us: operations of attention in a microsecond.
+    memory_per_us: bytes per microsecond from memory, for keys that are read once.
+    flops_per_us: attention FLOPs per microsecond.
     """
 
     group_us: float
@@ -38,11 +38,12 @@ class CostModel:
     flops_per_us: float = 30_000.0
 
     def should_expand(self, latent: LatentSpec, rows: int, itemsize: int) -> bool:
-        """Whether rows read latents faster by keys and values of all heads that are made of them.
+        """Whether rows attend faster over keys and values expanded from latents than over these.
 
-        Those are more to read, and less to compute for each row.
+        Expanded keys and values take more bytes to read and fewer operations per row.
 
         Args:
+            latent: Sizes of the latents and of what is expanded from them.
             rows: The rows that read the same latents.
             itemsize: Bytes of one number.
         """
@@ -55,11 +56,11 @@ class CostModel:
         return rows > 1 and expanded < key_us(latent.kept, latent.kept + latent.rank)
 
     def saving(self, rows: int, tokens: int, layer_bytes: float, live_rows: int) -> float:
-        """Microseconds that a part of its own saves in each layer of a step; below 0 if it costs.
+        """Return the microseconds that a separate part saves per layer and step; may be negative.
 
         Args:
             rows: The rows that share the part.
-            tokens: Its keys.
+            tokens: Number of its keys.
             layer_bytes: Bytes of one token's keys and values in a layer.
             live_rows: Rows of the whole step.
         """
@@ -68,9 +69,9 @@ class CostModel:
         return again - self.group_us - rows * self.row_us - level
 
 
-# The CPU's costs were fitted to timings of the attention operator on one core, with 8 query heads
-# and 2 key heads of width 64. The GPU's costs were fitted to timings on an H200, where keys that
-# many rows read again come from the L2 cache. See docs/performance.md.
+# The CPU costs were fitted to timings of the attention operator on one core, with 8 query heads
+# and 2 key heads of width 64. The GPU costs were fitted to timings on an H200, where the L2 cache
+# serves keys that many rows read. See docs/performance.md.
 DEVICE_COSTS = {
     "cpu": CostModel(group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
     "cuda": CostModel(
@@ -94,12 +95,16 @@ def decide_cascade(
     root: bool,
     live_rows: int,
 ) -> tuple[bool, str]:
-    """Whether a segment is kept as an attention part of its own, and why.
+    """Return whether a segment is kept as a separate attention part, and why.
 
     Args:
-        rows: Rows below it.
+        sharing: Which segments are kept; see `compile_plan`.
+        rows: Rows below the segment.
+        tokens: Keys that the part would have, in whole blocks.
+        layer_bytes: Bytes of one token's keys and values in a layer.
+        cost: The cost model of the device.
+        root: Whether the segment is a root.
         live_rows: Rows of the whole step.
-        root: Whether nothing is above it.
     """
     if sharing == "off":
         return False, "sharing is off"

@@ -1,7 +1,7 @@
-"""Randomness of prompts without a name: it belongs to their text and to earlier draws from it.
+"""Random origins of unnamed prompts: each follows from the prompt's text and from earlier draws.
 
-If unnamed prompts were numbered, the first prompt of every call would get the same random numbers.
-The results of separate calls would then go up and down together.
+If unnamed prompts were numbered per call, the first prompt of every call would get the same random
+numbers, and the results of separate calls would be correlated.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.radix import Tokens
 
-_MOST: Final = 2**19  # prompts whose counts are kept, in some 150 MB
+_MOST: Final = 2**19  # prompts whose counts are kept, in about 150 MB
 
 
 def hash_prompt(content: str | Sequence[int] | Tokens) -> str:
-    """The origin of an unnamed prompt: a hash of its token ids, or of its text."""
+    """Return the origin of an unnamed prompt: a hash of its token ids or its text."""
     if isinstance(content, str):
         kind, data = "text", content.encode("utf-8", "surrogatepass")
     else:
@@ -30,30 +30,30 @@ def hash_prompt(content: str | Sequence[int] | Tokens) -> str:
 
 
 class DrawCounter:
-    """Counts the samples, and the searches, of each unnamed prompt.
+    """Counts the samples and the searches of each unnamed prompt.
 
-    A run that takes prompts for ever calls `forget`.
+    A run that takes prompts indefinitely calls `forget` to bound the memory.
     """
 
     def __init__(self, earlier: DrawCounter | None = None) -> None:
-        """Nothing was drawn yet, or only what `earlier` has counted, which is not changed."""
+        """Start from zero, or from the counts of `earlier`, which is not changed."""
         self._earlier = earlier
-        self._num: OrderedDict[str, int] = OrderedDict()  # the one asked for the longest ago first
-        self._forgotten = 0  # the highest count that was forgotten
+        self._num: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self._forgotten = 0  # the highest count that was dropped
 
     def num(self, origin: str) -> int:
-        """How many samples of an origin were counted."""
+        """Return the number of samples counted for an origin."""
         earlier = 0 if self._earlier is None else self._earlier.num(origin)
         return self._num.get(origin, max(earlier, self._forgotten))
 
     def advance(self, origin: str, num: int) -> int:
-        """Count `num` more samples of an origin; returns how many there were before."""
+        """Count `num` more samples of an origin, and return how many there were before."""
         first = self.num(origin)
         self._set(origin, first + num)
         return first
 
     def update(self, other: DrawCounter) -> None:
-        """Take over the counts of another `DrawCounter` where they are higher."""
+        """Adopt the counts of another `DrawCounter` where they are higher."""
         self._forgotten = max(self._forgotten, other._forgotten)
         for origin, num in other._num.items():
             self._set(origin, max(num, self.num(origin)))
@@ -63,22 +63,22 @@ class DrawCounter:
         self._num.move_to_end(origin)
 
     def forget(self) -> None:
-        """Of all but the prompts asked for last keep the highest count alone.
+        """Drop the counts of all but the most recent prompts, and keep only their maximum.
 
-        A prompt that is not known, or not any more, goes on from there, so nothing is drawn twice.
+        A prompt without a count continues from that maximum, so no random numbers are used twice.
         """
         while len(self._num) > _MOST:
             self._forgotten = max(self._forgotten, self._num.popitem(last=False)[1])
 
     def origin_of_search(self, origin: str) -> str:
-        """Count one more search of a prompt; returns an origin that no search before it had."""
+        """Count one more search of a prompt, and return an origin that no earlier search had."""
         first = self.advance(f"{origin} searched", 1)
         return f"{origin} {first}" if first else origin
 
     def continue_numbering(self, request: Request) -> Request:
-        """Return the request, its samples numbered on from earlier draws of its origin.
+        """Return the request with its samples numbered after earlier draws of its origin.
 
-        A named prompt's request has no origin, and is returned as it is.
+        The request of a named prompt has no origin and is returned unchanged.
         """
         if request.origin is None:
             return request
@@ -87,7 +87,12 @@ class DrawCounter:
     def continue_numbering_flat(
         self, requests: Sequence[Request], seeds: Sequence[int | None]
     ) -> list[Request]:
-        """The flat requests of one call, numbered on; those with a seed from 0 in each call."""
+        """Return one call's flat requests, renumbered; those with a seed start at 0 in each call.
+
+        Args:
+            requests: The requests of the call.
+            seeds: The seed of each request; None for requests that continue the numbering.
+        """
         of_seed: dict[int, DrawCounter] = defaultdict(DrawCounter)
         return [
             (self if seed is None else of_seed[seed]).continue_numbering(request)

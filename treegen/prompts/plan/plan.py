@@ -1,15 +1,15 @@
-"""Lay a prompt tree out for decoding: what is stored once, what is shared, and why.
+"""Lay out a prompt tree for decoding: what is stored once, what is shared, and why.
 
-A Plan is a value, made of prompts without torch and without a device. So it can be printed before
-any weights are loaded. A segment is a span of tokens that all prompts below it share. Segments are
-numbered depth first, and decode rows likewise. So the rows below any segment are consecutive,
+A Plan is an immutable value built from prompts without torch or a device, so it can be printed
+before any weights are loaded. A segment is a span of tokens that all prompts below it share.
+Segments and decode rows are numbered depth first, so the rows below any segment are consecutive,
 however ragged the tree.
 
 Every segment is stored once and prefilled once. The plan decides how decoding reads it:
 
-    kept    The segment is an attention part of its own: its keys are read once for all rows below.
-    folded  The segment is read through the page tables of what is below it, once for each of them.
-            That is right for a segment of one row, and for one too short to pay for a part.
+    kept    The segment is a separate attention part: its keys are read once for all rows below.
+    folded  The segment is read through the page tables of what is below it, once per table. This
+            is best for a segment of one row, and for one too short to pay for a separate part.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from treegen.prompts.plan.cost import CostModel, Sharing
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, with how many samples are drawn from it.
+    """One prompt and the number of samples to draw from it.
 
     id: its name among the requests.
     tokens: its token ids.
-    samples: completions that are asked for.
-    rows: decode rows at most. Greedy samples of one prompt are all the same, and share one row.
-    max_tokens: generated tokens of a sample at most.
-    score_from: the position from which on log-probabilities are reported; None reports none.
-    top: how many likeliest tokens are reported in each of these places.
-    origin: what the randomness of its samples belongs to; None stands for the id.
-    first: the number that its sample 0 has among all samples of its origin.
+    samples: number of completions to draw.
+    rows: maximum decode rows. Greedy samples of one prompt are all equal and share one row.
+    max_tokens: maximum generated tokens of a sample.
+    score_from: the first position with reported log-probabilities; None reports none.
+    top: how many likeliest tokens are reported at each of these positions.
+    origin: what the randomness of its samples depends on; None means the id.
+    first: the number of its sample 0 among all samples of its origin.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Request:
 
     @property
     def readers(self) -> int:
-        """Query rows that will read the tokens of the prompt: decode rows, and tokens to score."""
+        """Query rows that read the tokens of the prompt: decode rows, and tokens to score."""
         if self.score_from is None:
             return self.rows
         return self.rows + len(self.tokens) - self.score_from
@@ -72,13 +72,13 @@ class PlanSegment:
     tokens: their ids.
     rows: decode rows below it, and tokens to score.
     requests: indices of the requests whose prompts end with it.
-    kept: whether it is an attention part of its own.
-    base: first position in its page table. That is its start, or an earlier position where the
-    segments above it are folded.
+    kept: whether it is a separate attention part.
+    base: first position in its page table: its start, or an earlier position where the segments
+    above it are folded.
     base_below: first position in the page tables of what is below it.
     reason: why it is kept or folded.
-    expanded: whether rows read it from a copy, which has the keys and values of all heads that are
-    made of its latents, while there is room for that.
+    expanded: whether rows read a copy with the keys and values of all heads, expanded from its
+    latents, as long as memory has room for the copy.
     """
 
     index: int
@@ -98,14 +98,14 @@ class PlanSegment:
 
 @dataclass(frozen=True, slots=True)
 class LevelSummary:
-    """The segments of one depth, counted for people to read.
+    """Counts of the segments of one depth, for display.
 
     depth: segments above each of them.
-    segments: how many there are.
-    tokens: their tokens.
-    rows: the rows below them.
-    kept: how many are attention parts of their own.
-    reasons: why segments are kept or folded, and how many for that reason.
+    segments: number of segments.
+    tokens: number of their tokens.
+    rows: number of rows below them.
+    kept: number of segments that are separate attention parts.
+    reasons: why segments are kept or folded, and how many for each reason.
     """
 
     depth: int
@@ -118,20 +118,20 @@ class LevelSummary:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """Prompts laid out as segments; the docstring of the module says how.
+    """Prompts laid out as segments; the module's docstring explains how.
 
-    requests: in the order in which they were given.
+    requests: in the caller's order.
     segments: depth first.
     segment_of: for each request, the index of the segment that its prompt ends with.
     order: the indices of the requests, depth first, which is the order of their rows.
-    token_bytes: bytes of a token's keys and values in all layers together.
+    token_bytes: bytes of a token's keys and values, over all layers.
     layer_bytes: the same in one layer, on average.
     sharing, cost: what decided which segments are kept; see `compile_plan`.
-    generated: levels that are declared to be generated below the prompts, if any.
-    align: attention parts begin at multiples of so many positions.
+    generated: levels that the tree declares to be generated below the prompts, if any.
+    align: attention parts begin at multiples of this many positions.
     state_bytes: bytes of one recurrent state; 0 for a model without any.
-    delta: how rows list updates of states; None where each row has a state of its own.
-    copy_pages: pages that the keys and values of all heads take for each page of latents.
+    delta: how rows list updates of states; None if each row has a state of its own.
+    copy_pages: pages that the keys and values of all heads take per page of latents.
     """
 
     requests: tuple[Request, ...]
@@ -149,7 +149,7 @@ class Plan:
     copy_pages: int = 0
 
     def __str__(self) -> str:
-        """The tree level by level, and what sharing saves, for people to read."""
+        """Return the tree level by level and what sharing saves, for display."""
         lines = [
             f"{len(self.requests):,} prompts, {self.num_samples:,} samples in "
             f"{self.num_rows:,} rows"
@@ -193,7 +193,7 @@ class Plan:
 
     @property
     def num_samples(self) -> int:
-        """Samples asked for, over all prompts."""
+        """Number of samples to draw, over all prompts."""
         return sum(request.samples for request in self.requests)
 
     @property
@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def unshared_tokens(self) -> int:
-        """Prompt tokens if every sample had a prompt of its own."""
+        """Prompt tokens that would be prefilled if every sample had its own prompt."""
         return sum(len(request.tokens) * max(request.samples, 1) for request in self.requests)
 
     @property
@@ -222,12 +222,12 @@ class Plan:
 
     @property
     def copied_tokens(self) -> int:
-        """Prompt tokens of which rows read the keys and values of all heads."""
+        """Prompt tokens whose expanded keys and values of all heads the rows read."""
         return sum(s.base_below - s.base for s in self.segments if s.expanded)
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes that these keys and values take, in memory that is free otherwise."""
+        """Bytes that these keys and values take, in memory that would otherwise be free."""
         return self.copied_tokens * self.copy_pages * self.token_bytes
 
     @property
@@ -236,7 +236,7 @@ class Plan:
         return sum(len(request.tokens) * request.rows for request in self.requests)
 
     def _readers(self, segment: PlanSegment) -> int:
-        """Page tables that a folded segment is read through: kept segments and rows below it."""
+        """Return how many page tables read a folded segment: kept segments and rows below it."""
         count, depth = sum(self.requests[i].rows for i in segment.requests), segment.depth
         index = segment.index + 1
         while index < len(self.segments) and self.segments[index].depth > depth:
@@ -252,7 +252,7 @@ class Plan:
         return count
 
     def path(self, request: int) -> Iterator[PlanSegment]:
-        """Return the segments of one request, from the last one up to the root."""
+        """Yield the segments of one request, from the last one up to the root."""
         index = int(self.segment_of[request])
         while index >= 0:
             segment = self.segments[index]
@@ -260,7 +260,7 @@ class Plan:
             index = segment.parent
 
     def levels(self) -> list[LevelSummary]:
-        """Return the segments counted by depth."""
+        """Return counts of the segments, by depth."""
         by_depth: dict[int, list[PlanSegment]] = {}
         for segment in self.segments:
             by_depth.setdefault(segment.depth, []).append(segment)
@@ -281,7 +281,7 @@ class Plan:
         return segment_pages(segment.base, segment.start, segment.stop, page_size)
 
     def row_pages(self, request: int, page_size: int) -> int:
-        """Return the pages that one row of a request has added when it has its last token."""
+        """Return the pages that one row of a request has added by its last token."""
         segment = self.segments[self.segment_of[request]]
         return row_pages(
             segment.base_below, segment.stop, self.requests[request].max_tokens, page_size
@@ -295,14 +295,14 @@ class Plan:
     def alone_states(self, request: int) -> int:
         """Return the recurrent states that one row of a request needs with nothing else in memory.
 
-        Each segment above it has one at its end, and the row has its own. If it lists updates, it
-        may need a slot for its list and one for the state that is made of it.
+        Each segment above the row has a state at its end, and the row has its own. A row that lists
+        updates may need a slot for its list and one for the state that the list is folded into.
         """
         rows = bool(self.requests[request].rows) * (1 if self.delta is None else 2)
         return sum(1 for _ in self.path(request)) + rows
 
     def row_slots(self, request: int) -> float:
-        """Return the slots for recurrent states that each row of a request takes."""
+        """Return the recurrent-state slots that each row of a request takes."""
         if self.delta is None:
             return 1
         each = self.requests[request]
@@ -312,6 +312,8 @@ class Plan:
         """Return how many rows a pool of pages holds at once, each at its full length.
 
         Args:
+            num_pages: Pages of the pool.
+            page_size: Tokens per page.
             num_states: Slots for recurrent states, for a model with recurrent layers.
         """
         seen: set[int] = set()
@@ -335,14 +337,16 @@ class Plan:
         return rows
 
     def check_fits(self, num_pages: int, page_size: int, num_states: int | None = None) -> None:
-        """Check that each prompt can be decoded, one row at a time if need be.
+        """Check that each prompt can be decoded, one row at a time if necessary.
 
         Args:
+            num_pages: Pages of the pool.
+            page_size: Tokens per page.
             num_states: Slots for recurrent states, for a model with recurrent layers.
 
         Raises:
             CacheFullError: some prompt does not fit even alone. The message names the prompt that
-                needs most: what is enough for it is enough for all.
+                needs most; memory that is enough for it is enough for all.
         """
         pages = [self.get_single_row_pages(index, page_size) for index in range(len(self.requests))]
         needed = max(pages, default=0)
@@ -367,21 +371,25 @@ class Plan:
 
 
 def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
-    """Pages that a segment adds to those of the folded segments that its page table begins with.
+    """Return the pages that a segment adds to those of the folded segments before it in its table.
 
     Args:
-        base: The first position in the page table.
-        start: The positions of its tokens.
-        stop: The positions of its tokens.
+        base: First position in the page table.
+        start: Position of the segment's first token.
+        stop: Position after its last token.
+        page_size: Tokens per page.
     """
     return -(-(stop - base) // page_size) - (start - base) // page_size
 
 
 def row_pages(base: int, stop: int, max_tokens: int, page_size: int) -> int:
-    """Pages that a row adds below a prompt that ends at `stop`, once it has `max_tokens` tokens.
+    """Return the pages that a row has added below a prompt once it has `max_tokens` tokens.
 
     Args:
-        base: The first position in its page table.
+        base: First position in the row's page table.
+        stop: Position after the prompt's last token.
+        max_tokens: Generated tokens of the row.
+        page_size: Tokens per page.
     """
     # The last sampled token is never an input, so its key is never stored.
     pages: int = -(-(stop + max_tokens - 1 - base) // page_size) - (stop - base) // page_size

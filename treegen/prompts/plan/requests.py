@@ -1,4 +1,4 @@
-"""From what a user declares to the requests of a plan: token ids, rows and limits."""
+"""Build the requests of a plan from user prompts: token ids, rows and limits."""
 
 from __future__ import annotations
 
@@ -27,22 +27,25 @@ if TYPE_CHECKING:
 
 ScoreInput = str | Sequence[int]
 ScoreContext = ScoreInput | Sequence[Message]
-"""What continuations are scored after."""
-_MOST_SAMPLES: Final = 10**8  # of a run: there is a number in memory for each
+"""The context of a continuation to score."""
+_MOST_SAMPLES: Final = 10**8  # of a run, because memory holds a number for each sample
 
 
 def build_sample_requests(
     tree: Node, tokenizer: Any, params: SamplingParams | Sequence[SamplingParams], spec: ModelSpec
 ) -> list[Request]:
-    """One request for each sampled node of a tree, in declared order.
+    """Return one request for each sampled node of a tree, in declared order.
 
     Args:
-        params: The sampling parameters of all nodes, or of each node.
+        tree: The root of the prompt tree.
+        tokenizer: The model's tokenizer.
+        params: The sampling parameters of all nodes, or one for each node.
+        spec: The model's sizes and limits.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
-        InputError: a prompt has no tokens, or tokens that the model does not have, or params are
-            not as many as sampled nodes.
+        InputError: a prompt has no tokens, or tokens that the model does not have, or the number of
+            params differs from the number of sampled nodes.
         CapacityError: a prompt leaves no room for a token in the model's context, or there are more
             than 100 million samples.
     """
@@ -74,9 +77,13 @@ def build_flat_requests(
     spec: ModelSpec,
     template: Mapping[str, Any],
 ) -> list[Request]:
-    """One request for each flat prompt, named by its place; its randomness is that of its tokens.
+    """Return one request per flat prompt, named by its index and seeded by its token ids.
 
     Args:
+        contents: Each prompt's text, token ids or chat messages.
+        params: The sampling parameters of each prompt.
+        tokenizer: The model's tokenizer.
+        spec: The model's sizes and limits.
         template: Arguments of the chat template.
 
     Raises:
@@ -97,9 +104,15 @@ def build_flat_requests(
 def expand_requests(
     tree: Node, tokenizer: Any, params: SamplingParams, spec: ModelSpec
 ) -> list[Request]:
-    """One request for each node of a tree that generates levels, in declared order.
+    """Return one request for each node of a tree that generates levels, in declared order.
 
     A request has as many samples as the largest of its levels can have rows.
+
+    Args:
+        tree: The root of the prompt tree.
+        tokenizer: The model's tokenizer.
+        params: The sampling parameters of the run; levels may override some.
+        spec: The model's sizes and limits.
 
     Raises:
         TreeError: the tree generates no levels, or has samples too.
@@ -126,17 +139,20 @@ def expand_requests(
 
 
 def check_length(tree: Node, tokenizer: Any, spec: ModelSpec, *, drawn: bool = True) -> None:
-    """Refuse a prompt whose length in characters tells that it does not fit; nothing is encoded.
+    """Reject prompts whose number of characters alone shows that they do not fit; encodes nothing.
 
     Args:
-        drawn: Whether a token is to be drawn after it.
+        tree: The root of the prompt tree.
+        tokenizer: The model's tokenizer.
+        spec: The model's sizes and limits.
+        drawn: Whether at least one token will be drawn after the prompt. Default: True.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
         ContextError: a prompt is too long for the model's context.
     """
-    if found := longer_prompt(tree, tokenizer, spec.context_length - drawn):
-        raise _too_long(*found, spec, least="at least ", drawn=drawn)
+    if too_long := longer_prompt(tree, tokenizer, spec.context_length - drawn):
+        raise _too_long(*too_long, spec, least="at least ", drawn=drawn)
 
 
 def _too_long(
@@ -180,10 +196,17 @@ def _request(
 def check_vocabulary(
     name: str, tokens: np.ndarray[Any, Any], spec: ModelSpec, images: ImageTable | None = None
 ) -> None:
-    """Check the token ids of a prompt. images: those that may be among them.
+    """Check the token ids of a prompt.
+
+    Args:
+        name: The prompt's name in error messages.
+        tokens: The token ids, `[tokens]`.
+        spec: The model's sizes and limits.
+        images: The images whose ids may be among the tokens; None if there are none.
 
     Raises:
-        InputError: the model does not have one of them, or takes images only as they are whole.
+        InputError: the model does not have one of the ids, or it needs whole, separated images and
+            the prompt has part of an image or adjacent images.
     """
     if images is not None:
         with suppress(KeyError):
@@ -199,7 +222,11 @@ def check_vocabulary(
 
 
 def token_ids(name: str, ids: Sequence[int]) -> Tokens:
-    """Token ids that a caller gives, as an array.
+    """Return the user's token ids as an array.
+
+    Args:
+        name: Their name in error messages.
+        ids: The token ids.
 
     Raises:
         InputError: they are not a list of whole numbers, or out of range.
@@ -219,22 +246,24 @@ def build_score_requests(
     *,
     top: int = 0,
 ) -> list[Request]:
-    """One request for each (context, continuation) pair, both text or both token ids.
+    """Return one request for each (context, continuation) pair, both text or both token ids.
 
-    Below a context of chat messages stands a text, which begins the assistant's turn, or goes on
-    with it where the last message is the assistant's.
+    A context may also be chat messages. Its continuation is a text that begins the assistant's
+    turn, or that continues the last message if that is the assistant's.
 
-    The text of a pair is tokenised jointly. The continuation starts at the first token that the
-    context alone would not have, so a token across the boundary belongs to the continuation. A
-    context that is left without a token gets the token that texts begin with, or else the token
-    that ends them.
+    The text of a pair is tokenised jointly. The continuation starts at the first token that differs
+    from the tokens of the context alone, so a token across the boundary belongs to the
+    continuation. A context without tokens gets the BOS token, or else the EOS token.
 
     Args:
-        top: How many likeliest tokens to report in each place.
+        pairs: The (context, continuation) pairs.
+        tokenizer: The model's tokenizer.
+        spec: The model's sizes and limits.
+        top: How many likeliest tokens to report at each position. Default: 0.
 
     Raises:
-        InputError: a pair is not two texts or two lists of token ids, a continuation has no token,
-            or has an image, or an empty context has no token to stand for it.
+        InputError: a pair is not two texts or two lists of token ids, a continuation has no token
+            or has an image, or an empty context has no token to replace it.
         TreeError: chat messages are malformed.
         CapacityError: a pair does not fit the model's context.
     """
@@ -287,13 +316,13 @@ def build_score_requests(
 
 
 def _get_messages(context: Any) -> Sequence[Message] | None:
-    """The messages of a context; None if it has none."""
+    """Return the messages of a context; None if it has none."""
     is_list = isinstance(context, Sequence) and not isinstance(context, str)
     return context if is_list and context and isinstance(context[0], Mapping) else None
 
 
 def _append_reply(asked: Sequence[Message], text: str) -> list[Message]:
-    """Messages with a text of the assistant's after them."""
+    """Return messages followed by a text of the assistant's."""
     *above, last = asked
     if last.get("role") != "assistant" or last.get("tool_calls"):
         return [*asked, {"role": "assistant", "content": text}]
@@ -304,10 +333,15 @@ def _append_reply(asked: Sequence[Message], text: str) -> list[Message]:
 
 
 def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:
-    """Check how many tokens are scored; the last one is no input of the model.
+    """Check the number of tokens to score; the last token is not an input of the model.
+
+    Args:
+        name: The text's name in error messages.
+        num_tokens: Tokens of the context and the continuation.
+        spec: The model's sizes and limits.
 
     Raises:
-        CapacityError: there are more than the model's context and one after it.
+        CapacityError: there are more tokens than the model's context plus one.
     """
     if num_tokens > spec.context_length + 1:
         raise CapacityError(
@@ -317,10 +351,10 @@ def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:
 
 
 def _get_empty_context(name: str, tokenizer: Any) -> Tokens:
-    """The token that stands for an empty context.
+    """Return the token that replaces an empty context.
 
     Raises:
-        InputError: the tokenizer has none that begins or ends a text.
+        InputError: the tokenizer has neither a BOS nor an EOS token.
     """
     for kind in ("bos_token_id", "eos_token_id"):
         token = getattr(tokenizer, kind, None)
@@ -342,10 +376,19 @@ def plan_requests(
     split_at: Collection[Any] = (),
     align: int = 1,
 ) -> Plan:
-    """The plan of some requests, for a model on a kind of device; see `compile_plan`.
+    """Return the plan of some requests for a model on a type of device; see `compile_plan`.
+
+    Args:
+        requests: The requests.
+        spec: The model's sizes and limits.
+        device_type: Type of the device, such as "cpu"; it chooses the cost model.
+        sharing: Which segments get an attention level of their own.
+        max_rows: Maximum rows decoded at once. Default: all rows.
+        split_at: Further token sequences at whose ends segments are split.
+        align: Attention parts begin at multiples of this many positions.
 
     Raises:
-        InputError: `sharing` is none of its words.
+        InputError: `sharing` is not one of `SHARING`.
     """
     return compile_plan(
         requests,

@@ -1,13 +1,14 @@
-"""What a model has said, taken apart: its thoughts, its text and the tool calls in it.
+"""A model's reply, split into its thoughts, its text and the tool calls in it.
 
-replies.py    a completion, or a sample while it grows, as a Reply
-parser.py     the parts of a text as it grows; one way for whole texts and for streams
-formats.py    the table: how models write tool calls, and by what a model is known to write so
-readers.py    the kinds of calls that the table is made of: JSON, tags, Python
-marked.py     those with marks of their own: Gemma, Harmony
-scan.py       a place in a text that may still grow
-arguments.py  arguments that are written as text, by the types that a tool declares
-types.py      ToolCall, Reply and the parts of a stream
+replies.py         a completion, or a sample while it grows, as a Reply
+parser.py          the parts of a text as it grows; the same for whole texts and for streams
+formats.py         the table of formats of tool calls, and the marks that identify a format
+readers.py         readers of calls as JSON, between tags, or in Python
+marked_formats.py  readers of formats with their own marks: Gemma, Harmony
+call_grammars.py   grammars that force a reply to call a tool
+scan.py            a position in a text that may still grow
+arguments.py       arguments that are written as text, converted to the types that a tool declares
+types.py           ToolCall, Reply and the parts of a stream
 """
 
 from treegen.prompts.replies.formats import TOOL_FORMATS as TOOL_FORMATS

@@ -1,4 +1,4 @@
-"""Arguments that are written as text, by the types that a tool declares."""
+"""Arguments that are written as text, converted to the types that a tool declares."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _TYPES: Final = {
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,4000}")
 _NUMBER: Final = re.compile(r"[+-]?[0-9.]{1,400}([eE][+-]?[0-9]{1,4})?")
 _LITERALS: Final = {"true": True, "false": False, "null": None}
-_WORDS: Final = {"True": True, "False": False, "None": None}  # as templates write them
+_WORDS: Final = {"True": True, "False": False, "None": None}  # some templates write these
 
 
 class ToolSchemas:
-    """The parameters of some tools. tools: as chat templates have them, or None."""
+    """The parameter schemas of some tools. tools: in the form of chat templates, or None."""
 
     def __init__(self, tools: Sequence[Any] | None) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
@@ -43,11 +43,16 @@ class ToolSchemas:
                 self._schemas[function["name"]] = found if isinstance(found, Mapping) else {}
 
     def parse_argument(self, function: str, name: str, text: str) -> Any:
-        """An argument that is written as text, as the value that it stands for.
+        """Return the value of an argument that is written as text.
 
-        If a type of the parameter is declared, the value is of that type where the text can be read
-        so, and else the text. Otherwise what is JSON becomes its value, as chat templates write
-        values that are no text.
+        If the tool declares a type and the text can be read as that type, the value has that type;
+        if it cannot, the value is the text. Without a declared type, JSON text becomes its value,
+        because chat templates write values other than strings as JSON.
+
+        Args:
+            function: The name of the tool.
+            name: The name of the parameter.
+            text: The argument's text.
         """
         schema = self._schemas.get(function, {})
         properties = schema.get("properties")
@@ -66,12 +71,12 @@ def _schema_of_function(tool: Callable[..., Any]) -> Any:
 
     try:
         return get_json_schema(tool)
-    except Exception:  # the chat template has said what is wrong with it, if it reads it
+    except Exception:  # a chat template that reads the tool has reported the error already
         return None
 
 
 def _types(schema: Any, whole: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """The JSON types that a schema allows; none if it does not say."""
+    """Return the JSON types that a schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping) or depth > 8:
         return set()
     found: set[str] = set()
@@ -98,7 +103,7 @@ _UNREAD: Final = object()
 
 
 def from_json(text: str) -> Any:
-    """The value of a JSON text, or of one of Python's words; the text itself if it is neither."""
+    """Return the value of a JSON text or of True, False or None; else the text itself."""
     value = _from_json(text)
     return _WORDS.get(text.strip(), text) if value is _UNREAD else value
 
@@ -113,7 +118,7 @@ def _from_json(text: str) -> Any:
 
 
 def _literal(text: str, kind: type) -> Any:
-    """A container, as JSON or as Python writes it."""
+    """Return a container written as JSON or in Python."""
     value = _from_json(text)
     if value is _UNREAD:
         try:
@@ -144,10 +149,10 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def plain_value(node: ast.expr) -> Any:
-    """The value of a Python literal, as JSON can have it; nothing is computed.
+    """Return the value of a Python literal that JSON can express; nothing is evaluated.
 
     Raises:
-        NotACall: it is none.
+        NotACall: it is not such a literal.
     """
     match node:
         case ast.Constant(value=value) if value is None or isinstance(value, bool | int | str):

@@ -17,11 +17,11 @@ from treegen.prompts.replies.formats import USUAL, ToolFormat, template_text
 
 @dataclass(frozen=True, slots=True)
 class _CallSyntax:
-    """How calls are written whose arguments are JSON.
+    """The syntax of calls whose arguments are JSON.
 
-    call: what stands before a name, between name and arguments, and after these. is_json: whether
-    the name is a part of a text in JSON. open, close: around all calls. between: two calls; None
-    if there is one only.
+    call: the text before the name, between name and arguments, and after these. is_json: whether
+    the name is part of a JSON text. open, close: text around all calls. between: text between two
+    calls; None if only one call is possible.
     """
 
     call: tuple[str, str, str]
@@ -45,7 +45,7 @@ def _objects(
     return _CallSyntax(call, open, close, between)
 
 
-# Of each format the ways to write, with a mark that the chat template has if it is this one.
+# For each format its syntaxes, each with a mark that identifies it in the chat template.
 _WRITTEN: Final[Mapping[str, tuple[tuple[str, _CallSyntax], ...]]] = {
     "hermes": (("", _objects(before="<tool_call>\n", after="\n</tool_call>", between="\n")),),
     "llama": (("", _objects(arguments="parameters", between="; ")),),
@@ -79,7 +79,7 @@ _WRITTEN: Final[Mapping[str, tuple[tuple[str, _CallSyntax], ...]]] = {
         ("[ARGS]", _CallSyntax(("[TOOL_CALLS]", "[ARGS]", ""), between="", is_json=False)),
         ("", _objects(open="[TOOL_CALLS] [", close="]")),
     ),
-    # Calls are numbered, so there is one.
+    # Calls are numbered, so only one is allowed.
     "kimi_k2": (
         (
             "",
@@ -132,17 +132,18 @@ def call_grammar(
     name: str | None = None,
     is_single: bool = False,
 ) -> str:
-    """The grammar, in Lark's form, of a reply that calls tools and says nothing else.
+    """Return the Lark grammar of a reply that consists of tool calls only.
 
     Args:
-        form: How the model writes calls; None if that is not known.
-        tools: As chat templates have them.
+        tokenizer: The model's tokenizer, with its chat template.
+        form: The format in which the model writes calls; None if it is not known.
+        tools: The tools, in the form of chat templates.
         name: The tool to call; None for any.
-        is_single: Whether there is one call only.
+        is_single: Whether exactly one call is allowed. Default: False.
 
     Raises:
         InputError: the format cannot be forced, there is no such tool, or its parameters have no
-            end.
+            finite value.
     """
     form = form or USUAL
     if form.name not in _WRITTEN:
@@ -182,7 +183,7 @@ def call_grammar(
 
 
 def _function(tool: Any) -> tuple[str, Any]:
-    """The name of a tool, and the schema of its arguments."""
+    """Return the name of a tool and the schema of its arguments."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
@@ -196,7 +197,7 @@ def _function(tool: Any) -> tuple[str, Any]:
 
 
 def _marks(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
-    """The special tokens that a format writes, which no text in a grammar stands for."""
+    """Return the special tokens that a format writes; text in a grammar cannot express them."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     wanted = (*form.literals, *form.inner)
     return {
@@ -207,7 +208,7 @@ def _marks(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
 
 
 def _literals(text: str, marks: Mapping[str, int]) -> str:
-    """A text as Lark writes it, with its special tokens by their ids."""
+    """Return a text as Lark literals, with its special tokens by id."""
     return " ".join(_pieces(text, marks))
 
 

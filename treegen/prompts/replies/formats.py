@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (some marks are written with wide bars)
-"""The table of formats: how models write tool calls, and by what a model is known to write so."""
+"""The table of tool call formats, and the marks by which a model's format is recognised."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from treegen.prompts.replies.scan import Scan
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes tool calls.
+    """The format in which a model writes tool calls.
 
-    name: its name. marks: what stands in the chat templates of models that write so: all marks of
-    one of the groups.
-    blocks: what reads a block of calls, by the mark that opens it.
-    begins: how a text that is calls and nothing else may begin, each with what reads it.
-    dropped: marks that are no text. inner: marks within a block.
-    has_channels: whether thoughts and text are told apart by the marks of the format itself.
+    name: its name. marks: groups of marks; a chat template that contains all marks of one group
+    identifies the format.
+    blocks: the reader of a block of calls, by the mark that opens the block.
+    begins: possible starts of a text that consists only of calls, each with its reader.
+    dropped: marks that are not text. inner: marks within a block.
+    has_channels: whether the format's own marks separate thoughts from text.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ToolFormat:
 
     @property
     def literals(self) -> tuple[str, ...]:
-        """All marks that a text is searched for."""
+        """All marks to search for in a text."""
         return (*self.blocks, *self.dropped)
 
 
@@ -77,7 +77,7 @@ def _dsml(wrapper: str) -> TaggedCallReader:
 
 
 def _hy(suffix: str) -> TaggedCallReader:
-    """Return the reader of Hunyuan's calls between tags, whose names may all have a suffix."""
+    """Return the reader of Hunyuan's calls between tags, whose tag names may have a suffix."""
     return TaggedCallReader(
         call=(f"<tool_call{suffix}>", ""),
         after_name=f"<tool_sep{suffix}>",
@@ -114,7 +114,7 @@ _FORMATS: Final = (
         (("<function=", "<parameter="),),
         {
             "<tool_call>": readers.make_closed_reader(_QWEN, "</tool_call>"),
-            # The tag around a call is sometimes forgotten.
+            # Models sometimes forget the tag around a call.
             "<function=": lambda scan, tools: _QWEN(_back(scan, "<function="), tools),
         },
     ),
@@ -231,11 +231,11 @@ _FORMATS: Final = (
 )
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {each.name: each for each in _FORMATS}
-"""How models write tool calls, by name. A model is known by the first one whose marks it has."""
+"""Formats of tool calls, by name. A model has the first format whose marks it contains."""
 
 NO_TOOLS: Final = ToolFormat("none", ())
 USUAL: Final = TOOL_FORMATS["hermes"]
-"""For a model whose format is not known."""
+"""The format for a model whose own format is not known."""
 
 
 def _back(scan: Scan, literal: str) -> Scan:
@@ -245,7 +245,7 @@ def _back(scan: Scan, literal: str) -> Scan:
 
 @check_argument_types
 def tool_format(name: str) -> ToolFormat:
-    """The format of a name.
+    """Return the format with a name.
 
     Raises:
         InputError: there is none.
@@ -256,9 +256,9 @@ def tool_format(name: str) -> ToolFormat:
 
 
 def tool_format_of(tokenizer: Any) -> ToolFormat | None:
-    """The format that a tokenizer's model is known by: marks in its chat template, or its tokens.
+    """Return the format that identifies itself in a tokenizer's chat template or tokens.
 
-    None if there is none.
+    Returns None if there is none.
     """
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     for text in (template_text(tokenizer), "\n".join(added)):
@@ -269,6 +269,6 @@ def tool_format_of(tokenizer: Any) -> ToolFormat | None:
 
 
 def template_text(tokenizer: Any) -> str:
-    """All chat templates of a tokenizer, one after the other."""
+    """Return all chat templates of a tokenizer, concatenated."""
     template = getattr(tokenizer, "chat_template", None) or ""
     return "\n".join(map(str, template.values() if isinstance(template, dict) else [template]))

@@ -1,4 +1,4 @@
-"""How calls are written with marks of a format's own: of Gemma, and the channels of Harmony."""
+"""Readers of calls in formats with their own marks: Gemma, and the channels of Harmony."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from treegen.prompts.replies.arguments import ToolSchemas, from_json
 from treegen.prompts.replies.readers import MAX_DEPTH, Read, make_call
 from treegen.prompts.replies.scan import NotACall, Scan
 
-# Gemma: call:name{key:value,...}, with marks in the place of quotes
+# Gemma: call:name{key:value,...}, with marks instead of quotes
 
 
 def gemma_calls(scan: Scan, tools: ToolSchemas, *, quote: str, end: str) -> Read:
-    """One call up to the mark `end`. quote: the mark around text."""
+    """Read one call up to the mark `end`.
+
+    Args:
+        scan: The position after the mark that opens the call.
+        tools: Ignored.
+        quote: The mark around strings.
+        end: The mark that ends the call.
+    """
     scan.space()
     scan.take("call:")
     name = scan.name()
@@ -50,7 +57,7 @@ def _gemma_value(scan: Scan, quote: str, depth: int) -> Any:
 
 
 def _ends(scan: Scan, end: str) -> bool:
-    """Whether a container ends here; else a comma before the next member is passed."""
+    """Whether a container ends here; if not, skip the comma before the next member."""
     scan.space()
     scan.skip(",")
     scan.space()
@@ -67,9 +74,11 @@ _CHANNEL: Final = re.compile(r"(?:^|<\|channel\|>)\s*(\w+)")
 
 
 def harmony(scan: Scan, tools: ToolSchemas, *, is_start: bool) -> Read:
-    """A message: its header, and if it is for a tool its arguments.
+    """Read a message: its header, and its arguments if it is addressed to a tool.
 
     Args:
+        scan: The position after the mark that opens the header.
+        tools: Ignored.
         is_start: Whether the header begins with the role.
     """
     header = scan.until(_MESSAGE)

@@ -1,6 +1,6 @@
-"""The parts of a text as it grows: thoughts, text and tool calls.
+"""Splits a growing text into thoughts, text and tool calls.
 
-The parts do not depend on the pieces in which a text comes, so a whole text is one piece.
+The parts do not depend on how the text is cut into pieces, so a whole text is one piece.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from treegen.prompts.thinking import Tags
 
 
 class ReplyParser:
-    """Takes a text apart as it grows. What may yet be a mark, or a call, is held back."""
+    """Splits a text as it grows. Text that may become a mark or a call is held back."""
 
     def __init__(
         self,
@@ -26,31 +26,31 @@ class ReplyParser:
         *,
         is_thinking: bool = False,
     ) -> None:
-        """A text that has not begun.
+        """Start with an empty text.
 
         Args:
-            form: How calls are written.
-            tools: Their parameters.
-            tags: Those around a thinking.
-            is_thinking: Whether the prompt has opened the thinking.
+            form: The format of calls.
+            tools: The schemas of their parameters.
+            tags: The tags around the reasoning; None for none.
+            is_thinking: Whether the prompt has opened the reasoning.
         """
         self._form, self._tools, self._tags = form, tools, tags
         self._text, self._ended = "", False
         self._thinks = is_thinking
         self._may_think = tags is not None and not form.has_channels
-        self._begun = False  # whether anything but space has come since the thinking
-        self._space = ""  # space that is told once something follows
-        self._said = {TextPart: False, ReasoningPart: False}  # whether there was any
-        self._skips = False  # whether space before the text is none of it
+        self._begun = False  # whether anything but space has arrived since the reasoning
+        self._space = ""  # space that is emitted once text follows
+        self._said = {TextPart: False, ReasoningPart: False}  # which kinds were emitted
+        self._skips = False  # whether space before the text is dropped
         self._after_call = False  # whether the last part was a call
 
     def add(self, piece: str) -> list[Part]:
-        """The parts that are known now. piece: further text."""
+        """Return the parts that a further piece of text completes."""
         self._text += piece
         return list(self._parts())
 
     def end(self, piece: str = "") -> list[Part]:
-        """The rest of the parts. piece: the last text."""
+        """Return the remaining parts. piece: the last piece of text."""
         self._ended = True
         parts = self.add(piece)
         if self._space and not self._thinks and not self._after_call:
@@ -71,10 +71,10 @@ class ReplyParser:
                 ) from None
 
     def _think(self) -> Iterator[Part]:
-        """Thoughts up to the tag after them, or in a channel up to the next mark."""
+        """Yield thoughts up to the closing tag, or in a channel up to the next mark."""
         if self._tags is not None and not self._form.has_channels:
             marks: tuple[str, ...] = (self._tags.close,)
-            if not self._begun:  # the prompt has opened it, and the model does once more
+            if not self._begun:  # the model may repeat the opening tag of the prompt
                 rest = self._text.lstrip()
                 if self._may_be(rest, self._tags.open):
                     raise NeedMoreText
@@ -94,7 +94,7 @@ class ReplyParser:
             self._text = self._text[len(mark) :]
 
     def _speak(self) -> Iterator[Part]:
-        """Text and calls, up to a thinking."""
+        """Yield text and calls, up to the reasoning."""
         if not self._begun:
             rest = self._text.lstrip()
             if self._skips:
@@ -152,14 +152,14 @@ class ReplyParser:
         yield from found
 
     def _wait(self) -> None:
-        """Wait for further text, if the begin of a mark is held back."""
+        """Wait for further text if the start of a mark is held back."""
         if self._text:
             raise NeedMoreText
 
     def _find(self, marks: tuple[str, ...]) -> tuple[int, str]:
-        """Up to where the text is known to have no mark, and the mark that is there."""
-        found = [(at, -len(mark), mark) for mark in marks if (at := self._text.find(mark)) >= 0]
-        at, _, mark = min(found, default=(len(self._text), 0, ""))
+        """Return where the text surely without marks ends, and the complete mark there, if any."""
+        matches = [(at, -len(mark), mark) for mark in marks if (at := self._text.find(mark)) >= 0]
+        at, _, mark = min(matches, default=(len(self._text), 0, ""))
         if not self._ended and any(self._is_longer(each, mark, at) for each in marks):
             return at, ""
         if mark or self._ended:
@@ -171,13 +171,14 @@ class ReplyParser:
         return at, ""
 
     def _is_longer(self, other: str, mark: str, at: int) -> bool:
-        """Return whether the text, which ends with a mark, may yet go on as a longer one."""
+        """Whether the text, which ends with a mark, may still become a longer mark."""
         return bool(mark) and len(other) > len(mark) and other.startswith(self._text[at:])
 
     def _tell(self, kind: type[TextPart | ReasoningPart], num: int) -> Iterator[Part]:
-        """The first characters of the text as a part; space at its end is told with what follows.
+        """Yield the first characters of the text as a part; hold back space at its end.
 
-        Of thoughts only line breaks are such space, and those before the first are none of them.
+        Held-back space is emitted with the next text. In thoughts only line breaks are held back,
+        and line breaks before the first thought are dropped.
         """
         piece, self._text = self._text[:num], self._text[num:]
         if kind is ReasoningPart and not self._said[ReasoningPart]:
@@ -191,5 +192,5 @@ class ReplyParser:
             self._space += piece
 
     def _may_be(self, text: str, mark: str) -> bool:
-        """Whether a text is the begin of a mark, and may yet become the mark."""
+        """Whether a text is a proper prefix of a mark and may still become the mark."""
         return not self._ended and len(text) < len(mark) and mark.startswith(text)

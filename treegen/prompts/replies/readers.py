@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001  (some marks are written with wide bars)
-"""How calls are written: as JSON, between tags, in Python.
+"""Readers of calls that are written as JSON, between tags, or in Python.
 
-A reader is given the place after the mark that opens a block of calls, and returns what the block
-has. It raises NotACall if the block has anything that is no whole call.
+A reader gets the position after the mark that opens a block of calls, and returns the block's
+calls. It raises NotACall if the block has anything other than complete calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treegen.prompts.replies.types import ToolCall
 
 Channel = Literal["text", "thoughts"]
 Read = list[ToolCall] | Channel
-"""What a block has: calls, or where the text after its header goes."""
+"""Contents of a block: its calls, or the channel of the text after its header."""
 Reader = Callable[[Scan, ToolSchemas], Read]
 
 _NAMES: Final = ("name", "tool_name")
@@ -35,10 +35,16 @@ MAX_DEPTH: Final = 100
 def make_call(
     name: Any, arguments: Any, id: Any = None, new_id: Callable[[], str] | None = None
 ) -> ToolCall:
-    """A call. new_id: makes an id if there is none.
+    """Return a call.
+
+    Args:
+        name: The name of the function.
+        arguments: A dict of arguments, or its JSON text.
+        id: The call's id, if it has one.
+        new_id: Makes an id if there is none; None leaves that to `ToolCall`.
 
     Raises:
-        NotACall: the name is no text, or the arguments are no object.
+        NotACall: the name is not text, or the arguments are not an object.
     """
     if isinstance(arguments, str):
         scan = Scan(arguments, 0, ended=True)
@@ -65,16 +71,19 @@ def json_calls(
     strict: bool = False,
     new_id: Callable[[], str] | None = None,
 ) -> Read:
-    """Objects with a name and arguments, or lists of them, up to the mark `end`.
+    """Read JSON objects with a name and arguments, or lists of them, up to the mark `end`.
 
     Args:
-        strict: The text has nothing but calls, each with arguments.
-        new_id: Makes ids.
+        scan: The position where the calls start.
+        tools: Ignored.
+        end: The mark after the calls; "" for none.
+        strict: Whether the text may contain nothing but calls, each with arguments.
+        new_id: Makes ids of calls without one.
     """
     calls: list[ToolCall] = []
     while True:
-        found = scan.json()
-        for each in found if isinstance(found, list) else [found]:
+        value = scan.json()
+        for each in value if isinstance(value, list) else [value]:
             calls.append(_json_call(each, strict, new_id))
         scan.space()
         if scan.at < len(scan.text) and scan.text[scan.at] == ";":
@@ -109,7 +118,7 @@ def _json_call(value: Any, strict: bool, new_id: Callable[[], str] | None) -> To
 
 
 def mistral_calls(scan: Scan, tools: ToolSchemas) -> Read:
-    """A list as JSON, or name[CALL_ID]id[ARGS]{...}, where both marks may be missing."""
+    """Read a JSON list, or name[CALL_ID]id[ARGS]{...}, in which both marks are optional."""
     scan.space()
     if scan.is_over() or scan.text[scan.at] in "{[":
         return json_calls(scan, tools, new_id=mistral_id)
@@ -121,7 +130,7 @@ def mistral_calls(scan: Scan, tools: ToolSchemas) -> Read:
 
 
 def _members(read: Callable[[Scan, ToolSchemas], ToolCall], end: str) -> Reader:
-    """Calls one after the other, up to the mark `end`."""
+    """Return a reader of consecutive calls, up to the mark `end`."""
 
     def reader(scan: Scan, tools: ToolSchemas) -> Read:
         calls = [read(scan, tools)]
@@ -177,7 +186,7 @@ kimi_calls: Final = _members(_kimi_call, "<|tool_calls_section_end|>")
 
 
 def fenced_calls(scan: Scan, tools: ToolSchemas) -> Read:
-    """JSON in a fence, where a call of directly_answer is none; of the first Command R."""
+    """Read JSON in a fence, of the first Command R; its directly_answer is not a call."""
     scan.space()
     scan.take("```json")
     found = json_calls(scan, tools, end="```")
@@ -189,14 +198,15 @@ def fenced_calls(scan: Scan, tools: ToolSchemas) -> Read:
 
 @dataclass(frozen=True, slots=True)
 class TaggedCallReader:
-    """Calls whose arguments stand between tags, each as text.
+    """Reads calls whose arguments are written between tags, each as text.
 
-    call: what stands before and after the name of a function. call_end: after its arguments.
-    key: before and after the name of an argument. value: before and after its text.
+    call: the text before and after the name of a function. call_end: the text after its arguments.
+    key: the text before and after the name of an argument. value: before and after its text.
     end: the mark after all calls; empty if the last call ends them.
-    trims: whether a line break after and before the tags is no part of an argument.
-    typed: what stands after the name of an argument, and whether its text is JSON.
-    after_name: what may stand after the name of a function.
+    trims: whether a line break after the opening and before the closing tag of an argument is
+    dropped.
+    typed: texts that may follow the name of an argument, and whether the argument is then JSON.
+    after_name: text that may follow the name of a function.
     """
 
     call: tuple[str, str]
@@ -252,7 +262,7 @@ class TaggedCallReader:
         return None
 
     def _text(self, scan: Scan) -> str:
-        """The text of an argument. What looks like its end inside of it is told by what follows."""
+        """Read an argument's text. An end tag counts only if the next key or the end follows it."""
         end, start = self.value[1], scan.at
         while True:
             scan.until(end)
@@ -279,12 +289,12 @@ def _parse_value(tools: ToolSchemas, name: str, key: str, text: str, is_json: bo
 
 
 def make_closed_reader(reader: Reader, end: str) -> Reader:
-    """What a reader reads, and a mark after it."""
+    """Return a reader that also reads the mark `end` after the block."""
 
     def read(scan: Scan, tools: ToolSchemas) -> Read:
-        found = reader(scan, tools)
+        contents = reader(scan, tools)
         scan.close(end)
-        return found
+        return contents
 
     return read
 
@@ -295,9 +305,14 @@ _PYTHON_LIST: Final = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 
 
 def python_calls(scan: Scan, tools: ToolSchemas, *, ends: tuple[str, ...] = ()) -> Read:
-    """Calls of Python functions with literals by name: a list, or one a line, up to some mark.
+    """Read calls of Python functions with literal keyword arguments, up to one of some marks.
 
-    Without marks they are the whole text, a list.
+    The calls are a list, or one per line. Without marks they must be a list and the whole text.
+
+    Args:
+        scan: The position where the calls start.
+        tools: Ignored.
+        ends: The marks that may end the calls.
     """
     if ends:
         text = scan.until_any(*ends)
@@ -309,7 +324,7 @@ def python_calls(scan: Scan, tools: ToolSchemas, *, ends: tuple[str, ...] = ()) 
             raise NotACall("no list of calls")
         text = scan.until_any("\0")
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+        with warnings.catch_warnings(action="ignore"):  # invalid escape sequences
             body = ast.parse(text.strip()).body
         found = [each.value for each in body if isinstance(each, ast.Expr)]
         if len(found) < len(body):
@@ -339,5 +354,5 @@ def _python_call(node: ast.expr) -> ToolCall:
 
 
 def mistral_id() -> str:
-    """An id as Mistral's chat templates ask for: nine letters and digits."""
+    """Return an id of the form that Mistral's chat templates require: nine letters and digits."""
     return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=9))

@@ -1,4 +1,4 @@
-"""A completion, or a sample while it grows, as what the model has said."""
+"""A completion, or a sample while it grows, as a reply: thoughts, text and tool calls."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ _THOUGHTS: Final = ("reasoning_content", "thinking", "reasoning", "thoughts")
 
 
 class ReplyReader:
-    """Takes apart what one model says: thoughts, text and tool calls.
+    """Splits the completions of one model into thoughts, text and tool calls.
 
-    A tokenizer with a `response_template` says how its model writes. For others the format of calls
-    is found by the chat template; see `TOOL_FORMATS`.
+    A tokenizer with a `response_template` describes how its model writes. For others the chat
+    template identifies the format of calls; see `TOOL_FORMATS`.
 
-    format: how the model writes calls; None if that is not known. text: the text of its tokens,
-    with the special tokens that are marks.
+    format: the format of calls; None if it is not known. text: decodes its tokens, showing the
+    special tokens that are marks.
     """
 
     def __init__(self, tokenizer: Any, tool_format_name: str | None = None) -> None:
-        """What a model with a tokenizer says.
+        """Find out how the model of a tokenizer writes replies.
 
         Args:
-            tool_format_name: A name of `TOOL_FORMATS`, in place of what the tokenizer says.
+            tokenizer: The model's tokenizer.
+            tool_format_name: A name of `TOOL_FORMATS`, overriding the tokenizer's format.
 
         Raises:
-            InputError: it is no tokenizer, or no format has the name.
+            InputError: `tokenizer` is not a tokenizer, or no format has the name.
         """
         if not callable(getattr(tokenizer, "convert_tokens_to_ids", None)):
             raise InputError(f"tokenizer must be one of transformers, got {tokenizer!r:.60}")
@@ -75,16 +76,18 @@ class ReplyReader:
         *,
         is_structured: bool = False,
     ) -> Reply:
-        """Take a completion apart. Calls are found if there are tools.
+        """Split a completion into a reply. Calls are only looked for if there are tools.
 
-        Thoughts are the completion's `thinking` if that is known. Else they stand between the tags
-        that the tokenizer is known by, or <think> and </think>, and before a closing tag.
+        Thoughts are the completion's `thinking` if that is known. Otherwise they are the text
+        between the tokenizer's known tags, or <think> and </think>, and any text before a closing
+        tag.
 
         Args:
-            prompt: The token ids before it; they may have opened the thinking.
-            tools: As the chat template had them.
-            is_structured: Whether the text has a grammar, so that tags in it are no thinking where
-                the completion has none.
+            completion: The completion.
+            prompt: The token ids before it, which may have opened the reasoning.
+            tools: The tools that the chat template received.
+            is_structured: Whether the text has a grammar; tags in it are then not reasoning unless
+                the completion has one. Default: False.
         """
         self._warn(tools)
         has_channels = self.format is not None and self.format.has_channels
@@ -113,14 +116,15 @@ class ReplyReader:
     def call_grammar(
         self, tools: Sequence[Any], name: str | None = None, *, is_single: bool = False
     ) -> str:
-        """The grammar of a reply that calls tools, for `SamplingParams.grammar`.
+        """Return the grammar of a reply that calls tools, for `SamplingParams.grammar`.
 
-        A model that thinks does so before. Where the format of calls is not known, it is `hermes`.
+        A thinking model thinks before the grammar applies. An unknown format of calls is taken to
+        be `hermes`.
 
         Args:
-            tools: As the chat template has them.
+            tools: The tools that the chat template receives.
             name: The tool to call; None for any.
-            is_single: Whether there is to be one call only.
+            is_single: Whether exactly one call is allowed. Default: False.
 
         Raises:
             InputError: calls in the model's format cannot be forced, or there is no such tool.
@@ -133,10 +137,10 @@ class ReplyReader:
         return call_grammar(self.tokenizer, self.format, tools, name=name, is_single=is_single)
 
     def start_stream(self, prompt: Sequence[int], tools: Sequence[Any] | None) -> StreamingReply:
-        """A sample of a prompt as it grows.
+        """Return the reply to a prompt as a stream that grows.
 
-        Its parts are those of `read`, with one exception: what stands before a closing tag that no
-        opening tag came before is text, because it was told before the tag came.
+        Its parts are those of `read`, with one exception: text before a closing tag without an
+        opening tag is text, because it was emitted before the tag arrived.
         """
         self._warn(tools)
         parser = self._parser(self._thinking.opens(prompt), tools)
@@ -166,9 +170,10 @@ class ReplyReader:
     def _decode_completion(
         self, completion: Completion, before: Sequence[int], start: int = 0
     ) -> str:
-        """The text of a completion from a token on, with marks and without what stopped it.
+        """Return the text of a completion from a token on, with marks and without its stop.
 
-        A mark that stopped it stays: it tells an ended call from one that was cut short.
+        A mark that stopped it stays, because it distinguishes a finished call from one that was
+        cut.
         """
         tokens, stop = completion.tokens[start:], completion.stop
         tail = list(before[-TAIL:])
@@ -184,7 +189,7 @@ class ReplyReader:
     def _by_template(
         self, completion: Completion, prompt: Sequence[int], tools: Sequence[Any] | None
     ) -> Reply | None:
-        """Take a completion apart as its tokenizer says; None if it is not written that way."""
+        """Split a completion by its tokenizer's `response_template`; None if it does not match."""
         written = self.tokenizer.decode(completion.tokens)
         if isinstance(completion.stop, str):
             written = written.rpartition(completion.stop)[0]
@@ -202,7 +207,7 @@ class ReplyReader:
 
 
 class StreamingReply:
-    """One sample while it grows: its parts as they are known."""
+    """One sample while it grows: its parts as soon as they are known."""
 
     def __init__(
         self,
@@ -211,25 +216,32 @@ class StreamingReply:
         prompt: Sequence[int],
         tools: Sequence[Any] | None,
     ) -> None:
-        """Made by `ReplyReader.growing`."""
+        """Use `ReplyReader.start_stream` instead.
+
+        Args:
+            replies: The reader of the model's replies.
+            parser: The parser of the growing text.
+            prompt: The token ids of the prompt.
+            tools: The tools that the chat template received.
+        """
         self._replies, self._parser = replies, parser
         self._prompt, self._tools = prompt, tools
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is told before the end."""
+        """Whether all parts are emitted only at the end."""
         return self._replies.by_template
 
     def add(self, piece: str) -> list[Part]:
-        """The parts that are known after a piece of text, which has marks."""
+        """Return the parts that a further piece of text, with marks, completes."""
         return [] if self.waits else self._parser.add(piece)
 
     def decode_completion(self, completion: Completion) -> str:
-        """The whole text, with marks, of the sample that has ended."""
+        """Return the whole text of the finished sample, with marks."""
         return self._replies._decode_completion(completion, self._prompt)
 
     def end(self, piece: str, completion: Completion) -> list[Part]:
-        """The rest of the parts. piece: the last text."""
+        """Return the remaining parts. piece: the last piece of text."""
         if not self.waits:
             return self._parser.end(piece)
         reply = self._replies.read(completion, self._prompt, self._tools)

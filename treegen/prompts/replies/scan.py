@@ -1,4 +1,4 @@
-"""A place in a text that may still grow, from which a tool call is read."""
+"""A position in a text that may still grow, from which a tool call is read."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing import Any, Final, NoReturn
 
 _SPACE: Final = re.compile(r"\s*")
 _NAME: Final = re.compile(r"[\w.:/-]+")
-# No literal and no escape of JSON is longer. A fault further from the end is one however the text
-# goes on, unless a string is not closed.
+# No literal and no escape of JSON is longer. An error further from the end remains an error however
+# the text continues, unless a string is not closed.
 _LONGEST: Final = 16
 
 
 class NeedMoreText(Exception):
-    """What follows decides, and the text has not got that far."""
+    """The text received so far is too short to decide."""
 
 
 class NotACall(Exception):
-    """This is no call."""
+    """The text is not a tool call."""
 
 
 def _no_constant(name: str) -> NoReturn:
     raise NotACall(f"{name} is no JSON")
 
 
-# Models write line breaks into strings as they are.
+# Not strict, because models write unescaped line breaks into strings.
 _JSON: Final = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 
 
 class Scan:
-    """A place in a text.
+    """A position in a text.
 
-    text, at: the text so far, and the place. ended: whether the text is whole. Each method goes on
-    from the place, and raises More if further text decides, NotACall if this is no call.
+    text, at: the text so far, and the position. ended: whether the text is complete. Each method
+    starts at the position. It raises NeedMoreText if further text decides, and NotACall if the text
+    is not a call.
     """
 
     __slots__ = ("at", "ended", "text")
@@ -42,10 +43,10 @@ class Scan:
         self.text, self.at, self.ended = text, at, ended
 
     def space(self) -> None:
-        """Pass space."""
-        found = _SPACE.match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
+        """Skip space."""
+        match = _SPACE.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
 
     def is_over(self) -> bool:
         """Whether nothing follows."""
@@ -56,7 +57,7 @@ class Scan:
         return True
 
     def has(self, *literals: str) -> bool:
-        """Whether one of some literals follows; the place stays."""
+        """Whether one of some literals follows; the position does not move."""
         if self.text.startswith(literals, self.at):
             return True
         rest = self.text[self.at : self.at + max(map(len, literals))]
@@ -65,18 +66,18 @@ class Scan:
         return False
 
     def skip(self, literal: str) -> bool:
-        """Pass a literal if it follows; returns whether it does."""
+        """Skip a literal if it follows, and return whether it does."""
         found = self.has(literal)
         self.at += len(literal) * found
         return found
 
     def take(self, literal: str) -> None:
-        """Pass a literal, which must follow."""
+        """Skip a literal, which must follow."""
         if not self.skip(literal):
             raise NotACall(f"{literal!r} is missing")
 
     def close(self, literal: str) -> None:
-        """Pass space and a literal. A text that has ended may lack the literal or its end."""
+        """Skip space and a literal. A complete text may end before or within the literal."""
         self.space()
         if self.ended and literal.startswith(self.text[self.at :]):
             self.at = len(self.text)
@@ -84,7 +85,7 @@ class Scan:
             self.take(literal)
 
     def until(self, *literals: str) -> str:
-        """Pass text up to the first of some literals, which stays, and return it."""
+        """Return the text up to the first of some literals, and move to that literal."""
         places = [place for each in literals if (place := self.text.find(each, self.at)) >= 0]
         if not places:
             raise NotACall(f"{literals} is missing") if self.ended else NeedMoreText
@@ -92,7 +93,7 @@ class Scan:
         return self.text[start : self.at]
 
     def until_any(self, *literals: str) -> str:
-        """As `until`, or the rest of a text that has ended."""
+        """Return the result of `until`, or the rest of a complete text without the literals."""
         try:
             return self.until(*literals)
         except NotACall:
@@ -100,17 +101,17 @@ class Scan:
             return self.text[start:]
 
     def name(self) -> str:
-        """Pass a name, and return it."""
-        found = _NAME.match(self.text, self.at)
-        if (found.end() if found else self.at) == len(self.text) and not self.ended:
+        """Skip a name, and return it."""
+        match = _NAME.match(self.text, self.at)
+        if (match.end() if match else self.at) == len(self.text) and not self.ended:
             raise NeedMoreText
-        if found is None:
+        if match is None:
             raise NotACall("a name is missing")
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]
 
     def json(self) -> Any:
-        """Pass space and a JSON object or array, and return it."""
+        """Skip space and a JSON object or array, and return the value."""
         self.space()
         if self.is_over() or self.text[self.at] not in "{[":
             raise NotACall("no JSON")

@@ -1,4 +1,4 @@
-"""What a model has said: ToolCall, Reply and the parts of a stream."""
+"""Types of a model's reply: ToolCall, Reply and the parts of a stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. arguments: by name. id: its own, by which a result names it."""
+    """A call of a function. arguments: by name. id: its own id, to which a result refers."""
 
     name: str
     arguments: dict[str, Any]
@@ -35,7 +35,7 @@ Part = TextPart | ReasoningPart | ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model has said. text: without thoughts and calls."""
+    """A model's reply. text: without thoughts and calls."""
 
     text: str
     calls: list[ToolCall]
