@@ -174,7 +174,7 @@ class Case:
     def fold(self, rows: Tensor) -> None:
         """Give rows states of their own."""
         device = self.device
-        self._by.fold(
+        self._by.fold_update_lists(
             self.states,
             self.base[rows].to(device),
             self.own[rows].to(device),

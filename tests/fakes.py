@@ -251,7 +251,7 @@ def _folded(states: Tensor, delta: DeltaSpec, base: int, listed: int, pages: Seq
 def fold_hashes(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
-    """`treegen.ops.recurrence.fold_update_lists` of hashes; all is read before anything is written."""
+    """`treegen.ops.recurrence.fold_update_lists` of hashes; reads all before it writes."""
     given = zip(base_F.tolist(), listed_F.tolist(), pages_PF.T.tolist(), strict=True)
     made = [_folded(on.states, on.spec, *each) for each in given]
     on.states[target_F, 0] = torch.tensor(made)

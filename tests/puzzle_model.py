@@ -116,7 +116,7 @@ class Results:
     def __iter__(self) -> Iterator[SearchResult]:
         while self.has_work:
             self.step()
-            yield from self.ended()
+            yield from self.take_results()
 
     def step(self) -> None:
         try:
@@ -125,7 +125,7 @@ class Results:
         except StopIteration:
             self.has_work = False
 
-    def ended(self) -> list[SearchResult]:
+    def take_results(self) -> list[SearchResult]:
         found, self._found = self._found, []
         return found
 

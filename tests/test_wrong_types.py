@@ -138,7 +138,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "along_path",
             "by_function",
             "choice_scores",
-            "either",
+            "combine_proposers",
             "propose_lines",
             "read_choice",
             "rollouts",
@@ -146,7 +146,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "sample_steps",
             "value_prompt",
             "vote_prompt",
-            "prompted",
+            "answer_after",
             "lines",
         )
     },
@@ -165,7 +165,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"scores": [], "options": SETTINGS, "task": "t", "version": "1", "filters": ["f"]},
     ),
     "Verdict": (Verdict, {"answer": "a", "correct": True}),
-    "Problem": (Problem, {"id": "a", "question": "q", "answer": "1"}),
     "TaskOptions": (TaskOptions, {}),
     "TaskDefaults": (
         TaskDefaults,

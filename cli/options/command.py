@@ -22,7 +22,8 @@ _GROUPS: Final = (
     (
         "Server",
         True,
-        "tool_format host port api_key served_model_name max_waiting max_body drain_seconds",
+        "tool_format host port api_key served_model_name max_waiting max_body max_image_pixels "
+        "drain_seconds",
     ),
     (
         "Sampling",

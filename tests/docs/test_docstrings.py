@@ -11,8 +11,9 @@ import treegen
 
 # What a call does, in the imperative. A name of a thing is for properties and classes.
 _VERBS = re.compile(
-    "(Add|Assert|Begin|Cancel|Check|Close|Compile|Compute|Count|Drop|End|Forget|Generate|Have|Keep"
-    "|Load|Make|Raise|Read|Remember|Return|Run|Sample|Search|Start|Stop|Take|Write|Yield)\\b"
+    "(Add|Assert|Begin|Cancel|Check|Close|Compile|Compute|Count|Discard|Drop|End|Forget|Generate"
+    "|Have|Judge|Keep|Load|Make|Raise|Read|Record|Remember|Return|Run|Sample|Search|Start|Stop|Take"
+    "|Wrap|Write|Yield)\\b"
 )
 
 

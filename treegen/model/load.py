@@ -112,12 +112,12 @@ def load_model(
         InputError: the dtype, the device or another argument cannot be used.
         ModelError: the checkpoint cannot be loaded, or would give wrong numbers.
     """
-    _warn_untested(ranks)
     check_bool("check", check)
     check_bool("trust_remote_code", trust_remote_code)
     check_bool("images", images)
     check_stored(quantization, kv_cache_dtype)
     check_ranks(ranks)
+    _warn_untested(ranks)
     directory = locate(path, revision, weights=True)
     config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
     if images:
@@ -219,10 +219,10 @@ def from_module(
             f"from_module takes a language model, and {kind} has no head that predicts tokens; "
             "load it by AutoModelForCausalLM"
         )
-    _warn_untested(ranks)
     check_bool("check", check)
     check_stored(quantization, kv_cache_dtype)
     check_ranks(ranks)
+    _warn_untested(ranks)
     choose(impl, module.device)
     config = module.config
     refuse_family(config)

@@ -41,10 +41,10 @@ def fold_update_lists(
         pages_PF: Pages of each list [P, F].
     """
     if not _has_kernels(on.states):
-        return reference.fold(on, base_F, target_F, listed_F, pages_PF)
+        return reference.fold_update_lists(on, base_F, target_F, listed_F, pages_PF)
     from treegen.ops.recurrence import gpu
 
-    return gpu.fold(on, base_F, target_F, listed_F, pages_PF)
+    return gpu.fold_update_lists(on, base_F, target_F, listed_F, pages_PF)
 
 
 def convolve(

@@ -285,7 +285,7 @@ def convolve(
     return out_TC
 
 
-def fold(
+def fold_update_lists(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
     """Fold update lists into states; see `treegen.ops.recurrence.fold_update_lists`.

@@ -134,7 +134,7 @@ def _token_indices(num: int, num_tokens: int, device: torch.device) -> Tensor:
     return torch.arange(num * num_tokens, device=device).view(num, num_tokens).T
 
 
-def fold(
+def fold_update_lists(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
     """Fold update lists into states; see `treegen.ops.recurrence.fold_update_lists`.
