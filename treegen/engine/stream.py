@@ -145,7 +145,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         Raises:
             InputError: the run was started otherwise, and so draws all of its plan.
         """
-        raise InputError("only a run of LLM.dealt takes work while it goes on")
+        raise InputError("only a run of LLM.open_stream takes work while it runs")
 
     @synchronized
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:

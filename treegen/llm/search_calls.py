@@ -55,7 +55,7 @@ class SearchCalls(ABC):
 
         Args:
             fn: `async def fn(root)`, which samples from the nodes of one problem's tree. It may
-                return a Found, a node or nodes (the best first), or anything else; see
+                return a SearchOutcome, a node or nodes (the best first), or anything else; see
                 `treegen.search`.
             problems: Prompts (text, token ids or chat messages), or (name, prompt) pairs.
             params: Default sampling parameters of nodes.

@@ -204,7 +204,8 @@ def to_outcome(returned: object) -> SearchOutcome | None:
             kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in returned))
             raise InputError(
                 f"a search returned a {type(returned).__name__} of {kinds}; return nodes alone, "
-                "the best first, or a Found, and keep what belongs to a node in its value or data"
+                "the best first, or a SearchOutcome, and keep what belongs to a node in its value "
+                "or data"
             )
     return None
 
@@ -217,7 +218,7 @@ def _check_own(found: SearchOutcome | None, own: Mapping[SearchNode, int]) -> No
     for node in (*best, *found.candidates):
         if not isinstance(node, SearchNode):
             raise InputError(
-                f"a search returned a Found with {node!r:.80}, which is no node; "
+                f"a search returned a SearchOutcome with {node!r:.80}, which is no node; "
                 "return nodes of the search"
             )
         if node not in own:
