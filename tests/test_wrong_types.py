@@ -164,7 +164,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         summarise,
         {"scores": [], "options": SETTINGS, "task": "t", "version": "1", "filters": ["f"]},
     ),
-    "Verdict": (Verdict, {"answer": "a", "correct": True}),
     "TaskOptions": (TaskOptions, {}),
     "TaskDefaults": (
         TaskDefaults,

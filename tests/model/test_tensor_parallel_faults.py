@@ -118,9 +118,9 @@ def test_ranks_that_start_do_not_hold_up_ctrl_c(monkeypatch: pytest.MonkeyPatch)
 
 HOLD = """
 import os, sys, time
-from treegen.model import leading
-leading.Followers._await = lambda *_: (print("begun", flush=True), time.sleep(600))
-leading.Followers(2, "cpu")
+from treegen.model import rank_processes
+rank_processes.FollowerProcesses._await = lambda *_: (print("begun", flush=True), time.sleep(600))
+rank_processes.FollowerProcesses(2, "cpu")
 """
 
 

@@ -116,7 +116,7 @@ def readable_copy(repository: Path) -> Iterator[str]:
         shutil.copy(repository / "treegen" / "errors.py", folder / "treegen")
         shutil.copytree(repository / "treegen" / "common", folder / "treegen" / "common")
         shutil.copytree(repository / "treegen" / "runs", folder / "treegen" / "runs")
-        shutil.copytree(repository / "tasks" / "judge", folder / "treegen" / "tasks" / "judge")
+        shutil.copytree(repository / "tasks" / "sandbox", folder / "treegen" / "tasks" / "sandbox")
         subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
         yield str(folder)
     finally:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile_cases import LIMITS, USABLE, compare
@@ -50,9 +52,27 @@ def killing(most: int, number: int = signal.SIGKILL) -> Iterator[set[Process]]:
         thread.join()
 
 
+@contextmanager
+def killing_at_start(most: int, number: int = signal.SIGKILL) -> Iterator[list[int]]:
+    """Signal the first helpers as soon as they are started; yields their process ids."""
+    killed: list[int] = []
+    start = subprocess.Popen.__init__
+
+    def start_and_kill(process: Any, command: Any, **options: Any) -> None:
+        start(process, command, **options)
+        is_helper = any("treegen.tasks.sandbox.helper" in str(part) for part in command)
+        if is_helper and len(killed) < most:
+            killed.append(process.pid)
+            process.send_signal(number)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(subprocess.Popen, "__init__", start_and_kill)
+        yield killed
+
+
 @pytest.mark.parametrize("sandbox", [*USABLE, "none"])
 def test_a_helper_that_is_killed_while_it_starts_is_started_again(sandbox: str) -> None:
-    with killing(1) as killed, SandboxPool(sandbox, limits=LIMITS, workers=1) as judge:
+    with killing_at_start(1) as killed, SandboxPool(sandbox, limits=LIMITS, workers=1) as judge:
         assert len(killed) == 1
         assert judge.report.tier == sandbox
         result = judge.run(Program("print(1)"), [TestCase(expected="1\n")], compare)
@@ -64,7 +84,7 @@ def test_a_helper_that_is_killed_while_it_starts_is_started_again(sandbox: str) 
 def test_helpers_that_are_all_killed_are_no_sandbox_that_does_not_work(
     sandbox: str, number: signal.Signals
 ) -> None:
-    with killing(FOREVER, number) as killed, pytest.raises(HelperKilledError) as error:
+    with killing_at_start(FOREVER, number) as killed, pytest.raises(HelperKilledError) as error:
         SandboxPool(sandbox, limits=LIMITS, workers=1)
     assert len(killed) == 3
     assert f"helper was ended by {number.name} while" in str(error.value)
@@ -73,7 +93,7 @@ def test_helpers_that_are_all_killed_are_no_sandbox_that_does_not_work(
 
 def test_a_crash_of_the_helper_is_a_sandbox_that_does_not_work() -> None:
     """The kernel may end a helper by such a signal; then the next sandbox is tried."""
-    with killing(FOREVER, signal.SIGSYS), pytest.raises(Exception) as error:
+    with killing_at_start(FOREVER, signal.SIGSYS), pytest.raises(Exception) as error:
         SandboxPool(USABLE[-1], limits=LIMITS, workers=1)
     assert not isinstance(error.value, HelperKilledError)
     assert "no sandbox works here" in str(error.value) and "SIGSYS" in str(error.value)

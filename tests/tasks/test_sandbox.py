@@ -270,10 +270,10 @@ def test_folders_of_canaries_that_died_are_removed(
 @pytest.mark.parametrize("sandbox", [*USABLE, "none"])
 def test_nothing_survives_a_judge_that_is_killed(sandbox: str, delay: float) -> None:
     script = textwrap.dedent(f"""
-        from treegen.tasks.sandbox import Judge, Limits, Program, Test
-        judge = Judge({sandbox!r}, limits=Limits(cpu_seconds=60), workers=1)
+        from treegen.tasks.sandbox import Limits, Program, SandboxPool, TestCase
+        judge = SandboxPool({sandbox!r}, limits=Limits(cpu_seconds=60), workers=1)
         program = Program("open('left', 'w').write('x')\\nwhile True: pass")
-        judge.submit(program, [Test()], lambda *_: True)
+        judge.submit(program, [TestCase()], lambda *_: True)
         import time; print("running", flush=True); time.sleep(60)
     """)
     before = traces()
