@@ -8,7 +8,8 @@ one number.
 import re
 from collections import deque
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import filterfalse
 from typing import Final
 
 from treegen.tasks.common.arithmetic import calculations, canonical_number, plain_digits, result
@@ -265,4 +266,4 @@ def _first_of(text: str, start: int) -> tuple[str | None, int]:
 
 
 def _iterate_asserted(text: str, start: int, stop: int) -> Iterator[re.Match[str]]:
-    return (each for each in calculations(text, start, stop) if not is_denied(text, each))
+    return filterfalse(partial(is_denied, text), calculations(text, start, stop))

@@ -179,7 +179,12 @@ def _is_of(value: Any, kind: Any) -> bool:
         if origin is tuple and parts[-1] is not ...:
             fits = len(value) == len(parts)
             return fits and all(_is_of(*pair) for pair in zip(value, parts, strict=True))
-        return all(_is_of(each, parts[0]) for each in value)
+        part = parts[0]
+        is_plain = isinstance(part, type) and part not in (Any, int, float)
+        if is_plain and not hasattr(part, "_is_protocol"):
+            # Lists may be long, so each type is checked once.
+            return all(issubclass(element, part) for element in set(map(type, value)))
+        return all(_is_of(each, part) for each in value)
     if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
         return True
     return isinstance(value, origin)
