@@ -54,14 +54,15 @@ def killing(most: int, number: int = signal.SIGKILL) -> Iterator[set[Process]]:
 
 @contextmanager
 def killing_at_start(most: int, number: int = signal.SIGKILL) -> Iterator[list[int]]:
-    """Signal the first helpers as soon as they are started; yields their process ids."""
+    """Signal the first helpers that this thread starts, at once; yields their process ids."""
     killed: list[int] = []
+    here = threading.get_ident()  # pools of other tests may replace helpers in their own threads
     start = subprocess.Popen.__init__
 
     def start_and_kill(process: Any, command: Any, **options: Any) -> None:
         start(process, command, **options)
         is_helper = any("treegen.tasks.sandbox.helper" in str(part) for part in command)
-        if is_helper and len(killed) < most:
+        if is_helper and threading.get_ident() == here and len(killed) < most:
             killed.append(process.pid)
             process.send_signal(number)
 
