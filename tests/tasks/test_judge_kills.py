@@ -54,17 +54,18 @@ def killing(most: int, number: int = signal.SIGKILL) -> Iterator[set[Process]]:
 
 @contextmanager
 def killing_at_start(most: int, number: int = signal.SIGKILL) -> Iterator[list[int]]:
-    """Signal the first helpers that this thread starts, at once; yields their process ids."""
+    """Start processes that a signal ends in place of the first helpers; yields their ids."""
     killed: list[int] = []
     here = threading.get_ident()  # pools of other tests may replace helpers in their own threads
     start = subprocess.Popen.__init__
 
     def start_and_kill(process: Any, command: Any, **options: Any) -> None:
-        start(process, command, **options)
         is_helper = any("treegen.tasks.sandbox.helper" in str(part) for part in command)
         if is_helper and threading.get_ident() == here and len(killed) < most:
+            start(process, ["/bin/sh", "-c", f"kill -{int(number)} $$"], **options)
             killed.append(process.pid)
-            process.send_signal(number)
+        else:
+            start(process, command, **options)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(subprocess.Popen, "__init__", start_and_kill)
