@@ -229,7 +229,15 @@ def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
         cluster.run(TREE, SamplingParams(logit_bias={10**6: 1.0}))
     with pytest.raises(InputError, match="a budget for thinking needs the tags"):
         cluster.run(TREE, SamplingParams(max_thinking_tokens=3))
-    for name in ("cache", "model", "open_live_run", "session", "keep", "list_prefixes"):
+    for name in (
+        "cache",
+        "model",
+        "open_live_run",
+        "open_planned_stream",
+        "session",
+        "keep",
+        "list_prefixes",
+    ):
         with pytest.raises(AttributeError, match=f"no {name}: that lives in one model; use an LLM"):
             getattr(cluster, name)
 
