@@ -119,5 +119,5 @@ def test_what_prompts_share_is_computed_once_though_work_comes_in_rounds(llm: LL
             for place in (0, 2, 3, 5)
         )
     assert computed[1] - computed[0] == computed[2] - computed[1] == own < computed[0]
-    with llm.stream(TREE, params) as stream, pytest.raises(InputError, match=r"LLM\.dealt"):
+    with llm.stream(TREE, params) as stream, pytest.raises(InputError, match=r"LLM\.open_stream"):
         stream.add_work([(0, [0])])
