@@ -1,4 +1,4 @@
-"""What `make docs` writes into pages from the code: options of commands, and model families."""
+"""Hooks of `make docs`: write generated tables, and mark the words of code in table cells."""
 
 import re
 from inspect import cleandoc
@@ -6,24 +6,37 @@ from typing import Any
 
 import click
 
-# It keeps click from filling a paragraph, and is no text.
-_KEEP = re.compile("\b")
+# In help texts, this character keeps click from filling a paragraph.
+_NO_FILL = re.compile("\b")
+_CELL = re.compile("<td.*?</td>", re.DOTALL)
+_CELL_CODE = re.compile("<code>([^<]* [^<]*)</code>")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the two markers of a page by what the code says now."""
-    writers = (
-        ("<!-- commands -->", commands), ("<!-- families -->", families),
-        ("<!-- inputs -->", inputs),
-    )  # fmt: skip
-    for marker, written in writers:
+    """Replace the markers of generated tables by the tables."""
+    writers = {
+        "<!-- commands -->": commands,
+        "<!-- families -->": families,
+        "<!-- inputs -->": inputs,
+    }
+    for marker, write in writers.items():
         if marker in markdown:
-            markdown = markdown.replace(marker, written())
+            markdown = markdown.replace(marker, write())
     return markdown
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark the words of code in table cells, so that lines break only between them."""
+    return _CELL.sub(lambda cell: _CELL_CODE.sub(_mark_words, cell[0]), html)
+
+
+def _mark_words(code: re.Match[str]) -> str:
+    words = " ".join(f"<span>{word}</span>" for word in code[1].split(" "))
+    return f"<code>{words}</code>"
+
+
 def commands() -> str:
-    """Return a section for each command: how it is called, what it does, and a table of options."""
+    """Return a section for each command with its usage, its help text and a table of options."""
     from treegen.cli.main import cli
 
     return "\n\n".join(_sections(cli, "treegen"))
@@ -31,33 +44,32 @@ def commands() -> str:
 
 def _sections(group: click.Group, name: str) -> list[str]:
     context = click.Context(group, info_name=name)
-    found = []
-    for each in group.list_commands(context):
-        command = group.get_command(context, each)
+    sections = []
+    for subcommand in group.list_commands(context):
+        command = group.get_command(context, subcommand)
         assert command is not None
-        whole = f"{name} {each}"
-        found.append(_section(command, whole))
+        full_name = f"{name} {subcommand}"
+        sections.append(_section(command, full_name))
         if isinstance(command, click.Group):
-            found += _sections(command, whole)
-    return found
+            sections += _sections(command, full_name)
+    return sections
 
 
 def _section(command: click.Command, name: str) -> str:
     context = click.Context(command, info_name=name)
     usage = " ".join([name, *command.collect_usage_pieces(context)])
-    # \b keeps click from filling a paragraph; here it is a mark without a meaning.
-    told = _KEEP.sub("", cleandoc(command.help or ""))
-    lines = [f"## {name}", f"```text\n{usage}\n```", told]
+    help_text = _NO_FILL.sub("", cleandoc(command.help or ""))
+    lines = [f"## {name}", f"```text\n{usage}\n```", help_text]
     records = [option.get_help_record(context) for option in command.params]
-    shown = [record for record in records if record]
-    if shown:
-        rows = [f"| {_code(names)} | {_cell(help)} |" for names, help in shown]
+    visible = [record for record in records if record]
+    if visible:
+        rows = [f"| {_code(names)} | {_cell(help)} |" for names, help in visible]
         lines.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
     return "\n\n".join(lines)
 
 
 def _cell(text: str) -> str:
-    """Return text that stays in one cell, and in which nothing is markup."""
+    """Return text for one cell, with markup characters escaped."""
     text = " ".join(text.split())
     for mark in ("\\", "|", "<", "*", "_", "["):
         text = text.replace(mark, f"&#{ord(mark)};")
@@ -82,7 +94,7 @@ def families() -> str:
 
 
 def inputs() -> str:
-    """Return a table of what families take that transformers gives more than text."""
+    """Return a table of the inputs of families that take more than text in transformers."""
     from treegen.model.checkpoint.families import (
         IMAGES,
         ON_TEXT,

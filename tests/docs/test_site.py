@@ -1,0 +1,45 @@
+"""The built site of the documentation, in a real browser."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+# Tables stand in boxes that scroll; this lists the boxes that would have to.
+_WIDE_TABLES = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
+    .filter(box => box.scrollWidth > box.clientWidth + 1)
+    .map(box => box.innerText.slice(0, 60))"""
+
+
+@pytest.fixture(scope="module")
+def site(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="needs the extra docs")
+    pytest.importorskip("mkdocstrings", reason="needs the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    command = ["build", "--quiet", "--strict", "--config-file", ".mkdocs.yml"]
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", *command, "--site-dir", str(folder)],
+        cwd=repository,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_no_table_is_wider_than_its_box(site: Path, browser: "Browser") -> None:
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    wide = {}
+    for page in sorted(site.rglob("*.html")):
+        tab.goto(page.as_uri(), wait_until="domcontentloaded")
+        if tables := tab.evaluate(_WIDE_TABLES):
+            wide[str(page.relative_to(site))] = tables
+    tab.close()
+    assert wide == {}
