@@ -25,6 +25,7 @@ def site(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["build", "--quiet", "--strict", "--config-file", ".mkdocs.yml"]
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", *command, "--site-dir", str(folder)],
+        check=False,
         cwd=repository,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
