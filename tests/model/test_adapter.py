@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from treegen import LLM, SamplingParams
 from treegen.errors import InputError, ModelError
-from treegen.model import load
-from treegen.model.base_weights import share_base_weights
+from treegen.model import weights as model_weights
 from treegen.model.checkpoint.adapter import merge, read_adapter
 from treegen.model.checkpoint.files import fingerprint
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.load import load_model
+from treegen.model.weights import share_base_weights
 
 peft = pytest.importorskip("peft")
 
@@ -234,7 +234,7 @@ def test_an_adapter_without_peft_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"adapters need peft; install it: .*\[lora\]"):
+    with pytest.raises(ModelError, match=r"adapters are merged by peft, .*: .*\[lora\]"):
         load_model(base, device="cpu", adapter=tmp_path)
 
 
@@ -272,7 +272,7 @@ def test_several_adapters_read_the_weights_below_them_once(
         read.append(given)
         return auto_class(*given, **more)
 
-    monkeypatch.setattr(load, "auto_class", counted)
+    monkeypatch.setattr(model_weights, "auto_class", counted)
     with share_base_weights():
         found = [weights(path) for path in paths]
         assert len(read) == 1

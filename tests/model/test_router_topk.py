@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treegen.model.linear.router_topk import LARGEST, topk_rows
+from treegen.model.compiled import LARGEST, topk_rows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
 

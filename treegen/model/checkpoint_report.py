@@ -21,8 +21,8 @@ from treegen.model.checkpoint.quantized import describe_support, quantisation_of
 from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
 from treegen.model.generation_config import format_sampling
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
-from treegen.model.load import stays_fp8, stays_mxfp4
 from treegen.model.options import EngineOptions
+from treegen.model.weights import stays_fp8, stays_mxfp4
 
 IMAGE_SIZES: Final = "512x512,1024x768,2048x1536"
 _WIDTH: Final = 100  # columns of a line

@@ -21,7 +21,7 @@ from treegen.model.latent import OURS, get_up_projection, is_latent_layer, laten
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.latent import attend_latents
-from treegen.ops.cache.kv_writes import write_kv
+from treegen.ops.cache.pool import write_kv
 
 # T tokens, H query heads, G key heads, K key dimension, V value dimension, R rank of latents,
 # P rotated numbers of a key, X numbers of a head's key and value that are made from a latent

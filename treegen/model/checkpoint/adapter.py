@@ -134,11 +134,10 @@ def find_adapter(path: str | os.PathLike[str], *, weights: bool = True) -> Adapt
         weights: Whether to fetch its weights from the hub too.
 
     Raises:
-        InputError: peft is not installed.
-        ModelError: there is no adapter, or it cannot be merged.
+        ModelError: peft is not installed, there is no adapter, or it cannot be merged.
     """
     if importlib.util.find_spec("peft") is None:
-        raise InputError(f"adapters need peft; install it: {install('lora')}")
+        raise ModelError(f"adapters are merged by peft, which is not installed: {install('lora')}")
     return read_adapter(locate(path, None, weights=weights), weights=weights)
 
 

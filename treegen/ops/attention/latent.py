@@ -91,7 +91,7 @@ def _merge_kernel(q_THK: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], T
     if q_THK.device.type != "cuda" or q_THK.dtype == torch.float64:
         return None
     try:
-        from treegen.ops.attention.gpu.merge_two import merge_pair
+        from treegen.ops.attention.gpu.latent_kernels import merge_pair
     except ImportError:  # Triton is not installed
         return None
     return merge_pair

@@ -31,7 +31,7 @@ def _load_triton() -> Implementation:
 
 
 def _load_invariant() -> Implementation:
-    from treegen.ops.attention.gpu.invariant import Invariant
+    from treegen.ops.attention.gpu.attend import Invariant
 
     return Invariant()
 
