@@ -207,11 +207,11 @@ class CompiledLayers:
                 wrapped.module.register_buffer(name, make_proxy(tensor, 1), persistent=False)
             del wrapped.module.forward
             wrapped.module.__class__ = _on_slots(kind)
-        known: dict[str, Any] | None = None
+        inductor_options: dict[str, Any] | None = None
         if backend == "inductor":
-            known = {"post_grad_custom_pre_pass": LARGEST, **(options or {})}
+            inductor_options = {"post_grad_custom_pre_pass": LARGEST, **(options or {})}
         for layer in self._layers:
-            layer.compile(backend=backend, dynamic=True, fullgraph=True, options=known)
+            layer.compile(backend=backend, dynamic=True, fullgraph=True, options=inductor_options)
 
     def can_run(self, batch: Batch) -> bool:
         """Return whether a batch uses the pools that the layers were compiled for."""

@@ -123,8 +123,8 @@ def read_config(
         trust=trust_remote_code,
     )
     model_type = raw.get("model_type")
-    is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
-    if not is_known and not raw.get("auto_map"):
+    is_in_transformers = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    if not is_in_transformers and not raw.get("auto_map"):
         raise ModelError(
             f"model_type {model_type!r} in {directory / 'config.json'} is not known to "
             f"transformers {__version__}; upgrade transformers or check the file"

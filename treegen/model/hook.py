@@ -73,13 +73,13 @@ class Probe:
 
     Attributes:
         calls: The inputs and options of the call.
-        given: The tensors of keys and values that the layer passed.
+        keys_and_values: The tensors of keys and values that the layer passed.
         sources: The index of the call that first passed these very tensors.
         modules: The attention module that called.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
-    given: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    keys_and_values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
 
@@ -93,10 +93,10 @@ class Probe:
             value: Its values, as passed.
         """
         self.modules.append(module)
-        same = [at for at, (k, v) in enumerate(self.given) if k is key and v is value]
+        same = [at for at, (k, v) in enumerate(self.keys_and_values) if k is key and v is value]
         self.sources.append(same[0] if same else len(self.calls))
         self.calls.append(call)
-        self.given.append((key, value))
+        self.keys_and_values.append((key, value))
 
 
 def read_call(

@@ -101,7 +101,7 @@ def load_model(
     kind = resolve_dtype(dtype, config, target)
     choose(impl, target)
     check_weights(directory)
-    found_adapter = None if adapter is None else find_adapter(adapter)
+    adapter_to_merge = None if adapter is None else find_adapter(adapter)
     spec = spec_of(
         os.fspath(path),
         directory,
@@ -119,7 +119,7 @@ def load_model(
         device=target,
         stored=quantisation_of(config),
         quantization=quantization,
-        adapter=found_adapter,
+        adapter=adapter_to_merge,
         images=images,
         ranks=ranks,
         trust_remote_code=trust_remote_code,

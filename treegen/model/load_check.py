@@ -296,7 +296,7 @@ def _stock_logits(
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers use other formulas for single tokens than for a whole text. Follow
     # generate: compute the prompt as a whole, then the last token.
-    forward = _forward_stepwise if model.spec.states else _forward_whole
+    forward = _forward_stepwise if model.spec.states else _forward_at_once
     try:
         with without_autocast(model.device), hook:
             return [model.gather_logits(forward(module, s[None])).float() for s in sequences]
@@ -304,7 +304,7 @@ def _stock_logits(
         model.module.set_attn_implementation(attention_of_text(config, ATTENTION))
 
 
-def _forward_whole(module: nn.Module, ids_1N: Tensor) -> Tensor:
+def _forward_at_once(module: nn.Module, ids_1N: Tensor) -> Tensor:
     logits_NV: Tensor = module(input_ids=ids_1N, use_cache=False).logits[0]
     return logits_NV
 
@@ -314,13 +314,13 @@ def _forward_stepwise(module: nn.Module, ids_1N: Tensor) -> Tensor:
     name = cache_argument(module.forward)
     if name is None:
         raise ModelError(f"{type(module).__name__} keeps a state and takes no cache")
-    kept: dict[str, Any] = {}
+    cache: dict[str, Any] = {}
     logits = []
     for part in (slice(None, -1), slice(-1, None)):
         out = module(
-            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **kept
+            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **cache
         )
-        kept = {name: getattr(out, name)}
+        cache = {name: getattr(out, name)}
         logits.append(out.logits[0])
     return torch.cat(logits)
 

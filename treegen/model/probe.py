@@ -169,11 +169,15 @@ def probe_layers(
                 "layers; use one GPU (tensor_parallel_size=1)"
             )
         probe = _probe_shard(model, config, ranks)
-    kept = tuple(states.found[index] for index in range(len(recurrent)))
+    layer_states = tuple(states.states[index] for index in range(len(recurrent)))
     delta = (
-        make_delta_spec([layer.module for layer in recurrent], kept, dtype) if recurrent else None
+        make_delta_spec([layer.module for layer in recurrent], layer_states, dtype)
+        if recurrent
+        else None
     )
-    return ProbeResult(probe, vocab_size, unreached, kept, num_weights, num_in_linears, delta)
+    return ProbeResult(
+        probe, vocab_size, unreached, layer_states, num_weights, num_in_linears, delta
+    )
 
 
 def _build_meta_model(
@@ -287,12 +291,12 @@ def _check_hybrid(
     Layers that do neither may have only an MLP; the load check covers them.
     """
     layers = [call.layer for call in probe.calls]
-    silent = sorted({*range(num_recurrent)} - states.found.keys())
+    silent = sorted({*range(num_recurrent)} - states.states.keys())
     if not layers:
         reason = NO_ATTENTION
     elif layers != sorted(layers):
         reason = "its layers do not attend in order"
-    elif silent or not all(states.found.values()):
+    elif silent or not all(states.states.values()):
         reason = f"{len(silent) or 1} of its {num_recurrent} recurrent layers tell no state"
     else:
         return

@@ -239,9 +239,9 @@ def check_growth(directory: Path) -> None:
             )
 
 
-def _steps(given: Any) -> Iterator[Mapping[str, Any]]:
+def _steps(settings: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the steps of a normalizer, a decoder or a post-processor, in order."""
-    left = [given]
+    left = [settings]
     while left:
         step = left.pop()
         if not isinstance(step, Mapping):
@@ -255,10 +255,10 @@ def _steps(given: Any) -> Iterator[Mapping[str, Any]]:
             yield step
 
 
-def _growth(given: Any) -> tuple[float, float]:
+def _growth(settings: Any) -> tuple[float, float]:
     """Return the maximum factor by which a text may grow, and how many characters are added."""
     times, added = 1.0, 0.0
-    for step in _steps(given):
+    for step in _steps(settings):
         factor = _factor(step)
         times, added = times * factor, added * factor
         prepended = step.get("prepend")

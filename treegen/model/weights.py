@@ -259,11 +259,11 @@ def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
 
     Next to quantised weights, transformers leaves other weights in the type of the file.
     """
-    kept = {*(module._keep_in_fp32_modules_strict or ())}
+    float32_names = {*(module._keep_in_fp32_modules_strict or ())}
     if dtype == torch.float16:
-        kept |= {*(module._keep_in_fp32_modules or ())}
+        float32_names |= {*(module._keep_in_fp32_modules or ())}
     for name, weight in module.named_parameters():
-        if weight.is_floating_point() and not any(part in name for part in kept):
+        if weight.is_floating_point() and not any(part in name for part in float32_names):
             weight.data = weight.data.to(dtype)
 
 
@@ -379,4 +379,4 @@ def prepare(module: PreTrainedModel) -> None:
         # treegen never pads. Some families check for padding in each pass, which would wait for
         # the device, so the check is disabled.
         if isinstance(part, PreTrainedModel):
-            part.warn_if_padding_and_no_attention_mask = lambda *_given: None
+            part.warn_if_padding_and_no_attention_mask = lambda *_arguments: None

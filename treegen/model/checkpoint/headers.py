@@ -49,19 +49,19 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
         stored.add(name, shape)
     if not stored.most:
         return
-    file, beside = directory / "config.json", "the weights beside it"
+    file, weights_name = directory / "config.json", "the weights beside it"
     towers = {  # the checkpoint may lack their weights
         f"{part}.{name}": size
         for part, settings in raw.items()
         for name in (_DEPTHS_OF_PARTS if isinstance(settings, Mapping) else ())
         if isinstance(size := settings.get(name), int) and size > _MOST_OF_PARTS
     }
-    check_sizes(file, beside, stored, {}, towers)
+    check_sizes(file, weights_name, stored, {}, towers)
     widths, depths = (
         {name: settings[name] for settings in texts for name in names if name in settings}
         for names in (_WIDTHS, _DEPTHS)
     )
-    check_sizes(file, beside, stored, widths, depths, _MOST_PACKED if is_packed else 1)
+    check_sizes(file, weights_name, stored, widths, depths, _MOST_PACKED if is_packed else 1)
 
 
 def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:

@@ -130,17 +130,22 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         self.hf_quantizer = hf_quantizer
 
     def convert(
-        self, input_dict: dict[str, Any], *given: Any, full_layer_name: str, model: Any, **more: Any
+        self,
+        input_dict: dict[str, Any],
+        *_others: Any,
+        full_layer_name: str,
+        model: Any,
+        **_options: Any,
     ) -> dict[str, Any]:
         """Expand the matrices of one layer, or of all of its experts.
 
         Args:
             input_dict: The stored tensors by the ends of their names, each a tensor or a list of
                 one tensor per expert.
-            *given: Ignored.
+            *_others: Ignored.
             full_layer_name: The name of the weight in the model.
             model: The model, whose weight has the type to expand to.
-            **more: Ignored.
+            **_options: Ignored.
 
         Returns:
             The expanded weights by name.
@@ -199,7 +204,7 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     def get_load_operations(self) -> dict[str, Any]:
         return {"dequantize": _DequantizeOp}
 
-    def is_serializable(self, *given: Any, **more: Any) -> bool:
+    def is_serializable(self, *_arguments: Any, **_options: Any) -> bool:
         return False
 
 

@@ -164,7 +164,7 @@ def gated_delta(
 
 
 def _rule(
-    given: DeltaInputs, spec: DeltaSpec, mixed_NLC: Tensor, state: Tensor | None, run: StateRun
+    inputs: DeltaInputs, spec: DeltaSpec, mixed_NLC: Tensor, state: Tensor | None, run: StateRun
 ) -> tuple[Tensor, Tensor]:
     # Imported here because it is slow to import.
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
@@ -176,13 +176,13 @@ def _rule(
         part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(group_size, 2)
         for part in parts[:2]
     )
-    a, b = (tensor.view(run.num, run.length, -1) for tensor in (given.a_TH, given.b_TH))
+    a, b = (tensor.view(run.num, run.length, -1) for tensor in (inputs.a_TH, inputs.b_TH))
     out_and_state: tuple[Tensor, Tensor] = torch_chunk_gated_delta_rule(
         q,
         k,
         parts[2].unflatten(-1, (spec.v_heads, -1)),
-        g=-given.a_log_H.float().exp() * softplus(a.float() + given.dt_bias_H),
-        beta=b.sigmoid() * given.strength,
+        g=-inputs.a_log_H.float().exp() * softplus(a.float() + inputs.dt_bias_H),
+        beta=b.sigmoid() * inputs.strength,
         initial_state=state,
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,

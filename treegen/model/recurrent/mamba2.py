@@ -77,8 +77,8 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
     channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
     window = channels, layer.conv1d.weight.shape[-1]
     fits = has_state_shapes(states, dtype, window, (spec.v_heads, spec.v_dim, spec.k_dim))
-    is_known = layer.activation in ("silu", "swish") and spec.v_heads % spec.k_heads == 0
-    return spec if fits and is_known else None
+    is_supported = layer.activation in ("silu", "swish") and spec.v_heads % spec.k_heads == 0
+    return spec if fits and is_supported else None
 
 
 def forward(
@@ -167,7 +167,7 @@ def mamba2(
 
 
 def _scan(
-    given: DeltaInputs,
+    inputs: DeltaInputs,
     spec: DeltaSpec,
     mixed_NLC: Tensor,
     state: Tensor | None,
@@ -176,7 +176,7 @@ def _scan(
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor]:
     least, most = limits
-    step_NLH = softplus(given.a_TH.float() + given.dt_bias_H.float()).clamp(least, most)
+    step_NLH = softplus(inputs.a_TH.float() + inputs.dt_bias_H.float()).clamp(least, most)
     step_NLH = step_NLH.view(run.num, run.length, -1)
     keys = spec.k_heads * spec.k_dim
     x, k_NLGK, q_NLGK = (
@@ -192,12 +192,12 @@ def _scan(
         state = x.new_zeros(run.num, spec.v_heads, spec.k_dim, spec.v_dim)
     out_NLGRV, last_NGKRV = chunk_scan(
         (x * step_NLH[..., None]).unflatten(2, groups),
-        (step_NLH * -given.a_log_H.float().exp()).unflatten(2, groups),
+        (step_NLH * -inputs.a_log_H.float().exp()).unflatten(2, groups),
         k_NLGK,
         q_NLGK,
         state.unflatten(1, groups).transpose(2, 3),
     )
-    skipped = 0.0 if given.skip_H is None else given.skip_H.float()[:, None] * x
+    skipped = 0.0 if inputs.skip_H is None else inputs.skip_H.float()[:, None] * x
     return out_NLGRV.flatten(2, 3) + skipped, last_NGKRV.transpose(2, 3).flatten(1, 2)
 
 
@@ -266,7 +266,7 @@ def _chunks(
     is_later_SS = torch.ones(size, size, dtype=torch.bool, device=x_NLGRV.device).triu(1)
     weights_NBGRSS = between_NBGRSS.masked_fill_(is_later_SS, -torch.inf).exp_()
     weights_NBGRSS *= (queries_NBGSK @ keys_NBGSK.transpose(-1, -2))[:, :, :, None]
-    own_NBGRSV = weights_NBGRSS @ x_NBGSRV.transpose(3, 4)
+    inner_NBGRSV = weights_NBGRSS @ x_NBGSRV.transpose(3, 4)
 
     rest_NBGSR = (until_NBGRS[..., -1:] - until_NBGRS).float().exp_().transpose(-1, -2)
     left_NBGSRV = x_NBGSRV * rest_NBGSR[..., None]
@@ -281,5 +281,5 @@ def _chunks(
 
     earlier_NBGSRV = (queries_NBGSK @ before_NBGKRV.flatten(-2)).unflatten(-1, (heads, width))
     earlier_NBGSRV *= until_NBGRS.float().exp_().transpose(-1, -2)[..., None]
-    out_NBSGRV = (own_NBGRSV.transpose(3, 4) + earlier_NBGSRV).transpose(2, 3)
+    out_NBSGRV = (inner_NBGRSV.transpose(3, 4) + earlier_NBGSRV).transpose(2, 3)
     return out_NBSGRV.reshape(num, -1, groups, heads, width)[:, :length], state_NGKRV

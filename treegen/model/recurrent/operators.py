@@ -110,14 +110,14 @@ def _opaque(
     places = [list(inspect.signature(plain).parameters).index(argument) for argument in changes]
 
     @functools.wraps(plain)
-    def on_wholes(*given: Any) -> Tensor:
-        known = list(given)
+    def run_resolved(*arguments: Any) -> Tensor:
+        resolved = list(arguments)
         for place in places:
-            known[place] = resolve_proxy(known[place])
-        return plain(*known)
+            resolved[place] = resolve_proxy(resolved[place])
+        return plain(*resolved)
 
     # The compiler does not see the tensors that it writes into, so it mutates no argument.
-    torch.library.custom_op(f"treegen::{name}", on_wholes, mutates_args=()).register_fake(shape)
+    torch.library.custom_op(f"treegen::{name}", run_resolved, mutates_args=()).register_fake(shape)
     operator: Callable[..., Tensor] = getattr(torch.ops.treegen, name)
     return operator
 

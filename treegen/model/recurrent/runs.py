@@ -45,27 +45,29 @@ def has_state_shapes(
     ] == wanted
 
 
-def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
+def delta_pass(inputs: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
     """Return what the tokens of this pass read from their states, [T, H, V].
 
     Args:
-        given: The inputs of the layer.
+        inputs: The inputs of the layer.
         on: Its windows and states in their slots.
         rule: Computes runs of several tokens.
     """
     batch = states_of_pass()
-    out_THV = given.mixed_TC.new_empty(len(given.mixed_TC), on.spec.v_heads, on.spec.v_dim)
+    out_THV = inputs.mixed_TC.new_empty(len(inputs.mixed_TC), on.spec.v_heads, on.spec.v_dim)
     if batch.in_order:
-        return batch.in_sequences(out_THV, lambda each: scan(given.rows(each.rows), on, *each[1:]))
+        return batch.in_sequences(
+            out_THV, lambda sequences: scan(inputs.rows(sequences.rows), on, *sequences[1:])
+        )
     if batch.rows is not None:
-        return step(given, on, batch.rows).contiguous()
+        return step(inputs, on, batch.rows).contiguous()
     for run in batch.runs:
-        rows = given.rows(run.rows)
+        rows = inputs.rows(run.rows)
         if (slots := run.one_token) is not None:
             out_THV[run.rows] = step(rows, on, slots)
             continue
-        weights_C1W = given.conv_CW[:, None]
-        out = convolve_run(rows.mixed_TC, weights_C1W, given.conv_bias_C, on.windows, run)
+        weights_C1W = inputs.conv_CW[:, None]
+        out = convolve_run(rows.mixed_TC, weights_C1W, inputs.conv_bias_C, on.windows, run)
         state = None if run.reads_N is None else on.states[run.reads_N]
         out_NLHV, last = rule(rows, on.spec, silu(out), state, run)
         on.states[run.writes_N] = last.to(on.states.dtype)
@@ -92,7 +94,7 @@ def convolve_run(
         before = x_NCL.new_zeros(run.num, x_NCL.shape[1], width)
     else:
         before = windows[run.reads_N]
-    whole = torch.cat([before, x_NCL], -1)
-    windows[run.writes_N] = whole[..., -width:]
-    whole = whole[..., width - seen + 1 :].to(conv_C1W.dtype)
-    return conv1d(whole, conv_C1W, bias_C, groups=len(conv_C1W)).transpose(1, 2)
+    extended = torch.cat([before, x_NCL], -1)
+    windows[run.writes_N] = extended[..., -width:]
+    extended = extended[..., width - seen + 1 :].to(conv_C1W.dtype)
+    return conv1d(extended, conv_C1W, bias_C, groups=len(conv_C1W)).transpose(1, 2)

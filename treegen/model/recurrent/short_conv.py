@@ -66,14 +66,16 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
     if batch.in_order:
         tensors = weights, bias_D, windows
         return batch.in_sequences(
-            out_TD, lambda each: convolve_runs(x_TD[each.rows], *tensors, *each[1:])
+            out_TD, lambda sequences: convolve_runs(x_TD[sequences.rows], *tensors, *sequences[1:])
         )
     if batch.rows is not None:
         return convolve(x_TD, weights, bias_D, windows, batch.rows).contiguous()
     for run in batch.runs:
-        mine = x_TD[run.rows]
+        run_inputs = x_TD[run.rows]
         if (slots := run.one_token) is not None:
-            out_TD[run.rows] = convolve(mine, weights, bias_D, windows, slots)
+            out_TD[run.rows] = convolve(run_inputs, weights, bias_D, windows, slots)
         else:
-            out_TD[run.rows] = convolve_run(mine, conv_D1W, bias_D, windows, run).flatten(0, 1)
+            out_TD[run.rows] = convolve_run(run_inputs, conv_D1W, bias_D, windows, run).flatten(
+                0, 1
+            )
     return out_TD

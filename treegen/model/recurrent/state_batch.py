@@ -90,7 +90,7 @@ class StateRun:
         return RowSlots(torch.stack([self.reads_N, self.writes_N]))
 
     @property
-    def whole(self) -> Sequences:
+    def sequences(self) -> Sequences:
         """The run as sequences that are computed a token at a time."""
         reads_N = torch.full_like(self.writes_N, -1) if self.reads_N is None else self.reads_N
         return Sequences(self.rows, reads_N, self.writes_N, self.length)
@@ -136,7 +136,7 @@ class StateBatch:
             return compute(Sequences(slice(None), reads_T, writes_T, 1))
         out.zero_()  # for spare rows
         for run in self.runs:
-            out[run.rows] = compute(run.whole)
+            out[run.rows] = compute(run.sequences)
         return out
 
 

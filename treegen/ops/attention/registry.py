@@ -89,9 +89,9 @@ def register(name: str, load: Callable[[], Implementation], *, auto: bool = True
     if not auto:
         LOADERS[name] = load
         return
-    known = dict(LOADERS)
+    earlier = dict(LOADERS)
     LOADERS.clear()
-    LOADERS.update({name: load, **known})
+    LOADERS.update({name: load, **earlier})
 
 
 def choose(impl: str, device: torch.device) -> Implementation:

@@ -133,12 +133,14 @@ class PagePool:
             The numbers of `count` blocks, where block b has the pages from b * size to
             b * size + size - 1. None if the pool has fewer free blocks.
         """
-        whole = len(self._refs) // size
+        num_blocks = len(self._refs) // size
         free = (self._refs == 0) & ~self._is_lent
-        blocks = np.flatnonzero(free[: whole * size].reshape(whole, size).all(axis=1))[:count]
+        blocks = np.flatnonzero(free[: num_blocks * size].reshape(num_blocks, size).all(axis=1))[
+            :count
+        ]
         if len(blocks) < count:
             return None
-        self._is_lent[: whole * size].reshape(whole, size)[blocks] = True
+        self._is_lent[: num_blocks * size].reshape(num_blocks, size)[blocks] = True
         self._loans[name] = (blocks[:, None] * size + np.arange(size)).ravel().astype(np.int32)
         self._num_lent += count * size
         return blocks.astype(np.int32)
@@ -343,20 +345,20 @@ def _kernel() -> Any:
     return write_slots
 
 
-_wholes: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by address
+_tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by address
 
 
-def make_proxy(whole: Tensor, dims: int) -> Tensor:
+def make_proxy(tensor: Tensor, dims: int) -> Tensor:
     """Return the first part of a tensor, from which `resolve_proxy` finds the tensor.
 
     Args:
-        whole: The tensor, which must stay referenced elsewhere while the proxy is used.
+        tensor: The tensor, which must stay referenced elsewhere while the proxy is used.
         dims: Number of leading dimensions that are dropped.
     """
-    _wholes[whole.data_ptr()] = whole
-    return whole[(0,) * dims]
+    _tensors[tensor.data_ptr()] = tensor
+    return tensor[(0,) * dims]
 
 
 def resolve_proxy(part: Tensor) -> Tensor:
     """Return the tensor of a proxy."""
-    return _wholes[part.data_ptr()]
+    return _tensors[part.data_ptr()]

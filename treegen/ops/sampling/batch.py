@@ -160,15 +160,15 @@ class SamplingBatch:
             biases: One bias for each of the parameters. Default: no biases.
         """
 
-        def of_each(values: list[float]) -> Tensor:
+        def spread(values: list[float]) -> Tensor:
             return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
 
         temperatures = [p.temperature for p in params]
         processed = [p.reports_processed for p in params]
         top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0, index_P)
         return SamplingBatch(
-            temperature_P=of_each([t or 1.0 for t in temperatures]),
-            greedy_P=of_each(temperatures) == 0 if 0 in temperatures else None,
+            temperature_P=spread([t or 1.0 for t in temperatures]),
+            greedy_P=spread(temperatures) == 0 if 0 in temperatures else None,
             all_greedy=all(t == 0 for t in temperatures),
             top_p_P=column([p.top_p for p in params], 1.0, index_P),
             top_k_P=None if top_k is None else top_k.long(),
@@ -176,7 +176,7 @@ class SamplingBatch:
             num_logprobs=max(p.logprobs for p in params),
             biases=Biases.of(biases, index_P),
             signals=ConfidenceSignals.of(params, index_P),
-            processed_P=of_each(list(map(float, processed))) > 0 if any(processed) else None,
+            processed_P=spread(list(map(float, processed))) > 0 if any(processed) else None,
             penalties=Penalties.of(params, [bias.words for bias in biases], index_P),
         )
 

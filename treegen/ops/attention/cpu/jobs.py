@@ -299,8 +299,8 @@ def _cut_mixed(
     first, last = int(offset_N.min()), int(offset_N.max())
     n = stop - start
     in_order = bool((np.diff(offset_N) == 1).all())
-    whole = window is None or last < window
-    if in_order and whole and level.causal and first >= 0 and last < kv_len:
+    sees_all = window is None or last < window
+    if in_order and sees_all and level.causal and first >= 0 and last < kv_len:
         if first == 0:
             yield start, n, g, 0, n, CAUSAL, 0
             return
