@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.model.recurrent.runs import delta_pass, has_state_shapes
-from treegen.model.recurrent.state_batch import StateRun
+from treegen.model.recurrent.state_batch import StateRun, delta_pass, has_state_shapes
 from treegen.ops.recurrence import DeltaInputs, DeltaStates
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,

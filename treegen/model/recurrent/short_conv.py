@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from treegen.common.spec import StateSpec
-from treegen.model.recurrent.runs import convolve_run, has_state_shapes
-from treegen.model.recurrent.state_batch import states_of_pass
+from treegen.model.recurrent.state_batch import convolve_run, has_state_shapes, states_of_pass
 from treegen.ops.recurrence import convolve, convolve_runs
 
 # T tokens of a pass, D width of the model (the number of channels), W width of windows

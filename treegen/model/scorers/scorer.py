@@ -106,8 +106,7 @@ def load_scorer(
         ModelError: the model cannot be loaded, or has none of the forms.
     """
     from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
-    from treegen.model.checkpoint.headers import check_headers
-    from treegen.model.config import resolve_device
+    from treegen.model.config import check_headers, resolve_device
     from treegen.model.tokenizer import load_tokenizer
 
     if form not in (None, *FORMS):
