@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from safetensors import safe_open
@@ -284,28 +284,26 @@ def _merge_matrices(
     """
     from peft import LoraConfig, LoraModel, set_peft_model_state_dict
 
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        target_modules=["layer"],
-        **{name: bool(settings.get(name)) for name in _SWITCHES},
-    )
+    options: dict[str, Any] = {name: bool(settings.get(name)) for name in _SWITCHES}
+    config = LoraConfig(r=rank, lora_alpha=cast(int, alpha), target_modules=["layer"], **options)
     # peft sees one layer at a time, so that only one weight is held in float32.
     container = nn.Module()
     container.layer = layer
-    weight = layer.weight
+    weight = cast(Tensor, layer.weight)
     # A copy, because other layers may share the weight.
     layer.weight = nn.Parameter(weight.to(torch.float32, copy=True), requires_grad=False)
     state = {f"layer.{name}": tensor.to(torch.float32) for name, tensor in matrices.items()}
     # peft draws matrices before it loads these.
     with torch.random.fork_rng(devices=[]):
         tuner = LoraModel(container, config, "default", low_cpu_mem_usage=True)
-    loaded = set_peft_model_state_dict(container, state, low_cpu_mem_usage=True)
+    # peft declares a type that has no fields.
+    loaded: Any = set_peft_model_state_dict(container, state, low_cpu_mem_usage=True)
     missing = [name for name in loaded.missing_keys if ".lora_" in name]
     if missing or loaded.unexpected_keys:
         raise ValueError(f"missing: {missing}, not expected: {loaded.unexpected_keys}")
     tuner.merge_and_unload()
-    layer.weight = nn.Parameter(layer.weight.to(weight.dtype).contiguous(), requires_grad=False)
+    merged = cast(Tensor, layer.weight).to(weight.dtype).contiguous()
+    layer.weight = nn.Parameter(merged, requires_grad=False)
 
 
 def _unknown_name(adapter: Adapter, name: str) -> ModelError:
