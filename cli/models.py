@@ -48,7 +48,7 @@ def command(model: str | None, quiet: bool, sizes: str | None, **options: Any) -
             EngineOptions(model=model, **options), asked
         )
     elif sizes is None:
-        found = FamilyReport.known_here()
+        found = FamilyReport.of_installed()
     else:
         raise InputError("--image-size is of one checkpoint; name it")
     if not quiet:

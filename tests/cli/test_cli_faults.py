@@ -58,7 +58,7 @@ def test_the_engine_checks_memory_and_impl_before_it_loads(tiny: Path, no_weight
 def test_loading_checks_impl_before_weights(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from treegen.model import load
 
-    monkeypatch.setattr(load, "_load_weights", lambda *args: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(load, "load_weights", lambda *args: pytest.fail("weights were loaded"))
     with pytest.raises(InputError, match="impl must be auto or one of"):
         load.load_model(tiny, impl="foo")
 

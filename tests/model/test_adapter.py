@@ -1,7 +1,9 @@
 """Adapters merged as a model loads, against peft's own model of the same base and adapter."""
 
+import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from treegen import LLM, SamplingParams
 from treegen.errors import InputError, ModelError
-from treegen.model import load
-from treegen.model.base_weights import share_base_weights
-from treegen.model.checkpoint.adapter import read_adapter
+from treegen.model import weights as model_weights
+from treegen.model.checkpoint.adapter import merge, read_adapter
 from treegen.model.checkpoint.files import fingerprint
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.load import load_model
+from treegen.model.weights import share_base_weights
 
 peft = pytest.importorskip("peft")
 
@@ -178,9 +180,9 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=match):
             load_model(model, device="cpu", adapter=adapter, check=False)
 
-    def changed(name: str, **changes: Any) -> Path:
+    def changed(name: str, kind: str = "lora", **changes: Any) -> Path:
         path = tmp_path / name
-        save_adapter(base, path, **KINDS["lora"])
+        save_adapter(base, path, **KINDS[kind])
         config = json.loads((path / "adapter_config.json").read_text())
         (path / "adapter_config.json").write_text(json.dumps({**config, **changes}))
         return path
@@ -208,8 +210,32 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
     refused("has matrices of rank 0 for model.layers.0", nothing)
     other = save_tiny_model(tmp_path / "other", hidden_size=64)
     refused("is of another model", changed("wide"), other)
+    single = changed("single")
+    file = single / "adapter_model.safetensors"
+    weights = {name: weight for name, weight in load_file(file).items() if "lora_A" in name}
+    save_file(weights, file, {"format": "pt"})
+    refused("q_proj cannot be merged: missing: .*lora_B", single)
+    refused("not expected: .*lora_magnitude_vector", changed("length", "dora", use_dora=False))
+    refused("init_lora_weights='olora', had changed", changed("olora", init_lora_weights="olora"))
     with pytest.raises(InputError, match="does not go with tensor_parallel_size"):
         LLM(str(base), adapter=str(bare), tensor_parallel_size=2)
+
+
+def test_merging_draws_no_random_numbers(base: Path, tmp_path: Path) -> None:
+    save_adapter(base, tmp_path, **KINDS["embedding-and-head"])
+    module = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    before = torch.get_rng_state()
+    merge(module, read_adapter(tmp_path))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_adapter_without_peft_names_the_extra(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"adapters are merged by peft, .*: .*\[lora\]"):
+        load_model(base, device="cpu", adapter=tmp_path)
 
 
 def test_a_run_knows_its_adapter(tmp_path: Path, treegen: Command) -> None:
@@ -246,7 +272,7 @@ def test_several_adapters_read_the_weights_below_them_once(
         read.append(given)
         return auto_class(*given, **more)
 
-    monkeypatch.setattr(load, "auto_class", counted)
+    monkeypatch.setattr(model_weights, "auto_class", counted)
     with share_base_weights():
         found = [weights(path) for path in paths]
         assert len(read) == 1

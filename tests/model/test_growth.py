@@ -14,8 +14,7 @@ from tiny_models import save_tiny_model
 from treegen.common.bounded.patterns import first_matches
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.adapter import CONFIG, WEIGHTS, read_adapter
-from treegen.model.checkpoint.tokenizer_growth import check_growth
-from treegen.model.tokenizer import load_tokenizer
+from treegen.model.tokenizer import check_growth, load_tokenizer
 
 
 def replace(content: str, **pattern: str) -> dict[str, Any]:

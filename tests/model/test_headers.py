@@ -14,7 +14,7 @@ from tiny_images import save_tiny_vision_model
 from treegen import LLM
 from treegen.errors import ModelError
 from treegen.model.checkpoint.files import fingerprint
-from treegen.model.checkpoint.headers import check_headers
+from treegen.model.config import check_headers
 from treegen.model.tokenizer import load_tokenizer
 
 

@@ -493,7 +493,7 @@ def test_experts_kept_in_mxfp4_are_those_expanded(
     save_in_mxfp4(tmp_path)
     with pytest.warns(ModelWarning, match="expanded"):
         want = load_model(tmp_path, device="cpu")
-    monkeypatch.setattr("treegen.model.load.can_keep", lambda *given: True)
+    monkeypatch.setattr("treegen.model.weights.can_keep", lambda *given: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
         model = load_model(tmp_path, device="cpu")
@@ -522,7 +522,7 @@ def test_what_experts_in_mxfp4_take_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_in_mxfp4(tmp_path)
-    monkeypatch.setattr("treegen.model.load.can_keep", lambda *given: True)
+    monkeypatch.setattr("treegen.model.weights.can_keep", lambda *given: True)
     found = inspect_checkpoint(EngineOptions(model=str(tmp_path), device="cpu", dtype="bfloat16"))
     stored = load_file(tmp_path / "model.safetensors").values()
     assert found.quantization == "mxfp4"

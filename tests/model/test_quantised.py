@@ -18,7 +18,7 @@ from tiny_models import save_tiny_model
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
 from treegen.evals.model import load_model_facts
-from treegen.model import load
+from treegen.model import weights
 from treegen.model.checkpoint import quantized
 from treegen.model.checkpoint.quantized import FP8_METHODS
 from treegen.model.config import load_spec
@@ -190,7 +190,7 @@ def test_a_run_names_fp8_where_it_computes_in_it(
 ) -> None:
     save_tiny_model(tmp_path / "source")
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "tensor")
-    monkeypatch.setattr(load, "can_multiply", lambda device: capable)
+    monkeypatch.setattr(weights, "can_multiply", lambda device: capable)
     options = {"model": str(tmp_path / "fp8"), "quantization": quantization, "device": "cpu"}
     facts = load_model_facts(EngineOptions(**options))  # type: ignore[arg-type]
     assert facts.quantization == ("fp8" if stays else None)

@@ -112,7 +112,9 @@ def test_layers_get_their_states_whatever_the_cache_is_called(
             # A model of transformers passes its own cache on, which is None here.
             out = model[0](x, **({} if given is None else {given: None}))
         assert torch.equal(out, x)
-        assert [(each.kind, each.shape) for each in states.found[layer.index]] == [("conv", (2, 3))]
+        assert [(each.kind, each.shape) for each in states.states[layer.index]] == [
+            ("conv", (2, 3))
+        ]
 
 
 def test_a_layer_that_takes_no_cache_is_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treegen.model.linear.router_topk import LARGEST, topk_rows
+from treegen.model.compiled import LARGEST, topk_rows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
 
@@ -103,4 +103,4 @@ def test_the_compiler_takes_the_pass() -> None:
     rows = torch.randn(9, 8)
     got, code = run_and_get_code(compiled, rows)
     torch.testing.assert_close(got, choose(rows))
-    assert "treegen.largest" in code[0] and "ops.aten.topk" not in code[0]
+    assert "treegen.topk_rows" in code[0] and "ops.aten.topk" not in code[0]

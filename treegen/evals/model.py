@@ -66,7 +66,7 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     stays = False
     # The code that loads and runs models takes seconds to import. A finished run does not need it.
     if stored is not None and engine.adapter is None:
-        from treegen.model.load import stays_fp8
+        from treegen.model.weights import stays_fp8
 
         stays = stays_fp8(stored, requested, device)
     quantization = "fp8" if requested == "fp8" or stays else None

@@ -50,8 +50,8 @@ class Batch:
         layers: One page pool for each attention layer of the model.
         states: The state slots that recurrent layers read and write; None for a model without such
             layers.
-        whole: Whether each rank of a tensor-parallel model gets logits of the whole vocabulary, not
-            only those of its shard.
+        gathers_logits: Whether each rank of a tensor-parallel model gets the logits of the whole
+            vocabulary, not only those of its shard.
         rotary_AT: int64, the position of each token for rotary embeddings; None if equal to
             `positions_T`.
         images: The embeddings of images; None without images.
@@ -66,7 +66,7 @@ class Batch:
     levels: PreparedLevels
     layers: Sequence[LayerKV]
     states: StateBatch | None = None
-    whole: bool = True
+    gathers_logits: bool = True
     rotary_AT: Tensor | None = None
     images: ImageRows | None = None
     windowed: PreparedLevels | None = None

@@ -21,8 +21,8 @@ from treegen.model.checkpoint.quantized import describe_support, quantisation_of
 from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
 from treegen.model.generation_config import format_sampling
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
-from treegen.model.load import stays_fp8, stays_mxfp4
 from treegen.model.options import EngineOptions
+from treegen.model.weights import stays_fp8, stays_mxfp4
 
 IMAGE_SIZES: Final = "512x512,1024x768,2048x1536"
 _WIDTH: Final = 100  # columns of a line
@@ -81,21 +81,23 @@ class CheckpointReport:
             attending += f"; {len(spec.states)} recurrent layers keep "
             attending += f"{format_bytes(spec.state_bytes)} for each text"
         size, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
-        kept = f"keys and values: {format_bytes(size)} a token"
+        cached = f"keys and values: {format_bytes(size)} a token"
         if spec.latent is not None:
-            kept = (
+            cached = (
                 f"latents: {format_bytes(size)} a token, of which keys and values of "
                 f"{format_bytes(expanded)} are made ({expanded / size:,.1f} times)"
             )
         if self.latent_bytes:
-            kept += f", {size / self.latent_bytes:,.1f} times its latents, which its layers do not "
-            kept += "hand on"
+            cached += (
+                f", {size / self.latent_bytes:,.1f} times its latents, which its layers do not "
+            )
+            cached += "hand on"
         lines = [
             f"{title} (on a GPU {WAYS[self.way]})",
             f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "
             f"{kind}{stored}",
             attending,
-            f"{kept}; context {spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}",
+            f"{cached}; context {spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}",
         ]
         lines.append(f"takes: {', '.join(self.takes)}{self._images}")
         if spec.recommended:
@@ -281,33 +283,35 @@ class FamilyReport:
     """Which model families run and how, and which are refused and why.
 
     Attributes:
-        known: The families of the installed transformers.
+        families: The families of the installed transformers.
         weights: Formats of quantised weights, and how treegen loads each.
     """
 
-    known: Sequence[Family]
+    families: Sequence[Family]
     weights: Mapping[str, str]
 
     @staticmethod
-    def known_here() -> FamilyReport:
+    def of_installed() -> FamilyReport:
         """Return the report for the installed transformers."""
         return FamilyReport(all_families(), describe_support())
 
     def __str__(self) -> str:
         """Return the report as lines of text."""
         counts = [
-            [way, str(sum(family.way == way for family in self.known)), how]
+            [way, str(sum(family.way == way for family in self.families)), how]
             for way, how in WAYS.items()
         ]
         lines = [format_table(["Families", "Number", "On a GPU they run"], counts, right=(1,)), ""]
         for way in WAYS:
-            for why in sorted({family.why for family in self.known if family.way == way}):
-                alike = [family for family in self.known if (family.way, family.why) == (way, why)]
+            for why in sorted({family.why for family in self.families if family.way == way}):
+                alike = [
+                    family for family in self.families if (family.way, family.why) == (way, why)
+                ]
                 names = ", ".join(family.model_type for family in alike)
                 lines += [f"{way}{': ' + why if why else ''}", _wrap_text(names), ""]
         for kind in ("images", "sound"):
             if names := ", ".join(
-                family.model_type for family in self.known if kind in family.takes
+                family.model_type for family in self.families if kind in family.takes
             ):
                 lines += [f"Given {kind} too", _wrap_text(names), ""]
         lines.append("Weights that are quantised")
@@ -324,7 +328,7 @@ class FamilyReport:
                     "takes": list(family.takes),
                     "why": family.why or None,
                 }
-                for family in self.known
+                for family in self.families
             ],
             "weights": [{"stored": a, "becomes": b} for a, b in self.weights.items()],
         }

@@ -21,7 +21,7 @@ from treegen.model.latent import OURS, get_up_projection, is_latent_layer, laten
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.latent import attend_latents
-from treegen.ops.cache.kv_writes import write_kv
+from treegen.ops.cache.pool import write_kv
 
 # T tokens, H query heads, G key heads, K key dimension, V value dimension, R rank of latents,
 # P rotated numbers of a key, X numbers of a head's key and value that are made from a latent
@@ -73,13 +73,13 @@ class Probe:
 
     Attributes:
         calls: The inputs and options of the call.
-        given: The tensors of keys and values that the layer passed.
+        keys_and_values: The tensors of keys and values that the layer passed.
         sources: The index of the call that first passed these very tensors.
         modules: The attention module that called.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
-    given: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    keys_and_values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
 
@@ -93,10 +93,10 @@ class Probe:
             value: Its values, as passed.
         """
         self.modules.append(module)
-        same = [at for at, (k, v) in enumerate(self.given) if k is key and v is value]
+        same = [at for at, (k, v) in enumerate(self.keys_and_values) if k is key and v is value]
         self.sources.append(same[0] if same else len(self.calls))
         self.calls.append(call)
-        self.given.append((key, value))
+        self.keys_and_values.append((key, value))
 
 
 def read_call(

@@ -83,8 +83,8 @@ def get_up_projection(part: Any) -> Tensor:
     """Return the weights with which a layer makes keys and values from latents, [H, X, R]."""
     up = part.kv_b_proj
     if type(up) is nn.Linear:
-        whole = up.weight
+        weights = up.weight
     else:  # several matrices, such as with an adapter: multiply an identity matrix by them
         units = torch.eye(up.in_features, dtype=part.o_proj.weight.dtype, device=up.weight.device)
-        whole = up(units).t()
-    return whole.reshape(-1, part.qk_nope_head_dim + part.v_head_dim, up.in_features)
+        weights = up(units).t()
+    return weights.reshape(-1, part.qk_nope_head_dim + part.v_head_dim, up.in_features)

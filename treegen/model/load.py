@@ -6,64 +6,39 @@ own attention.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import io
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from typing import Any, Final
 
 import torch
-from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import PreTrainedModel
 
-from treegen.common.formatting import format_bytes
 from treegen.common.params import check_bool
-from treegen.common.spec import ModelSpec
 from treegen.common.tested_versions import warn_untested
-from treegen.errors import InputError, ModelError, ModelWarning
-from treegen.model.base_weights import load_base
-from treegen.model.checkpoint.adapter import Adapter, find_adapter, merge
+from treegen.errors import InputError
+from treegen.model.checkpoint.adapter import find_adapter
 from treegen.model.checkpoint.families import refuse_family, refuse_images
-from treegen.model.checkpoint.files import check_weights, fingerprint, locate, weight_files
-from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
-from treegen.model.checkpoint.load_report import (
-    check_complete,
-    loading_error,
-    quiet_loading,
-    warn_unused,
-)
-from treegen.model.checkpoint.packed_weights import dequantize_packed_on_load
-from treegen.model.checkpoint.quantized import (
-    QuantizationInfo,
-    configure_dequantization,
-    quantisation_of,
-    unused_names,
-)
-from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
-from treegen.model.config import (
-    DTYPES,
-    read_config,
-    resolve_device,
-    resolve_dtype,
-    spec_of,
-)
+from treegen.model.checkpoint.files import check_weights, fingerprint, locate
+from treegen.model.checkpoint.quantized import quantisation_of
+from treegen.model.checkpoint.text_part import attention_of_text
+from treegen.model.config import DTYPES, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.hook import ATTENTION
-from treegen.model.latent import enable_latents
-from treegen.model.linear.fp8 import can_multiply
-from treegen.model.linear.fp8_checkpoint import RestoreReport, fp8_tensors, restore_fp8
+from treegen.model.latent import disable_latents
 from treegen.model.linear.fp8_experts import quantize_matrices
-from treegen.model.linear.mxfp4 import can_keep, fits_expanded, keep_on_load
 from treegen.model.load_check import check_model
-from treegen.model.memory import empty_device_cache
 from treegen.model.model import Model
 from treegen.model.options import check_stored
 from treegen.model.parallel.ranks import Ranks, check_ranks
-from treegen.model.parallel.shards import shard, tie_head
 from treegen.model.vision.processor import placeholder_of
 from treegen.model.vision.tower import VisionTower
+from treegen.model.weights import LoadPlan, load_weights, prepare
 from treegen.ops.attention.registry import choose
+
+_PADDING: Final = "warn_if_padding_and_no_attention_mask"
+_ABSENT: Final = object()
 
 
 def load_model(
@@ -126,7 +101,7 @@ def load_model(
     kind = resolve_dtype(dtype, config, target)
     choose(impl, target)
     check_weights(directory)
-    added = None if adapter is None else find_adapter(adapter)
+    adapter_to_merge = None if adapter is None else find_adapter(adapter)
     spec = spec_of(
         os.fspath(path),
         directory,
@@ -136,44 +111,39 @@ def load_model(
         trust_remote_code=trust_remote_code,
         ranks=ranks.size if ranks else 1,
     )
-    towers = spec.unreached if images else ()
-    if images and (ranks is None or not ranks.rank):
-        spec = replace(spec, unreached=())
-    stored = quantisation_of(config)
-    stays_8 = stays_fp8(stored, quantization, target) and ranks is None and added is None
-    stays_4 = stays_mxfp4(config, stored, quantization, target, kind)
-    stays = stays_8 or (stays_4 and ranks is None and added is None)
-    if stored is None and not is_gguf(directory):
-        _refuse_bare_fp8(directory)
-    module = _load_weights(
-        directory,
-        config,
-        spec,
-        kind,
-        target,
-        trust_remote_code,
-        ranks,
-        stored,
-        stays,
-        quantization,
-        added,
-        images,
-        towers,
-    )
-    model = Model(
-        module,
-        spec,
-        kind,
-        impl=impl,
+    plan = LoadPlan(
+        directory=directory,
+        config=config,
+        spec=spec,
+        dtype=kind,
+        device=target,
+        stored=quantisation_of(config),
+        quantization=quantization,
+        adapter=adapter_to_merge,
+        images=images,
         ranks=ranks,
-        fingerprint=fingerprint(directory, added.directory if added else None),
-        quantization="fp8" if stays_8 or quantization == "fp8" else None,
+        trust_remote_code=trust_remote_code,
     )
+    model = _load_planned(plan, impl)
     if check:
         check_model(model)
     if images:
-        model.tower = VisionTower(module, placeholder_of(config))
+        model.tower = VisionTower(model.module, placeholder_of(config))
     return model
+
+
+def _load_planned(plan: LoadPlan, impl: str) -> Model:
+    adapter = plan.adapter
+    is_fp8 = plan.keeps_fp8 or plan.quantization == "fp8"
+    return Model(
+        load_weights(plan),
+        replace(plan.spec, unreached=plan.dropped),
+        plan.dtype,
+        impl=impl,
+        ranks=plan.ranks,
+        fingerprint=fingerprint(plan.directory, adapter.directory if adapter else None),
+        quantization="fp8" if is_fp8 else None,
+    )
 
 
 def from_module(
@@ -189,7 +159,7 @@ def from_module(
     """Wrap a transformers module that is in memory, on one device and in one dtype.
 
     The module is changed: it uses treegen's attention from now on.
-    `treegen.model.module_patch.patch_module` restores it afterwards.
+    `patch_module` restores it afterwards.
 
     Args:
         module: A causal language model of transformers.
@@ -254,244 +224,50 @@ def from_module(
     return model
 
 
+@contextmanager
+def patch_module(module: PreTrainedModel) -> Iterator[None]:
+    """While open, make a module ready for treegen: no gradients, no dropout, treegen's attention.
+
+    Afterwards requires_grad, train and eval mode of each part, the attention functions, classes and
+    attributes are restored. Wrappers of the module's own forward, such as accelerate's autocast,
+    are removed while it is open.
+    """
+    training = [(part, part.training) for part in module.modules()]
+    needs = [(weight, weight.requires_grad) for weight in module.parameters()]
+    attends = [(config, config._attn_implementation_internal) for config in _configs(module)]
+    attributes = [(part, _PADDING, vars(part).get(_PADDING, _ABSENT)) for part in module.modules()]
+    attributes.append((module, "forward", vars(module).pop("forward", _ABSENT)))
+    try:
+        prepare(module)
+        module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
+        yield
+    finally:
+        disable_latents(module)
+        for config, name in attends:
+            config._attn_implementation_internal = name
+        for part, name, value in attributes:
+            if value is not _ABSENT:
+                setattr(part, name, value)
+            elif name in vars(part):
+                delattr(part, name)
+        for weight, flag in needs:
+            weight.requires_grad_(flag)
+        for part, flag in training:
+            part.training = flag
+
+
+def _configs(module: nn.Module) -> list[Any]:
+    """Return the configurations of a model's parts and their sub-configurations, each once."""
+    configs: dict[int, Any] = {}
+    waiting = [part.config for part in module.modules() if isinstance(part, PreTrainedModel)]
+    while waiting:
+        config = waiting.pop()
+        if config is not None and id(config) not in configs:
+            configs[id(config)] = config
+            waiting += [getattr(config, name, None) for name in config.sub_configs]
+    return list(configs.values())
+
+
 def _warn_untested(ranks: Ranks | None) -> None:
     if ranks is None or not ranks.rank:
         warn_untested()
-
-
-def _load_weights(
-    directory: Path,
-    config: PretrainedConfig,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    trust_remote_code: bool,
-    ranks: Ranks | None,
-    stored: QuantizationInfo | None,
-    stays: bool,
-    quantization: str | None,
-    adapter: Adapter | None,
-    images: bool,
-    towers: Sequence[str],
-) -> PreTrainedModel:
-    """Return the transformers model with every weight read from the checkpoint.
-
-    Args:
-        directory: The directory or GGUF file of the checkpoint.
-        config: Its configuration.
-        spec: The shape of the model.
-        dtype: The type to compute in.
-        device: The device of the weights.
-        trust_remote_code: As in `load_model`.
-        ranks: As in `load_model`.
-        stored: How the weights are quantised; None if they are not.
-        stays: Whether FP8 or MXFP4 weights stay quantised.
-        quantization: As in `load_model`.
-        adapter: The adapter to merge; None for none.
-        images: Whether the model takes images too.
-        towers: Names of the parts that read images; rank 0 keeps them whole.
-    """
-    config = copy.deepcopy(config)  # loading writes into it
-    in_one = gguf_arguments(directory)
-    if in_one:
-        in_one["quantization_config"] = GgufConfig(dequantize=True)
-    names = {}
-    in_4_bits = stays and stored is not None and not stored.is_fp8
-    if in_4_bits:
-        keep_on_load(config)
-    elif stored is not None and stored.packing is not None:
-        dequantize_packed_on_load(config, stored.packing)
-    elif stored is not None:
-        names = configure_dequantization(config, stored)
-    bars = contextlib.redirect_stderr(io.StringIO()) if in_one else contextlib.nullcontext()
-
-    def read_weights() -> PreTrainedModel:
-        with quiet_loading() as report_lines, bars:  # transformers does not control GGUF's bars
-            try:
-                loaded, info = auto_class(config, images=images).from_pretrained(
-                    directory.parent if in_one else directory,
-                    config=config,
-                    dtype=dtype,
-                    attn_implementation=attention_of_text(config, ATTENTION),
-                    use_safetensors=True,
-                    local_files_only=True,
-                    trust_remote_code=trust_remote_code,
-                    key_mapping=names or None,
-                    # check_complete refuses them below, with names and shapes.
-                    ignore_mismatched_sizes=True,
-                    output_loading_info=True,
-                    **in_one,
-                )
-            except Exception as error:
-                raise loading_error(directory, error, report_lines) from None
-        check_complete(directory, info)
-        warn_unused(directory, unused_names(info["unexpected_keys"], stored))
-        read: PreTrainedModel = loaded
-        drop_parts(read, spec.unreached)
-        return read
-
-    below = None if adapter is None else (directory, fingerprint(directory), dtype, images)
-    module = load_base(below, read_weights)
-    prepare(module)
-    if dtype == torch.float32 or stored is not None or in_one:
-        _cast(module, dtype)
-    if adapter is not None:
-        merge(module, adapter, spec.unreached)
-    expanded = sum(p.numel() * p.element_size() for p in module.parameters())
-    if ranks is not None:
-        shard(module, ranks.rank, ranks.size, towers)
-    if device.type == "cuda":
-        empty_device_cache(device)
-    try:
-        # Quantise matrix by matrix, so that the weights need not fit before they are quantised.
-        restored = restore_fp8(module, directory, device) if stays and not in_4_bits else None
-        if quantization == "fp8":
-            quantize_matrices(module, device)
-        module = module.to(device)
-        if ranks is not None:
-            tie_head(module, ranks.rank, ranks.size)
-        if in_one and not (header := read_header(directory)).is_plain:
-            stored = QuantizationInfo("gguf", f"{header.stores} (GGUF)")
-        if stored is not None and not in_4_bits and (ranks is None or ranks.rank == 0):
-            files = [directory] if in_one else weight_files(directory)
-            sizes = sum(file.stat().st_size for file in files), expanded
-            _tell(spec.name, stored, restored, dtype, device, sizes)
-        return module
-    except torch.cuda.OutOfMemoryError:
-        size = sum(p.numel() * p.element_size() for p in module.parameters())
-    raise ModelError(
-        f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
-        "device or a smaller dtype"
-    )
-
-
-def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast weights to the type to compute in, except those that the family keeps in float32.
-
-    Next to quantised weights, transformers leaves other weights in the type of the file.
-    """
-    kept = {*(module._keep_in_fp32_modules_strict or ())}
-    if dtype == torch.float16:
-        kept |= {*(module._keep_in_fp32_modules or ())}
-    for name, weight in module.named_parameters():
-        if weight.is_floating_point() and not any(part in name for part in kept):
-            weight.data = weight.data.to(dtype)
-
-
-def stays_fp8(
-    stored: QuantizationInfo | None, quantization: str | None, device: torch.device
-) -> bool:
-    """Return whether matrices that a checkpoint stores in FP8 stay in FP8 on a device.
-
-    Args:
-        stored: How the weights are quantised; None if they are not.
-        quantization: As in `load_model`.
-        device: The device.
-    """
-    if stored is None or not stored.is_fp8:
-        return False
-    return quantization == "fp8" or (quantization is None and can_multiply(device))
-
-
-def stays_mxfp4(
-    config: PretrainedConfig,
-    stored: QuantizationInfo | None,
-    quantization: str | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> bool:
-    """Return whether experts that a checkpoint stores in MXFP4 stay in 4 bits on a device.
-
-    Args:
-        config: The model's configuration.
-        stored: How the weights are quantised; None if they are not.
-        quantization: As in `load_model`.
-        device: The device.
-        dtype: The type to compute in.
-
-    Raises:
-        InputError: quantization is "mxfp4", but the checkpoint does not store MXFP4.
-    """
-    is_stored = stored is not None and stored.method == "mxfp4"
-    if quantization == "mxfp4":
-        if not is_stored:
-            raise InputError(
-                "quantization='mxfp4' is for checkpoints that store MXFP4, and this one does not; "
-                "leave it out"
-            )
-        return can_keep(config, device, dtype)
-    return (
-        is_stored
-        and quantization is None
-        and can_keep(config, device, dtype)
-        and not fits_expanded(config, device)
-    )
-
-
-def _refuse_bare_fp8(directory: Path) -> None:
-    """Raise ModelError for FP8 weights whose scales config.json does not describe.
-
-    Files that cannot be read are left to transformers, whose errors are reported.
-    """
-    try:
-        matrices = fp8_tensors(directory)
-    except Exception:
-        return
-    if matrices:
-        raise ModelError(
-            f"{directory} has weights in FP8 ({next(iter(matrices))}), and config.json has no "
-            "quantization_config that tells how they are scaled; use another copy of the model"
-        )
-
-
-def _tell(
-    name: str,
-    stored: QuantizationInfo,
-    restored: RestoreReport | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    sizes: tuple[int, int],
-) -> None:
-    """Warn, in one line, about weights that are not computed as they are stored.
-
-    Args:
-        name: The model's name.
-        stored: How the weights are stored.
-        restored: The FP8 matrices that were put back; None if all weights were expanded.
-        dtype: The type to compute in.
-        device: The device.
-        sizes: Bytes of the files, and of the weights if all are expanded.
-    """
-    kind = str(dtype).removeprefix("torch.")
-    if restored is None:
-        why = ""
-        if stored.is_fp8 and not can_multiply(device):
-            why = f", for {device} does not multiply FP8"
-        before, after = map(format_bytes, sizes)
-        message = (
-            f"weights in {stored.stores} were expanded to {kind}{why}: {before} of files became "
-            f"{after}"
-        )
-    else:
-        message = f"{restored.count:,} matrices stay in {stored.stores}"
-        if restored.rounded:
-            message += (
-                f", {restored.rounded:,} of them rounded from scales of blocks to one scale for "
-                f"each output, which moved them by {restored.error:.1%}"
-            )
-        if restored.expanded:
-            message += f"; {restored.expanded:,} others were expanded to {kind}"
-        if not restored.rounded and not restored.expanded:
-            return
-    warnings.warn(f"{name}: {message}", ModelWarning, stacklevel=1)
-
-
-def prepare(module: PreTrainedModel) -> None:
-    """Make a transformers module ready for inference."""
-    module.eval().requires_grad_(False)
-    enable_latents(module)
-    for part in module.modules():
-        # treegen never pads. Some families check for padding in each pass, which would wait for
-        # the device, so the check is disabled.
-        if isinstance(part, PreTrainedModel):
-            part.warn_if_padding_and_no_attention_mask = lambda *_given: None

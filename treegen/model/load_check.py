@@ -129,10 +129,10 @@ class _CountedPools(list[LayerKV]):
 
     def __init__(self, pools: Sequence[LayerKV]) -> None:
         super().__init__(pools)
-        self.asked: list[int] = []
+        self.indices: list[int] = []
 
     def __getitem__(self, index: Any) -> Any:
-        self.asked.append(index)
+        self.indices.append(index)
         return super().__getitem__(index)
 
 
@@ -209,10 +209,6 @@ def _pass(
         decodes: Whether this is a decode step, in which rows may keep update lists.
     """
     pools, states = cache
-
-    def ints(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=model.device)
-
     lengths = [len(span.tokens) for span in spans]
     offsets = [sum(lengths[:at]) for at in range(len(spans))]
     pieces = [
@@ -224,19 +220,7 @@ def _pass(
     positions_R = torch.cat([span.start + index for span, index in span_indices])
     slots_R = torch.cat([span.page * _PAGE + index for span, index in span_indices])
     prepared = prepare(
-        [
-            Level(
-                q_start_G=ints([start for start, _ in rows]),
-                q_stop_G=ints([stop for _, stop in rows]),
-                pages_GP=ints(pages)[:, None],
-                kv_len_G=ints(lengths),
-                kv_start_G=ints(starts),
-                causal=causal,
-            )
-            for rows, pages, lengths, starts, causal in levels
-        ],
-        positions_R,
-        impl=model.impl,
+        [_make_level(level, model.device) for level in levels], positions_R, impl=model.impl
     )
     counted = _CountedPools(pools)
     batch = states_of_pieces(pieces, states) if states else None
@@ -257,12 +241,28 @@ def _pass(
             states=batch,
         )
     )
-    if sorted(counted.asked) != list(range(len(pools))):
+    if sorted(counted.indices) != list(range(len(pools))):
         raise ModelError(
-            f"{model.spec.model_type} called attention {len(counted.asked)} times for {len(pools)} "
-            "layers; each layer must call it exactly once"
+            f"{model.spec.model_type} called attention {len(counted.indices)} times for "
+            f"{len(pools)} layers; each layer must call it exactly once"
         )
     return logits_RV
+
+
+def _make_level(groups: _Groups, device: torch.device) -> Level:
+    rows, pages, lengths, starts, causal = groups
+
+    def ints(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    return Level(
+        q_start_G=ints([start for start, _ in rows]),
+        q_stop_G=ints([stop for _, stop in rows]),
+        pages_GP=ints(pages)[:, None],
+        kv_len_G=ints(lengths),
+        kv_start_G=ints(starts),
+        causal=causal,
+    )
 
 
 @torch.inference_mode()
@@ -296,15 +296,15 @@ def _stock_logits(
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers use other formulas for single tokens than for a whole text. Follow
     # generate: compute the prompt as a whole, then the last token.
-    alone = _forward_stepwise if model.spec.states else _forward_whole
+    forward = _forward_stepwise if model.spec.states else _forward_at_once
     try:
         with without_autocast(model.device), hook:
-            return [model.gather_logits(alone(module, s[None])).float() for s in sequences]
+            return [model.gather_logits(forward(module, s[None])).float() for s in sequences]
     finally:
         model.module.set_attn_implementation(attention_of_text(config, ATTENTION))
 
 
-def _forward_whole(module: nn.Module, ids_1N: Tensor) -> Tensor:
+def _forward_at_once(module: nn.Module, ids_1N: Tensor) -> Tensor:
     logits_NV: Tensor = module(input_ids=ids_1N, use_cache=False).logits[0]
     return logits_NV
 
@@ -314,13 +314,13 @@ def _forward_stepwise(module: nn.Module, ids_1N: Tensor) -> Tensor:
     name = cache_argument(module.forward)
     if name is None:
         raise ModelError(f"{type(module).__name__} keeps a state and takes no cache")
-    kept: dict[str, Any] = {}
+    cache: dict[str, Any] = {}
     logits = []
     for part in (slice(None, -1), slice(-1, None)):
         out = module(
-            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **kept
+            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **cache
         )
-        kept = {name: getattr(out, name)}
+        cache = {name: getattr(out, name)}
         logits.append(out.logits[0])
     return torch.cat(logits)
 

@@ -181,25 +181,25 @@ def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
     return int(pages)
 
 
-def subtract_draft_cache(size: int, spec: ModelSpec, beside: int) -> int:
+def subtract_draft_cache(size: int, spec: ModelSpec, draft_token_bytes: int) -> int:
     """Return the cache bytes that remain for the model when a draft model shares its pages.
 
     Args:
         size: Bytes of both caches together.
         spec: The model's shape.
-        beside: Bytes that each token takes in the other cache.
+        draft_token_bytes: Bytes that each token takes in the other cache.
     """
-    return size * spec.kv_bytes_per_token // (spec.kv_bytes_per_token + beside)
+    return size * spec.kv_bytes_per_token // (spec.kv_bytes_per_token + draft_token_bytes)
 
 
-def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCache:
+def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0) -> PagedCache:
     """Allocate the cache; without a given size, leave enough memory for the activations of a pass.
 
     Args:
         model: The loaded model.
         options: The cache size, the page size and the maximum number of rows.
-        beside: Bytes of a token's keys and values in a draft model's cache, which uses the same
-            pages. Default: no draft model.
+        draft_token_bytes: Bytes of a token's keys and values in a draft model's cache, which uses
+            the same pages. Default: no draft model.
 
     Raises:
         CacheFullError: not one page fits, or too few state slots to work with.
@@ -210,7 +210,7 @@ def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCa
         activations = activation_bytes(model.module, prefill_chunk)
         activations += recurrence_bytes(model.spec, max_rows)
         size = default_bytes(model.device, activations)
-    size = subtract_draft_cache(size, model.spec, beside)
+    size = subtract_draft_cache(size, model.spec, draft_token_bytes)
     num_pages, num_states, num_windows = cache_size(size, model.spec, page_size, max_rows)
     if model.ranks is not None:
         num_pages = model.ranks.all_reduce_min(num_pages)

@@ -384,7 +384,7 @@ class Model:
         if not self._keeps_rows:
             logits_SV = logits_SV[batch.logits_at_S]
         width = self.spec.vocab_size
-        if batch.whole:
+        if batch.gathers_logits:
             logits_SV = self.gather_logits(logits_SV)
         elif self.ranks is not None:
             width = -(-width // self.ranks.size)
@@ -400,7 +400,7 @@ class Model:
         """Return logits [S, V] over the whole vocabulary, gathered from the parts of all ranks."""
         if self.ranks is None:
             return logits_SV
-        return self.ranks.whole(logits_SV, self.spec.vocab_size)
+        return self.ranks.gather_logits(logits_SV, self.spec.vocab_size)
 
 
 class _PoolIterator(list[LayerKV]):

@@ -154,8 +154,8 @@ class EngineOptions:
             "reproducible": self.reproducible,
             "quantization": self.quantization == "fp8",
         }
-        for name, is_given in others.items():
-            if is_given:
+        for name, is_set in others.items():
+            if is_set:
                 raise InputError(f"images does not go with {name} yet; leave out one of the two")
 
     @property
@@ -203,15 +203,18 @@ def check_stored(quantization: str | None, kv_cache_dtype: str) -> None:
         )
 
 
-def check_known(given: Iterable[str], whose: str, own: Sequence[str] = ()) -> None:
+def check_known(names: Iterable[str], whose: str, more_names: Sequence[str] = ()) -> None:
     """Raise InputError for names that are not options of an LLM.
 
     Args:
-        given: The names to check. "model" is not an option here.
+        names: The names to check. "model" is not an option here.
         whose: What error messages call the source of the names.
-        own: Further names that are allowed.
+        more_names: Further names that are allowed.
     """
-    known = [*own, *(field.name for field in fields(EngineOptions) if field.name != "model")]
-    if unknown := sorted(set(given) - set(known)):
-        hint = hint_at(unknown[0], known) or f"; it knows {', '.join(known)}"
+    allowed = [
+        *more_names,
+        *(field.name for field in fields(EngineOptions) if field.name != "model"),
+    ]
+    if unknown := sorted(set(names) - set(allowed)):
+        hint = hint_at(unknown[0], allowed) or f"; it knows {', '.join(allowed)}"
         raise InputError(f"{whose} have {', '.join(unknown)}, which treegen does not know{hint}")

@@ -130,20 +130,7 @@ def probe_layers(
         ModelError: the layers call attention in a way that is not supported.
     """
     try:
-        with torch.device("meta"):
-            model: PreTrainedModel = (
-                auto_class(config)
-                .from_config(
-                    # Building a model writes into its configuration.
-                    copy.deepcopy(config),
-                    dtype=dtype,
-                    attn_implementation=attention_of_text(config, PROBE),
-                    # "eager" loops over experts. Grouped matmuls do not accept meta tensors.
-                    experts_implementation="eager",
-                    trust_remote_code=trust_remote_code,
-                )
-                .eval()
-            )
+        model = _build_meta_model(config, dtype, trust_remote_code)
         states = StateProbe()
         enable_latents(model)
         recurrent = wrap_recurrent(model)
@@ -181,19 +168,45 @@ def probe_layers(
                 f"{config.model_type} models cannot be divided among GPUs: they have recurrent "
                 "layers; use one GPU (tensor_parallel_size=1)"
             )
-        shard(model, 0, ranks)
-        try:
-            probe, _ = _pass(model)
-        except RuntimeError as error:
-            raise ModelError(
-                f"{config.model_type} models cannot be divided among {ranks} GPUs: a pass over a "
-                f"part fails with {summarize_error(error)}; use one GPU (tensor_parallel_size=1)"
-            ) from None
-    kept = tuple(states.found[index] for index in range(len(recurrent)))
+        probe = _probe_shard(model, config, ranks)
+    layer_states = tuple(states.states[index] for index in range(len(recurrent)))
     delta = (
-        make_delta_spec([layer.module for layer in recurrent], kept, dtype) if recurrent else None
+        make_delta_spec([layer.module for layer in recurrent], layer_states, dtype)
+        if recurrent
+        else None
     )
-    return ProbeResult(probe, vocab_size, unreached, kept, num_weights, num_in_linears, delta)
+    return ProbeResult(
+        probe, vocab_size, unreached, layer_states, num_weights, num_in_linears, delta
+    )
+
+
+def _build_meta_model(
+    config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool
+) -> PreTrainedModel:
+    """Return the model without data, on the meta device."""
+    with torch.device("meta"):
+        model: PreTrainedModel = auto_class(config).from_config(
+            # Building a model writes into its configuration.
+            copy.deepcopy(config),
+            dtype=dtype,
+            attn_implementation=attention_of_text(config, PROBE),
+            # "eager" loops over experts. Grouped matmuls do not accept meta tensors.
+            experts_implementation="eager",
+            trust_remote_code=trust_remote_code,
+        )
+        return model.eval()
+
+
+def _probe_shard(model: PreTrainedModel, config: PretrainedConfig, ranks: int) -> Probe:
+    """Cut a model to the shard of rank 0, and return its attention calls."""
+    shard(model, 0, ranks)
+    try:
+        return _pass(model)[0]
+    except RuntimeError as error:
+        raise ModelError(
+            f"{config.model_type} models cannot be divided among {ranks} GPUs: a pass over a part "
+            f"fails with {summarize_error(error)}; use one GPU (tensor_parallel_size=1)"
+        ) from None
 
 
 def _works_without(model: nn.Module, parts: Sequence[str]) -> bool:
@@ -278,12 +291,12 @@ def _check_hybrid(
     Layers that do neither may have only an MLP; the load check covers them.
     """
     layers = [call.layer for call in probe.calls]
-    silent = sorted({*range(num_recurrent)} - states.found.keys())
+    silent = sorted({*range(num_recurrent)} - states.states.keys())
     if not layers:
         reason = NO_ATTENTION
     elif layers != sorted(layers):
         reason = "its layers do not attend in order"
-    elif silent or not all(states.found.values()):
+    elif silent or not all(states.states.values()):
         reason = f"{len(silent) or 1} of its {num_recurrent} recurrent layers tell no state"
     else:
         return

@@ -58,8 +58,8 @@ class FollowerProcesses:
         temporary = Path(tempfile.gettempdir())
         sweep(temporary, f"{_FOLDER}*")  # remove folders of killed processes
         self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=temporary))
-        self._held = ExitStack()
-        self._held.enter_context(create_held(self._folder, folder=True))
+        self._folder_lock = ExitStack()
+        self._folder_lock.enter_context(create_held(self._folder, folder=True))
         self._failed = ""
         self._closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -69,18 +69,25 @@ class FollowerProcesses:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
         try:
             for rank in range(1, size):
-                mine, theirs = Pipe()
-                arguments = [theirs.fileno(), rank, size, device_type, self._folder, os.getpid()]
+                local_end, remote_end = Pipe()
+                arguments = [
+                    remote_end.fileno(),
+                    rank,
+                    size,
+                    device_type,
+                    self._folder,
+                    os.getpid(),
+                ]
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-c", _START, *map(str, arguments)],
                     env=environment,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[remote_end.fileno()],
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # Ctrl-C reaches only this process, which ends the others
                 )
-                theirs.close()
+                remote_end.close()
                 self._processes.append(process)
-                self._connections.append(mine)
+                self._connections.append(local_end)
             for rank, connection in enumerate(self._connections, start=1):
                 self._await(rank, connection)
         except BaseException:
@@ -130,13 +137,13 @@ class FollowerProcesses:
                 "had finished are kept; make a new LLM to go on"
             )
 
-    def fail(self, told: str) -> None:
+    def fail(self, reason: str) -> None:
         """End all other ranks; further calls raise errors. Only the first reason is kept."""
         if threading.current_thread() is not self._watch:
             self._watch.join(_SOON)  # the thread may know the actual reason
         # Set this first: killing the ranks ends the collectives that this process waits for,
         # without valid results.
-        self._failed = self._failed or told
+        self._failed = self._failed or reason
         for process in self._processes:
             with contextlib.suppress(OSError):
                 process.kill()
@@ -155,7 +162,7 @@ class FollowerProcesses:
                 return
         problem = self._describe_exit(rank) if connection.poll() else f"rank {rank} does not answer"
         raise WorkerError(
-            f"a tensor-parallel model cannot be started: {problem}; see what it has told above, or "
+            f"a tensor-parallel model cannot be started: {problem}; see its messages above, or "
             "start again"
         )
 
@@ -216,7 +223,7 @@ class FollowerProcesses:
         with contextlib.suppress(Exception):
             leave(self)
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._held.close()
+        self._folder_lock.close()
 
 
 def devices_of(size: int, device: str) -> torch.device:
@@ -290,8 +297,8 @@ class RankGroup(Closeable):
             death = "" if isinstance(error, WorkerError) else self._followers.describe_death()
             self._followers.close(now=True)
             if death:  # the cause of the error, such as a collective that failed in a check
-                told = f"not all ranks could load the model: {death}"
-                raise WorkerError(f"{told}; see what they have told above") from error
+                message = f"not all ranks could load the model: {death}"
+                raise WorkerError(f"{message}; see their messages above") from error
             raise
         except BaseException as error:
             self._followers.fail(f"rank 0: {type(error).__name__}: {error}")
@@ -299,7 +306,7 @@ class RankGroup(Closeable):
             self.close()
             if isinstance(error, Exception) and not failed.startswith("rank 0"):
                 message = f"not all ranks could load the model: {failed}"
-                raise WorkerError(f"{message}; see what they have told above") from error
+                raise WorkerError(f"{message}; see their messages above") from error
             raise
 
     def close(self) -> None:

@@ -148,9 +148,9 @@ def compiler_options() -> dict[str, bool]:
     `torch.use_deterministic_algorithms`, which also sets Inductor's `deterministic`. Layers
     compiled without the options are cached separately.
     """
-    known = torch._inductor.config.get_config_copy()
+    settings = torch._inductor.config.get_config_copy()
     wanted = {"deterministic": True, "triton.autotune_pointwise": False}
-    return {name: value for name, value in wanted.items() if name in known}
+    return {name: value for name, value in wanted.items() if name in settings}
 
 
 def pad_batch(batch: Batch) -> Batch:

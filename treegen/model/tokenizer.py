@@ -1,7 +1,17 @@
-"""Load the tokenizer and the image processor of a model."""
+"""Load the tokenizer and the image processor of a model, and check the tokenizer's files.
 
+The library of fast tokenizers aborts the whole process when memory runs out. A few replacements in
+a row can make a short text larger than any memory, so they are checked before the tokenizer is
+used. If a tokenizer fails, the field of its settings with an invalid value is named.
+"""
+
+import base64
+import binascii
 import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Final
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -14,8 +24,6 @@ from treegen.model.checkpoint.files import (
     summarize_error,
 )
 from treegen.model.checkpoint.gguf_file import gguf_arguments
-from treegen.model.checkpoint.tokenizer_fields import check_fields, is_length, is_template
-from treegen.model.checkpoint.tokenizer_growth import check_growth
 from treegen.model.config import read_config
 from treegen.model.options import EngineOptions
 from treegen.model.vision.processor import Processor, load_processor
@@ -96,3 +104,190 @@ def load_image_processor(options: EngineOptions, tokenizer: PreTrainedTokenizerB
         trust_remote_code=options.trust_remote_code,
     )
     return load_processor(directory, config, tokenizer)
+
+
+_Check = Callable[[Any], bool]
+
+
+def is_length(value: Any) -> bool:
+    """Return whether a value is valid for `model_max_length`; if not set, it is 1e30."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and value >= 0)
+
+
+def _is_token(value: Any) -> bool:
+    text = value.get("content") if isinstance(value, dict) else value
+    is_text = isinstance(text, str) and not any("\ud800" <= char <= "\udfff" for char in text)
+    return value is None or is_text
+
+
+def _are_tokens(value: Any) -> bool:
+    tokens = list(value.values()) if isinstance(value, dict) else value
+    return value is None or (isinstance(tokens, list) and all(t and _is_token(t) for t in tokens))
+
+
+def _are_added(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(key.isdecimal() for key in value):
+        return False
+    return all(isinstance(token, dict) and _is_token(token) for token in value.values())
+
+
+def is_template(value: Any) -> bool:
+    """Return whether a value is valid for `chat_template`."""
+    if isinstance(value, dict):
+        return all(isinstance(text, str) for text in value.values())
+    if isinstance(value, list):
+        names = ("name", "template")
+        return all(
+            isinstance(t, dict) and all(isinstance(t.get(n), str) for n in names) for t in value
+        )
+    return value is None or isinstance(value, str)
+
+
+_TOKEN: Final = ("a token, or an object with its content", _is_token)
+_TOKENS: Final = ("a list of tokens, or an object of them", _are_tokens)
+_SIDE: Final = ('"left" or "right"', lambda value: value in ("left", "right"))
+_ENDS: Final = {
+    f"{name}_token": _TOKEN for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")
+}
+_FIELDS: Final[dict[str, tuple[str, _Check]]] = {
+    **_ENDS,
+    "model_max_length": ("a number of tokens", is_length),
+    "added_tokens_decoder": ("an object from ids to tokens", _are_added),
+    "additional_special_tokens": (
+        "a list of tokens",
+        lambda value: not isinstance(value, dict) and _are_tokens(value),
+    ),
+    "extra_special_tokens": _TOKENS,
+    "chat_template": ("a text, or templates with their names", is_template),
+    "padding_side": _SIDE,
+    "truncation_side": _SIDE,
+    "split_special_tokens": ("true or false", lambda value: isinstance(value, bool)),
+    "model_input_names": (
+        "a list of names",
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    ),
+    "auto_map": ("an object", lambda value: isinstance(value, dict)),
+    "tokenizer_class": ("a name", lambda value: value is None or isinstance(value, str)),
+}
+
+
+def check_fields(directory: Path) -> None:
+    """Raise ModelError that names the first field of a tokenizer's settings with an invalid value.
+
+    Call this for a tokenizer that fails. A tokenizer that never reads the field may work in spite
+    of such a value.
+    """
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        settings: dict[str, Any] = {}
+        with suppress(ModelError):  # no such file, or its error is reported elsewhere
+            settings = read_object(directory / name)
+        for field, (what, is_right) in _FIELDS.items():
+            if field in settings and not is_right(settings[field]):
+                raise ModelError(
+                    f"{directory / name}: {field} is {settings[field]!r:.60}, not {what}; mend it, "
+                    "or download the file again"
+                )
+
+
+MOST_TIMES: Final = 256
+"""Maximum factor by which normalizing or decoding may lengthen a text, apart from Unicode's own."""
+MOST_ADDED: Final = 4096
+"""Maximum characters that normalizing may prepend, and in a prefix or suffix of word parts."""
+_MOST_COPIES: Final = 8  # of a text in the result with special tokens
+_PARTS: Final = ("normalizers", "decoders", "processors")
+_AROUND: Final = ("continuing_subword_prefix", "end_of_word_suffix")
+
+
+def check_growth(directory: Path) -> None:
+    """Raise ModelError for a tokenizer.json that would make a text grow without bound.
+
+    Args:
+        directory: The directory of the tokenizer's files. One without a tokenizer.json is accepted.
+
+    Raises:
+        ModelError: A text would grow.
+    """
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        return
+    try:
+        settings = read_object(file)
+    except ModelError:  # the library's own error is clearer
+        return
+    for name in ("normalizer", "decoder"):
+        times, added = _growth(settings.get(name))
+        if times > MOST_TIMES or added > MOST_ADDED:
+            raise ModelError(
+                f"{file}: its {name} may make a text {times:,.3g} times as long and add "
+                f"{added:,.3g} characters, more than {MOST_TIMES} times and {MOST_ADDED:,}; use "
+                "another tokenizer"
+            )
+    copies = max((_copies(step) for step in _steps(settings.get("post_processor"))), default=1)
+    if copies > _MOST_COPIES:
+        raise ModelError(
+            f"{file}: its post_processor writes a text {copies:,} times, more than "
+            f"{_MOST_COPIES}; use another tokenizer"
+        )
+    model = settings.get("model")
+    around = {name: model.get(name) for name in _AROUND} if isinstance(model, Mapping) else {}
+    for name, text in around.items():
+        if isinstance(text, str) and len(text) > MOST_ADDED:
+            raise ModelError(
+                f"{file}: {name} has {len(text):,} characters, more than {MOST_ADDED:,}; use "
+                "another tokenizer"
+            )
+
+
+def _steps(settings: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a normalizer, a decoder or a post-processor, in order."""
+    left = [settings]
+    while left:
+        step = left.pop()
+        if not isinstance(step, Mapping):
+            continue
+        inner = [
+            child for part in _PARTS if isinstance(step.get(part), list) for child in step[part]
+        ]
+        if inner:
+            left += reversed(inner)
+        else:
+            yield step
+
+
+def _growth(settings: Any) -> tuple[float, float]:
+    """Return the maximum factor by which a text may grow, and how many characters are added."""
+    times, added = 1.0, 0.0
+    for step in _steps(settings):
+        factor = _factor(step)
+        times, added = times * factor, added * factor
+        prepended = step.get("prepend")
+        added += len(prepended) if isinstance(prepended, str) else 0
+    return times, added
+
+
+def _factor(step: Mapping[str, Any]) -> float:
+    """Return the maximum factor by which one step may lengthen a text."""
+    content, pattern = step.get("content"), step.get("pattern")
+    if isinstance(content, str) and pattern is not None:
+        text = pattern.get("String") if isinstance(pattern, Mapping) else pattern
+        if isinstance(text, str) and text:
+            return max(1.0, len(content) / len(text))
+        return 1.0 + len(content)  # a regular expression may match between any two characters
+    charsmap = step.get("precompiled_charsmap")
+    if isinstance(charsmap, str):
+        try:
+            data = base64.b64decode(charsmap)
+        except (binascii.Error, ValueError):
+            return 1.0  # the library refuses it
+        # The data is the length of a table, the table, and replacements separated by zeros.
+        replaced = data[4 + int.from_bytes(data[:4], "little") :]
+        return float(max(map(len, replaced.split(b"\0")), default=1) or 1)
+    return 1.0
+
+
+def _copies(step: Mapping[str, Any]) -> int:
+    single = step.get("single")
+    if not isinstance(single, list):
+        return 1
+    return sum(isinstance(item, Mapping) and "Sequence" in item for item in single)

@@ -59,7 +59,7 @@ def load_verifier(
     reader = _in_use.get(key)
     if reader is not None:
         return Verifier(scorer=reader.scorer, reader=reader, **settings)
-    verifier = Verifier(scorer=load_scorer(name, own=True, **where), **settings)
+    verifier = Verifier(scorer=load_scorer(name, separate=True, **where), **settings)
     try:
         reader = _in_use[key] = _reader(verifier, os.fspath(name), memory)
         return replace(verifier, reader=reader)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from treegen import LLM, InputError, SamplingParams, from_module
 from treegen.integrations.trl import RolloutResult, Rollouts, rollout
 from treegen.integrations.trl.tree import tree_of
-from treegen.model.module_patch import patch_module
+from treegen.model.load import patch_module
 
 trl = pytest.importorskip("trl.trainer", reason="needs trl")
 datasets = pytest.importorskip("datasets")

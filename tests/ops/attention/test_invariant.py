@@ -20,7 +20,7 @@ from treegen.errors import InputError
 from treegen.ops.attention import Level, attend
 
 try:
-    from treegen.ops.attention.gpu import fold, units
+    from treegen.ops.attention.gpu import state, units
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -71,7 +71,7 @@ def on_device(level: Level) -> Level:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(6))
 def test_ragged_trees(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold, "PART", [4096, 16][seed % 2])
+    monkeypatch.setattr(state, "PART", [4096, 16][seed % 2])
     case = make_case(**random_tree(seed, max_depth=4), seed=seed, round_to=dtype)
     check(case, dtype)
     options: dict[str, Any] = {"window": [2, 7, 30][seed % 3]}
@@ -182,7 +182,7 @@ def test_bits_of_a_row_are_its_own(
     """In prefill and decoding, alone and beside others, shared or not, in units of any height."""
     rng = np.random.default_rng(heads[0])
     length = 900 if CUDA else 75
-    monkeypatch.setattr(fold, "PART", 256 if CUDA else 32)
+    monkeypatch.setattr(state, "PART", 256 if CUDA else 32)
     sequence = Sequence16(length, heads, 128 if CUDA else 16, dtype)
     rows = sorted(rng.choice(np.arange(length // 2, length), 7, replace=False).tolist())
     whole = sequence.attend(range(length), [], causal=True, **options)
@@ -190,7 +190,7 @@ def test_bits_of_a_row_are_its_own(
     choose = units.kind_of
     for turn in range(12 if CUDA else 5):
         kind = [1, 2, 3, None][turn % 4]
-        monkeypatch.setattr(fold, "kind_of", choose if kind is None else lambda *_, k=kind: k)
+        monkeypatch.setattr(state, "kind_of", choose if kind is None else lambda *_, k=kind: k)
         blocks = rng.choice(np.arange(1, rows[0] // 16 + 1), int(rng.integers(0, 3)), replace=False)
         cuts = sorted((16 * blocks).tolist())
         at = sorted(rng.choice(7, int(rng.integers(1, 8)), replace=False).tolist())

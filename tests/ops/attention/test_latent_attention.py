@@ -276,7 +276,7 @@ def replace_pool(tree: Tree, levels: list[HostLevel], dtype: torch.dtype) -> Ten
 
 @needs_triton
 def test_two_results_are_merged_in_one_launch() -> None:
-    from treegen.ops.attention.gpu.merge_two import merge_pair
+    from treegen.ops.attention.gpu.latent_kernels import merge_pair
 
     torch.manual_seed(0)
     a = torch.randn(3, 9, 20).transpose(0, 1).to(DEVICE)

@@ -12,8 +12,11 @@ import torch
 
 from treegen.errors import InputError
 from treegen.ops.attention import Level, attend
-from treegen.ops.attention.libraries import imports
-from treegen.ops.attention.libraries.varlen import FlashAttention2, FlashAttention4
+from treegen.ops.attention.libraries.varlen import (
+    FlashAttention2,
+    FlashAttention4,
+    load_flash_attn_4,
+)
 from treegen.ops.attention.registry import LOADERS, choose
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -29,7 +32,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     names = "flash_attn", "xformers"
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(names)}
     monkeypatch.syspath_prepend(tmp_path)
-    imports.load_flash_attn_4.cache_clear()
+    load_flash_attn_4.cache_clear()
 
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +42,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     for name in [name for name in sys.modules if name.startswith(names)]:
         del sys.modules[name]
     sys.modules.update(kept)
-    imports.load_flash_attn_4.cache_clear()
+    load_flash_attn_4.cache_clear()
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def test_warnings_of_flash_attn_4_are_its_authors(install: Install) -> None:
         "import warnings\nwarnings.warn('old', DeprecationWarning)\n"
         "def flash_attn_varlen_func(): ...",
     )
-    assert callable(imports.load_flash_attn_4())
+    assert callable(load_flash_attn_4())
 
 
 def test_flash_attn_alone_is_taken_for_flash(install: Install) -> None:
@@ -120,11 +123,11 @@ def test_xformers_beside_flash_attn_4(install: Install, whole: bool, loaded: boo
         "if found:\n    import flash_attn.flash_attn_interface\n",
     )
     if loaded:
-        imports.load_flash_attn_4()
+        load_flash_attn_4()
     assert "xformers: xformers was built for another torch or CUDA" in complaint("xformers")
     assert sys.modules["xformers.ops.fmha"].found is whole
     assert ("flash_attn" in sys.modules) is (loaded or whole)
-    assert callable(imports.load_flash_attn_4())
+    assert callable(load_flash_attn_4())
 
 
 def test_a_broken_xformers_is_refused_with_the_reason(install: Install) -> None:

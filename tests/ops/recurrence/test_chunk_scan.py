@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from treegen.model.recurrent import chunk_scan as module
-from treegen.model.recurrent.chunk_scan import chunk_scan
+from treegen.model.recurrent import mamba2 as module
+from treegen.model.recurrent.mamba2 import chunk_scan
 
 SHAPES = [
     # N, L, G, R, V, K

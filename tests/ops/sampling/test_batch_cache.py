@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from treegen import SamplingParams
-from treegen.ops.sampling.batch import NO_END, Bias, SamplingBatch
-from treegen.ops.sampling.batch_cache import SamplingBatchCache
+from treegen.ops.sampling.batch import NO_END, Bias, SamplingBatch, SamplingBatchCache
 
 CPU = torch.device("cpu")
 

@@ -28,8 +28,7 @@ from treegen.model.model import Model
 from treegen.model.recurrent.state_batch import Piece, fold_lists, states_of_pieces, states_of_rows
 from treegen.ops.attention import HostLevel, Implementation, PreparedLevels, choose, prepare_host
 from treegen.ops.cache.pool import PagedCache
-from treegen.ops.sampling.batch import Bias, SamplingBatch
-from treegen.ops.sampling.batch_cache import SamplingBatchCache
+from treegen.ops.sampling.batch import Bias, SamplingBatch, SamplingBatchCache
 from treegen.ops.sampling.draw import Draws
 from treegen.ops.sampling.masks import Masks
 from treegen.ops.sampling.token_history import TokenHistory

@@ -42,8 +42,8 @@ def evaluate_adapters(
         InputError: two adapters have the same name, or a directory is taken.
         ModelError: an adapter cannot be used. Nothing is drawn then.
     """
-    from treegen.model.base_weights import share_base_weights
     from treegen.model.checkpoint.adapter import find_adapter
+    from treegen.model.weights import share_base_weights
 
     if models.given is not None or models.on_workers:
         raise InputError("several adapters need a model that this process loads; run them apart")

@@ -15,8 +15,7 @@ from treegen.errors import InputError, ModelError
 from treegen.integrations.trl.settings import sampling_params, seed_of
 from treegen.integrations.trl.tree import RolloutTree, tree_of
 from treegen.llm import LLM
-from treegen.model.load import from_module
-from treegen.model.module_patch import patch_module
+from treegen.model.load import from_module, patch_module
 from treegen.model.options import check_known
 
 _SHARE: Final = 0.3  # share of a GPU's free memory, as TRL gives to vLLM
@@ -79,8 +78,8 @@ class Rollouts:
         """Return one completion per prompt, by the current weights of the trainer's model.
 
         Equal prompts are computed once, and get different samples. The module is restored
-        afterwards; see `treegen.model.module_patch`. Each call draws other samples. A training that
-        is repeated, or resumed from a checkpoint, draws the same samples.
+        afterwards; see `treegen.model.load.patch_module`. Each call draws other samples. A
+        training that is repeated, or resumed from a checkpoint, draws the same samples.
 
         Args:
             prompts: The prompts, as TRL passes them.

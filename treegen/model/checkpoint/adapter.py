@@ -1,19 +1,19 @@
 """Merge PEFT's low-rank adapters into the weights of their base model as it loads.
 
-LoRA (https://arxiv.org/abs/2106.09685) adds s B A to a matrix W, with s = alpha / r, or alpha /
-sqrt(r) in rsLoRA (https://arxiv.org/abs/2312.03732). DoRA (https://arxiv.org/abs/2402.09353) then
-rescales each row of the sum to a learned length. Everything is computed in float32.
+peft computes the sums of LoRA (https://arxiv.org/abs/2106.09685), rsLoRA
+(https://arxiv.org/abs/2312.03732) and DoRA (https://arxiv.org/abs/2402.09353). This file checks the
+adapter, has each sum computed in float32, and rounds it once to the type of the weight.
 """
 
 from __future__ import annotations
 
-import math
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from safetensors import safe_open
@@ -21,17 +21,14 @@ from torch import Tensor, nn
 
 from treegen.common.bounded.patterns import first_matches
 from treegen.common.checks import is_finite
-from treegen.errors import InputError, ModelError
+from treegen.errors import InputError, ModelError, install
 from treegen.model.checkpoint.files import locate, read_object, summarize_error
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
-_PARTS: Final = re.compile(
-    r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
-)
 # Settings that are used below, that the tensor names also show, or that do not affect merging.
-_KNOWN: Final = frozenset(
+_MERGEABLE: Final = frozenset(
     {
         "alpha_pattern",
         "auto_mapping",
@@ -82,12 +79,14 @@ def _are_patterns(value: Any) -> bool:
     return True
 
 
-_SWITCH: Final = ("true or false", lambda value: isinstance(value, bool))
+_SWITCHES: Final = ("use_rslora", "use_dora", "fan_in_fan_out")
 _TYPES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "lora_alpha": ("a number", _is_number),
     "alpha_pattern": ("an object from patterns of modules to numbers", _are_patterns),
-    **dict.fromkeys(("use_rslora", "use_dora", "fan_in_fan_out"), _SWITCH),
+    **dict.fromkeys(_SWITCHES, ("true or false", lambda value: isinstance(value, bool))),
 }
+# Initialisations that leave the base weights unchanged.
+_PLAIN_INITS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
 _INSTEAD: Final = "merge it with peft (merge_and_unload) and save_pretrained, and give that model"
 
 
@@ -126,15 +125,6 @@ class Adapter:
             for module, place in zip(modules, places, strict=True)
         }
 
-    def scale(self, alpha: float, rank: int) -> float:
-        """Return the factor of the product of a module's two matrices.
-
-        Args:
-            alpha: The alpha of the module.
-            rank: The rank of the matrices.
-        """
-        return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
-
 
 def find_adapter(path: str | os.PathLike[str], *, weights: bool = True) -> Adapter:
     """Return the adapter in a directory or with a hub name.
@@ -144,8 +134,10 @@ def find_adapter(path: str | os.PathLike[str], *, weights: bool = True) -> Adapt
         weights: Whether to fetch its weights from the hub too.
 
     Raises:
-        ModelError: there is no adapter, or it cannot be merged.
+        ModelError: peft is not installed, there is no adapter, or it cannot be merged.
     """
+    if importlib.util.find_spec("peft") is None:
+        raise ModelError(f"adapters are merged by peft, which is not installed: {install('lora')}")
     return read_adapter(locate(path, None, weights=weights), weights=weights)
 
 
@@ -167,9 +159,14 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
         raise ModelError(
             f"{directory} is an adapter of the kind {kind}; only LORA is merged; or {_INSTEAD}"
         )
-    other = sorted(name for name, value in config.items() if value and name not in _KNOWN)
+    other = sorted(name for name, value in config.items() if value and name not in _MERGEABLE)
     if other:
         raise ModelError(f"the adapter in {directory} uses {', '.join(other)}; {_INSTEAD}")
+    if (init := config.get("init_lora_weights")) not in _PLAIN_INITS:
+        raise ModelError(
+            f"the adapter in {directory} was trained on weights that its initialisation, "
+            f"init_lora_weights={init!r:.20}, had changed; {_INSTEAD}"
+        )
     for name, (what, is_right) in _TYPES.items():
         if config.get(name) is not None and not is_right(config[name]):
             raise ModelError(
@@ -184,8 +181,8 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
     return Adapter(directory, config)
 
 
-def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> int:
-    """Merge an adapter into a module's weights and return the number of changed tensors.
+def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> None:
+    """Merge an adapter into a module's weights.
 
     A changed weight that several modules share, such as that of a tied head, is replaced only in
     the module that the adapter names.
@@ -199,104 +196,119 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
     Raises:
         ModelError: the adapter belongs to another model, or cannot be read.
     """
-    by_module: dict[str, dict[str, Tensor]] = {}
-    whole: dict[str, Tensor] = {}
-    has_dropped = False
+    layers = dict(module.named_modules())
+    prefixes = tuple(f"{part}." for part in dropped)
+    matrices: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in _read_tensors(adapter).items():
+        if name.startswith(prefixes):
+            continue
+        layer, separator, part = name.partition(".lora_")
+        if not separator:
+            _replace_parameter(layers, name, tensor, adapter)
+        elif layer in layers:
+            matrices.setdefault(layer, {})[f"lora_{part}"] = tensor
+        else:
+            raise _unknown_name(adapter, layer)
+    alphas = adapter.alphas(list(matrices))
+    for name, parts in matrices.items():
+        rank = len(parts.get("lora_A.weight", parts.get("lora_embedding_A", ())))
+        if not rank:
+            raise ModelError(
+                f"{adapter.directory} has matrices of rank 0 for {name}, or only one matrix; save "
+                "the adapter again with peft, with r of 1 or more"
+            )
+        try:
+            _merge_matrices(layers[name], parts, adapter.config, rank, alphas[name])
+        except Exception as error:
+            raise ModelError(
+                f"{adapter.directory} is of another model or damaged: its matrices for {name} "
+                f"cannot be merged: {summarize_error(error)}; give the model that it was trained "
+                "on, or save the adapter again with peft"
+            ) from None
+
+
+def _read_tensors(adapter: Adapter) -> dict[str, Tensor]:
+    """Return the tensors of an adapter's file by their names in the base model."""
+    path = adapter.directory / WEIGHTS
     try:
-        with safe_open(adapter.directory / WEIGHTS, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                place = name.removeprefix(_PREFIX)
-                if place.startswith(tuple(f"{part}." for part in dropped)):
-                    has_dropped = True
-                    continue
-                if part := _PARTS.search(place):
-                    by_module.setdefault(place[: part.start()], {})[part[1]] = file.get_tensor(name)
-                else:
-                    # An adapter of an embedding may also contain the embedding's base weight.
-                    whole[place.replace(".base_layer.", ".")] = file.get_tensor(name)
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            tensors = {name.removeprefix(_PREFIX): file.get_tensor(name) for name in names}
     except Exception as error:
         raise ModelError(
-            f"{adapter.directory / WEIGHTS} cannot be read: {summarize_error(error)}; copy it again"
+            f"{path} cannot be read: {summarize_error(error)}; copy it again"
         ) from None
-    if not by_module and not whole and not has_dropped:
+    if not tensors:
+        raise ModelError(f"{path} has no tensors; save the adapter again with peft")
+    return tensors
+
+
+def _replace_parameter(
+    modules: Mapping[str, nn.Module], name: str, tensor: Tensor, adapter: Adapter
+) -> None:
+    """Replace a parameter that the adapter holds in full, such as that of a trained head."""
+    # An adapter of an embedding may also contain the embedding's base weight.
+    owner, _, kind = name.replace(".base_layer.", ".").rpartition(".")
+    old = getattr(modules.get(owner), kind, None)
+    if not isinstance(old, nn.Parameter):
+        raise _unknown_name(adapter, name)
+    if old.shape != tensor.shape:
         raise ModelError(
-            f"{adapter.directory / WEIGHTS} has no tensors; save the adapter again with peft"
+            f"{adapter.directory} has {name} of shape {list(tensor.shape)}, and the model "
+            f"{list(old.shape)}; {_INSTEAD}"
         )
-    modules = dict(module.named_modules())
-    shared = _find_shared_parameters(module)
-    for place, tensor in whole.items():
-        name, _, kind = place.rpartition(".")
-        mine = getattr(modules.get(name), kind, None)
-        if not isinstance(mine, nn.Parameter):
-            raise _strange(adapter, place)
-        if mine.shape != tensor.shape:
-            raise ModelError(
-                f"{adapter.directory} has {place} of shape {list(tensor.shape)}, and the model "
-                f"{list(mine.shape)}; {_INSTEAD}"
-            )
-        _replace(modules[name], kind, tensor, shared)
-    alphas = adapter.alphas(list(by_module))
-    for name, parts in by_module.items():
-        base = getattr(modules.get(name), "weight", None)
-        if not isinstance(base, nn.Parameter) or base.ndim != 2:
-            raise _strange(adapter, name)
-        merged = _merge_weight(base.data, parts, name, adapter, alphas[name])
-        _replace(modules[name], "weight", merged, shared)
-    return len(by_module) + len(whole)
+    value = tensor.to(old.device, old.dtype).contiguous()
+    setattr(modules[owner], kind, nn.Parameter(value, requires_grad=False))
 
 
-def _merge_weight(
-    base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapter, alpha: float
-) -> Tensor:
-    """Return a weight with its part of the adapter merged, in float32."""
-    embedded = "lora_embedding_A" in parts
-    first = parts.get("lora_embedding_A" if embedded else "lora_A")
-    second = parts.get("lora_embedding_B" if embedded else "lora_B")
-    if first is None or second is None or first.ndim != 2 or second.ndim != 2:
-        raise ModelError(f"{adapter.directory} has no two matrices for {name}; {_INSTEAD}")
-    if not len(first):
-        raise ModelError(
-            f"{adapter.directory} has matrices of rank 0 for {name}, which change nothing; save "
-            "the adapter again with peft, with r of 1 or more"
-        )
-    # The matrices of an embedding are stored transposed: it adds the transpose of B A.
-    # The weights of GPT-2's Conv1D have inputs first.
-    turned = embedded or bool(adapter.config.get("fan_in_fan_out"))
-    weight = (base.T if turned else base).to(torch.float32)
-    if (second.shape[0], first.shape[1]) != tuple(weight.shape) or second.shape[1] != len(first):
-        raise ModelError(
-            f"{adapter.directory} is of another model: its matrices for {name} give "
-            f"{second.shape[0]} x {first.shape[1]}, and the weight is "
-            f"{' x '.join(map(str, base.shape))}"
-        )
-    change = second.to(weight) @ first.to(weight)
-    weight = weight + adapter.scale(alpha, len(first)) * change
-    if (lengths := parts.get("lora_magnitude_vector")) is not None:
-        weight = weight * (lengths.to(weight).flatten() / weight.norm(dim=1))[:, None]
-    return weight.T if turned else weight
+@torch.no_grad()
+def _merge_matrices(
+    layer: nn.Module,
+    matrices: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    rank: int,
+    alpha: float,
+) -> None:
+    """Merge low-rank matrices into the weight of a layer, by peft.
+
+    Args:
+        layer: A layer of the base model.
+        matrices: The matrices, by the names that peft has for them.
+        settings: The adapter's adapter_config.json.
+        rank: The rank of the matrices.
+        alpha: The alpha of this layer.
+
+    Raises:
+        ValueError: The matrices do not belong together.
+        RuntimeError: They do not fit the layer.
+    """
+    from peft import LoraConfig, LoraModel, set_peft_model_state_dict
+
+    options: dict[str, Any] = {name: bool(settings.get(name)) for name in _SWITCHES}
+    config = LoraConfig(r=rank, lora_alpha=cast(int, alpha), target_modules=["layer"], **options)
+    # peft sees one layer at a time, so that only one weight is held in float32.
+    container = nn.Module()
+    container.layer = layer
+    weight = cast(Tensor, layer.weight)
+    # A copy, because other layers may share the weight.
+    layer.weight = nn.Parameter(weight.to(torch.float32, copy=True), requires_grad=False)
+    state = {f"layer.{name}": tensor.to(torch.float32) for name, tensor in matrices.items()}
+    # peft draws matrices before it loads these.
+    with torch.random.fork_rng(devices=[]):
+        tuner = LoraModel(container, config, "default", low_cpu_mem_usage=True)
+    # peft declares a type that has no fields.
+    loaded: Any = set_peft_model_state_dict(container, state, low_cpu_mem_usage=True)
+    missing = [name for name in loaded.missing_keys if ".lora_" in name]
+    if missing or loaded.unexpected_keys:
+        raise ValueError(f"missing: {missing}, not expected: {loaded.unexpected_keys}")
+    tuner.merge_and_unload()
+    merged = cast(Tensor, layer.weight).to(weight.dtype).contiguous()
+    layer.weight = nn.Parameter(merged, requires_grad=False)
 
 
-def _strange(adapter: Adapter, name: str) -> ModelError:
-    named = adapter.config.get("base_model_name_or_path")
+def _unknown_name(adapter: Adapter, name: str) -> ModelError:
+    base = adapter.config.get("base_model_name_or_path")
     return ModelError(
         f"{adapter.directory} changes {name}, which the model does not have; the adapter is of "
-        f"{named or 'another model'}; give that model"
+        f"{base or 'another model'}; give that model"
     )
-
-
-def _find_shared_parameters(module: nn.Module) -> set[int]:
-    """Return the ids of the parameters that several modules share."""
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for _, parameter in module.named_parameters(remove_duplicate=False):
-        (shared if id(parameter) in seen else seen).add(id(parameter))
-    return shared
-
-
-def _replace(module: nn.Module, kind: str, value: Tensor, shared: set[int]) -> None:
-    old: nn.Parameter = getattr(module, kind)
-    value = value.to(old.device, old.dtype).contiguous()
-    if id(old) in shared:
-        setattr(module, kind, nn.Parameter(value, requires_grad=False))
-    else:
-        old.data.copy_(value)

@@ -257,8 +257,8 @@ def all_families() -> list[Family]:
 
     Untested families may be refused because of their default configurations.
     """
-    known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    known |= {
+    model_types = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    model_types |= {
         *REFUSED,
         *EXACT,
         *ON_TEXT,
@@ -268,7 +268,7 @@ def all_families() -> list[Family]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        return [_family(name) for name in sorted(known) if name in CONFIG_MAPPING]
+        return [_family(name) for name in sorted(model_types) if name in CONFIG_MAPPING]
     finally:
         logger.setLevel(level)
 

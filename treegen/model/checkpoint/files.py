@@ -217,9 +217,9 @@ def check_weights(directory: Path) -> None:
 
 def weight_files(directory: Path) -> list[Path]:
     """Return the safetensors files that transformers loads. Call `check_weights` first."""
-    index, whole = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
-    if whole.is_file():
-        return [whole]
+    index, single_file = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
+    if single_file.is_file():
+        return [single_file]
     if index.is_file():
         return [directory / name for name in sorted(_list_indexed_files(index))]
     return sorted(directory.glob("*.safetensors"))

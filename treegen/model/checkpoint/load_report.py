@@ -33,33 +33,33 @@ class _LogCapture(logging.Handler):
 def quiet_loading() -> Iterator[list[str]]:
     """While open, hide transformers' progress bars and report. Yield the report's lines so far."""
     logger = logging.getLogger("transformers.modeling_utils")
-    kept = _LogCapture()
+    capture = _LogCapture()
     before = logger.propagate, logger.level, transformers_logging.is_progress_bar_enabled()
-    logger.addHandler(kept)
+    logger.addHandler(capture)
     logger.propagate = False
     # At level WARNING, transformers searches for layers that tensor parallelism would not shard.
     logger.setLevel(logging.WARNING - 1)
     transformers_logging.disable_progress_bar()
     try:
-        yield kept.lines
+        yield capture.lines
     finally:
-        logger.removeHandler(kept)
+        logger.removeHandler(capture)
         logger.propagate = before[0]
         logger.setLevel(before[1])
         if before[2]:
             transformers_logging.enable_progress_bar()
 
 
-def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelError:
+def loading_error(directory: Path, error: Exception, report_lines: list[str]) -> ModelError:
     """Return the ModelError for weights that could not be loaded.
 
     Args:
         directory: The checkpoint's directory.
         error: The error of transformers.
-        told: The lines of transformers' report.
+        report_lines: The lines of transformers' report.
     """
     # If tensors could not be combined, transformers' error only refers to its report.
-    rows = [line for line in told if "CONVERSION" in line]
+    rows = [line for line in report_lines if "CONVERSION" in line]
     name = rows[0].split("|")[0].strip() if rows else ""
     if name:
         return ModelError(

@@ -1,8 +1,7 @@
 """Expand packed matrices (GPTQ, AWQ, AutoRound, bitsandbytes) one by one as they are loaded.
 
-`treegen.model.checkpoint.bnb` describes the format of bitsandbytes. In the others, a number is
-scale * (stored - zero), with a scale and a zero for each output and group of inputs. int32 words
-hold eight 4-bit integers each:
+In GPTQ, AWQ and AutoRound, a number is scale * (stored - zero), with a scale and a zero for each
+output and group of inputs. int32 words hold eight 4-bit integers each:
 
 - GPTQ packs stored integers along inputs and zeros along outputs, lowest bits first. Its first
   format stores zeros minus one, its second stores them unchanged. g_idx has each input's group;
@@ -12,11 +11,24 @@ hold eight 4-bit integers each:
 The product is exact in float32 for scales in 16 bits, and is rounded once. Sources: AutoGPTQ's,
 GPTQModel's and AutoAWQ's linear layers; AutoRound writes integers in the same formats.
 
+bitsandbytes' matrices are expanded exactly as the library does. Packed data is read as bytes,
+whatever type it is stored as:
+
+- 4 bits: numbers are stored row by row, two per byte, the first in the high half. Each is an index
+  into the 16 numbers of quant_map (nf4 or fp4), multiplied by the scale of its block (absmax). With
+  double quantisation the scales are indices into a map of 256 numbers, with scales of blocks
+  (nested_absmax) and an offset. A JSON text, stored as bytes, has the block sizes and the shape.
+- 8 bits (LLM.int8): integers times the largest number of their row (SCB), divided by 127.
+
+Sources: bitsandbytes' functional.py (QuantState) and backends/default/ops.py.
+
 Legend: N outputs, K inputs, G groups.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -30,7 +42,6 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from treegen.model.checkpoint import bnb
 from treegen.model.checkpoint.quantized import Packing
 
 _METHOD: Final = "treegen-packed"
@@ -91,7 +102,7 @@ def _outputs(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
 
 def _parts(packing: Packing) -> tuple[str, ...]:
     """Return the name suffixes of the tensors that may store a matrix."""
-    return {"bnb-4": bnb.PARTS_4, "bnb-8": bnb.PARTS_8}.get(packing.layout, _PARTS)
+    return {"bnb-4": PARTS_4, "bnb-8": PARTS_8}.get(packing.layout, _PARTS)
 
 
 def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
@@ -102,9 +113,9 @@ def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
     """
     try:
         if packing.layout == "bnb-4":
-            return bnb.dequantize_4bit(parts).T
+            return dequantize_4bit(parts).T
         if packing.layout == "bnb-8":
-            return bnb.dequantize_8bit(parts).T
+            return dequantize_8bit(parts).T
         if "weight" in parts:
             raise ValueError("some of these matrices are packed and some are not")
         return dequantize(packing, **parts)
@@ -119,17 +130,22 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         self.hf_quantizer = hf_quantizer
 
     def convert(
-        self, input_dict: dict[str, Any], *given: Any, full_layer_name: str, model: Any, **more: Any
+        self,
+        input_dict: dict[str, Any],
+        *_others: Any,
+        full_layer_name: str,
+        model: Any,
+        **_options: Any,
     ) -> dict[str, Any]:
         """Expand the matrices of one layer, or of all of its experts.
 
         Args:
             input_dict: The stored tensors by the ends of their names, each a tensor or a list of
                 one tensor per expert.
-            *given: Ignored.
+            *_others: Ignored.
             full_layer_name: The name of the weight in the model.
             model: The model, whose weight has the type to expand to.
-            **more: Ignored.
+            **_options: Ignored.
 
         Returns:
             The expanded weights by name.
@@ -188,5 +204,87 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     def get_load_operations(self) -> dict[str, Any]:
         return {"dequantize": _DequantizeOp}
 
-    def is_serializable(self, *given: Any, **more: Any) -> bool:
+    def is_serializable(self, *_arguments: Any, **_options: Any) -> bool:
         return False
+
+
+_STATE: Final = "weight.quant_state.bitsandbytes__"
+PARTS_4: Final = (
+    "weight",
+    "weight.absmax",
+    "weight.quant_map",
+    "weight.nested_absmax",
+    "weight.nested_quant_map",
+    f"{_STATE}nf4",
+    f"{_STATE}fp4",
+)
+"""Name suffixes of the tensors that store a matrix in 4 bits."""
+PARTS_8: Final = ("weight", "SCB", "weight_format")
+"""Name suffixes of the tensors that store a matrix in 8 bits."""
+_ROWS: Final = 0
+"""The only `weight_format` without a byte order for old GPUs."""
+_OVER_127: Final = 7.874015718698502e-3
+
+
+def dequantize_4bit(parts: Mapping[str, Tensor]) -> Tensor:
+    """Return the matrix [N, K] that is stored in 4 bits, in float32.
+
+    Raises:
+        ValueError: the tensors do not fit together.
+    """
+    state = _state(next((v for k, v in parts.items() if k.startswith(_STATE)), None))
+    shape = [int(size) for size in state["shape"]]
+    if len(shape) != 2 or min(shape) < 0:
+        raise ValueError(f"a matrix of shape {shape}")
+    count = math.prod(shape)
+    pairs = parts["weight"].contiguous().view(torch.uint8).reshape(-1)
+    if len(pairs) != -(-count // 2):
+        raise ValueError(f"{len(pairs)} bytes do not make {shape}")
+    scales = parts["weight.absmax"]
+    if "nested_offset" in state:
+        scales = _dequantize_blocks(
+            scales,
+            parts["weight.nested_quant_map"],
+            parts["weight.nested_absmax"],
+            state["nested_blocksize"],
+            256,
+        ) + torch.tensor(float(state["nested_offset"]), device=scales.device)
+    halves = torch.stack([pairs >> 4, pairs & 15], dim=1).reshape(-1)[:count]
+    return _dequantize_blocks(
+        halves, parts["weight.quant_map"], scales, state["blocksize"], 16
+    ).reshape(shape)
+
+
+def dequantize_8bit(parts: Mapping[str, Tensor]) -> Tensor:
+    """Return the matrix [N, K] that is stored in 8 bits, in float32.
+
+    Raises:
+        ValueError: the tensors do not fit together.
+    """
+    stored_NK, largest_N = parts["weight"], parts["SCB"].reshape(-1).float()
+    if stored_NK.dtype != torch.int8 or stored_NK.shape[:-1] != largest_N.shape:
+        raise ValueError(f"SCB {[*largest_N.shape]} does not fit {[*stored_NK.shape]}")
+    order = parts.get("weight_format")
+    if order is not None and int(order) != _ROWS:
+        raise ValueError(f"weight_format {int(order)} is an order for old GPUs")
+    return stored_NK * largest_N[:, None] * _OVER_127
+
+
+def _dequantize_blocks(
+    named: Tensor, numbers: Tensor, scales: Tensor, size: Any, count: int
+) -> Tensor:
+    """Look up indices in `numbers` [count] and multiply by the scale of each block of `size`."""
+    blocks = -(-len(named) // max(int(size), 1))
+    if int(size) < 1 or numbers.shape != (count,) or scales.shape != (blocks,):
+        raise ValueError(f"{len(scales)} scales, not {blocks}, or {len(numbers)} numbers")
+    scale = scales.float().repeat_interleave(int(size))[: len(named)]
+    return numbers.float()[named.long()] * scale
+
+
+def _state(stored: Tensor | None) -> dict[str, Any]:
+    if stored is None:
+        raise ValueError("quant_state is missing")
+    state = json.loads(bytes(stored.tolist()))
+    if not isinstance(state, dict) or not {"shape", "blocksize"} <= state.keys():
+        raise ValueError("quant_state lacks shape or blocksize")
+    return state

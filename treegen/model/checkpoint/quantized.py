@@ -205,10 +205,14 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
         raise refuse(f"the layout {layout} (not {' or '.join(names)})")
     bits = settings.get("bits", settings.get("w_bit"))
     group_size = settings.get("group_size", settings.get("q_group_size"))
-    whole = {"bits": bits, "group_size": group_size, "data_type": settings.get("data_type", "int")}
+    settings_of_all = {
+        "bits": bits,
+        "group_size": group_size,
+        "data_type": settings.get("data_type", "int"),
+    }
     if bits != 4 or not isinstance(group_size, int) or group_size < -1 or group_size == 0:
         raise refuse(f"bits {bits!r} and group_size {group_size!r} (not 4, and a number)")
-    if whole["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
+    if settings_of_all["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
         raise refuse("other numbers than integers in words of 32 bits")
     if settings.get("rotation"):
         raise refuse("rotation")
@@ -216,7 +220,9 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
         for name, overrides in (settings.get(key) or {}).items():
             if isinstance(overrides.get("bits"), int) and overrides["bits"] >= _UNPACKED_BITS:
                 continue
-            if any(overrides.get(setting, value) != value for setting, value in whole.items()):
+            if any(
+                overrides.get(setting, value) != value for setting, value in settings_of_all.items()
+            ):
                 raise refuse(f"settings of its own for {name}")
     shuffled = method == "gptq" and bool(settings.get("desc_act"))
     return Packing(names[layout], group_size, shuffled)

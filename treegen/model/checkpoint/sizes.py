@@ -39,7 +39,7 @@ class Stored:
 
 def check_sizes(
     file: Path,
-    beside: str,
+    weights_name: str,
     stored: Stored,
     widths: Mapping[str, object],
     depths: Mapping[str, object],
@@ -49,7 +49,7 @@ def check_sizes(
 
     Args:
         file: The file with the description, for the message.
-        beside: What the message calls the weights.
+        weights_name: What the message calls the weights.
         stored: The sizes of the weights.
         widths: Row or column counts by name; values that are not integers are ignored.
         depths: Numbers of layers by name; values that are not integers are ignored.
@@ -58,17 +58,17 @@ def check_sizes(
     for name, size in widths.items():
         if isinstance(size, int) and size > stored.most * packed:
             raise _other_model(
-                file, beside, name, size, f"have at most {stored.most:,} rows or columns"
+                file, weights_name, name, size, f"have at most {stored.most:,} rows or columns"
             )
     for name, size in depths.items():
         if isinstance(size, int) and size > SLACK * max(1, len(stored.numbers)):
             raise _other_model(
-                file, beside, name, size, f"are numbered up to {len(stored.numbers):,}"
+                file, weights_name, name, size, f"are numbered up to {len(stored.numbers):,}"
             )
 
 
-def _other_model(file: Path, beside: str, name: str, size: int, found: str) -> ModelError:
+def _other_model(file: Path, weights_name: str, name: str, size: int, sizes: str) -> ModelError:
     return ModelError(
-        f"{file} says {name} {size:,}, and {beside} {found}; "
+        f"{file} says {name} {size:,}, and {weights_name} {sizes}; "
         "they are not of one model; download both"
     )

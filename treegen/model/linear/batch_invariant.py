@@ -127,8 +127,8 @@ def _make_linear_class(kind: type) -> Any:
     if kind not in _kinds:
         # A call of the forward of `nn.Linear` in the class then reaches BatchInvariantLinear's.
         # Classes that multiply by `product` get the operator directly.
-        known = {"__module__": __name__, "product": staticmethod(batch_invariant_linear)}
-        _kinds[kind] = type(kind.__name__, (kind, BatchInvariantLinear), known)
+        members = {"__module__": __name__, "product": staticmethod(batch_invariant_linear)}
+        _kinds[kind] = type(kind.__name__, (kind, BatchInvariantLinear), members)
     return _kinds[kind]
 
 
@@ -164,16 +164,16 @@ def _make_invariant_class(kind: Any) -> Any:
     """Return a module's class with `linear` of this module; always the same one."""
     if kind not in _kinds:
         stock: Any = inspect.unwrap(kind.forward)
-        names = {k: v for k, v in stock.__globals__.items() if v is functional}
-        known = {**stock.__globals__, **dict.fromkeys(names, _FUNCTIONAL)}
+        functionals = {k: v for k, v in stock.__globals__.items() if v is functional}
+        namespace = {**stock.__globals__, **dict.fromkeys(functionals, _FUNCTIONAL)}
         if "functional" in stock.__code__.co_names:  # nn.functional.linear
             layers = types.ModuleType("treegen_nn")
             layers.__dict__.update({**nn.__dict__, "functional": _FUNCTIONAL})
-            known |= {k: layers for k, v in stock.__globals__.items() if v is nn}
+            namespace |= {k: layers for k, v in stock.__globals__.items() if v is nn}
         # With __name__ the compiler would look these names up in the stock class's module.
-        known.pop("__name__", None)
+        namespace.pop("__name__", None)
         forward = types.FunctionType(
-            stock.__code__, known, stock.__name__, stock.__defaults__, stock.__closure__
+            stock.__code__, namespace, stock.__name__, stock.__defaults__, stock.__closure__
         )
         forward.__kwdefaults__ = stock.__kwdefaults__
         _kinds[kind] = type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})

@@ -85,7 +85,12 @@ class GroupedExperts(nn.Module):
         return inner
 
     def _product(
-        self, name: str, rows: Tensor, routes: tuple[Tensor, Tensor], each: int, dtype: torch.dtype
+        self,
+        name: str,
+        rows: Tensor,
+        routes: tuple[Tensor, Tensor],
+        pairs_per_row: int,
+        dtype: torch.dtype,
     ) -> Tensor:
         stock: Any = self
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
@@ -96,7 +101,7 @@ class GroupedExperts(nn.Module):
             None,
             bias,
             *routes,
-            each,
+            pairs_per_row,
             stock.is_transposed,
             dtype,
         )
@@ -110,11 +115,11 @@ def _kind(kind: type[nn.Module], stock: type[nn.Module]) -> Any:
     return type(name, (kind, stock), {"__module__": __name__})
 
 
-def convert_experts(found: FusedExperts, kind: type[nn.Module]) -> None:
+def convert_experts(experts: FusedExperts, kind: type[nn.Module]) -> None:
     """Turn experts into a subclass `kind` of `GroupedExperts`."""
-    both: tuple[Any, Any] = kind, type(found.module)
-    found.module.__class__ = _kind(*both)
-    found.module.treegen_up, found.module.treegen_down = found.tensors
+    both: tuple[Any, Any] = kind, type(experts.module)
+    experts.module.__class__ = _kind(*both)
+    experts.module.treegen_up, experts.module.treegen_down = experts.tensors
 
 
 class GroupedLayers:
@@ -189,7 +194,7 @@ def grouped_product(
     bias_EN: Tensor | None,
     order_S: Tensor,
     blocks_3B: Tensor,
-    each: int,
+    pairs_per_row: int,
     transposed: bool,
     dtype: torch.dtype,
 ) -> Tensor:
@@ -198,14 +203,14 @@ def grouped_product(
     Pairs in no block are left without values.
 
     Args:
-        rows: Inputs [S / each, K]; each row belongs to `each` consecutive pairs.
-        scale_M: The scales of FP8 rows, float32 [S / each]; None for rows that are not FP8.
+        rows: Inputs [S / pairs_per_row, K]; each row belongs to `pairs_per_row` consecutive pairs.
+        scale_M: The scales of FP8 rows, float32 [S / pairs_per_row]; None for other rows.
         weight: Weights [E, N, K], or [E, K, N] if transposed.
         scale: The scales of FP8 weights, float32 [E, N]; None for weights that are not FP8.
         bias_EN: Biases [E, N]; None for none.
         order_S: The sorted pairs, from `group_by_expert`.
         blocks_3B: Their blocks, from `group_by_expert`.
-        each: Consecutive pairs that share a row.
+        pairs_per_row: Consecutive pairs that share a row.
         transposed: Whether weights have inputs first.
         dtype: The type of the result.
     """
@@ -214,13 +219,24 @@ def grouped_product(
     if rows.device.type == "cuda":
         from treegen.model.linear.expert_kernels import grouped_product as on_gpu
 
-        on_gpu(rows, scale_M, weight, scale, bias_EN, order_S, blocks_3B, each, transposed, out)
+        on_gpu(
+            rows,
+            scale_M,
+            weight,
+            scale,
+            bias_EN,
+            order_S,
+            blocks_3B,
+            pairs_per_row,
+            transposed,
+            out,
+        )
         return out
     for expert, begin, end in blocks_3B.T.tolist():
         if expert < 0:
             break
         pairs = order_S[begin:end]
-        at = pairs // each
+        at = pairs // pairs_per_row
         matrix = weight[expert].T if transposed else weight[expert]
         made = linear(rows[at].float(), matrix.float())
         if scale_M is not None and scale is not None:
@@ -238,7 +254,7 @@ def _(
     bias_EN: Tensor | None,
     order_S: Tensor,
     blocks_3B: Tensor,
-    each: int,
+    pairs_per_row: int,
     transposed: bool,
     dtype: torch.dtype,
 ) -> Tensor:

@@ -63,22 +63,22 @@ def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Res
     count = rounded = 0
     before = after = torch.zeros((), dtype=torch.float64)
 
-    def put(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def put(matrix_and_grid: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return a matrix with one scale per output, on the device, and update the counts."""
         nonlocal count, rounded, before, after
-        weight, scale_N, changed, whole = requantize_per_row(
-            *(tensor.to(device) for tensor in found)
+        weight, scale_N, changed, total = requantize_per_row(
+            *(tensor.to(device) for tensor in matrix_and_grid)
         )
         count += 1
         if changed:
             rounded += 1
-            after, before = after + changed, before + whole
+            after, before = after + changed, before + total
         return weight, scale_N
 
     for name, part in iter_fp8_linears(module):
-        found = stored.read(f"{name}.weight", part.weight)
-        if found is not None:
-            replace_weight(part, *put(found))
+        matrix_and_grid = stored.read(f"{name}.weight", part.weight)
+        if matrix_and_grid is not None:
+            replace_weight(part, *put(matrix_and_grid))
     for name, experts in [*rounding_experts(module)]:
         sides = _experts(stored, name, experts)
         if sides is not None:
@@ -90,13 +90,13 @@ def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Res
 _Grids = list[tuple[Tensor, Tensor]]
 
 
-def _experts(stored: _Stored, name: str, found: FusedExperts) -> list[list[_Grids]] | None:
+def _experts(stored: _Stored, name: str, experts: FusedExperts) -> list[list[_Grids]] | None:
     """Return the matrices of both tensors of experts; None if not all are known.
 
     Each list has, for every expert, its matrices from top to bottom.
     """
-    up, down = (getattr(found.module, tensor_name) for tensor_name in found[1:])
-    halves = 2 if found.module.has_gate else 1
+    up, down = (getattr(experts.module, tensor_name) for tensor_name in experts[1:])
+    halves = 2 if experts.module.has_gate else 1
     for above in _EXPERTS:
         names = above[2 - halves :]
         sides: list[list[_Grids]] = [[], []]
@@ -146,8 +146,8 @@ def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, fl
     exact *= (grid_Nk / scale_N[:, None]).repeat_interleave(width // grid.shape[1], dim=1)
     rounded = exact.to(FP8)
     off = ((rounded.float() - exact) * scale_N[:, None]).double().square().sum()
-    whole = (exact * scale_N[:, None]).double().square().sum()
-    return rounded, scale_N, float(off), float(whole)
+    total = (exact * scale_N[:, None]).double().square().sum()
+    return rounded, scale_N, float(off), float(total)
 
 
 def fp8_tensors(directory: Path) -> dict[str, Path]:

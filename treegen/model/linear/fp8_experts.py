@@ -50,13 +50,18 @@ class Fp8Experts(GroupedExperts):
         return self._forward_dequantized(hidden_states, top_k_index, top_k_weights)
 
     def _product(
-        self, name: str, rows: Tensor, routes: tuple[Tensor, Tensor], each: int, dtype: torch.dtype
+        self,
+        name: str,
+        rows: Tensor,
+        routes: tuple[Tensor, Tensor],
+        pairs_per_row: int,
+        dtype: torch.dtype,
     ) -> Tensor:
         is_gate_up = self.treegen_silu and name == self.treegen_down
         quantized = silu_mul_quantize(rows) if is_gate_up else quantize_rows(rows)
         weight, scale_EN = getattr(self, name), getattr(self, f"{name}_scale")
         out: Tensor = grouped_product(
-            *quantized, weight, scale_EN, None, *routes, each, False, dtype
+            *quantized, weight, scale_EN, None, *routes, pairs_per_row, False, dtype
         )
         return out
 
@@ -104,29 +109,29 @@ def quantize_matrices(module: nn.Module, device: torch.device) -> None:
 
 
 def install_experts(
-    found: FusedExperts, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor]
+    experts: FusedExperts, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor]
 ) -> None:
     """Turn experts into `Fp8Experts`.
 
     Args:
-        found: The experts, whose module is changed.
+        experts: The experts, whose module is changed.
         up: The first FP8 tensor [E, N, K] and its scales, float32 [E, N].
         down: The second FP8 tensor and its scales, likewise.
     """
-    part = found.module
-    is_silu = _has_silu(part, found)
-    for name, (weight, scale_EN) in zip(found.tensors, (up, down), strict=True):
+    part = experts.module
+    is_silu = _has_silu(part, experts)
+    for name, (weight, scale_EN) in zip(experts.tensors, (up, down), strict=True):
         setattr(part, name, nn.Parameter(weight, requires_grad=False))
         part.register_buffer(f"{name}_scale", scale_EN, persistent=False)
-    convert_experts(found, Fp8Experts)
+    convert_experts(experts, Fp8Experts)
     part.treegen_silu = is_silu
 
 
-def _has_silu(part: Any, found: FusedExperts) -> bool:
+def _has_silu(part: Any, experts: FusedExperts) -> bool:
     """Return whether experts gate by silu(first half) * second half, tested on sample numbers."""
     if not part.has_gate:
         return False
-    weight = getattr(part, found.up)
+    weight = getattr(part, experts.up)
     x = torch.linspace(-20, 20, 2 * weight.shape[1], device=weight.device).view(2, -1)
     first, second = x.chunk(2, dim=-1)
     return torch.equal(part._apply_gate(x), silu(first) * second)

@@ -34,15 +34,15 @@ class GatedLinears:
         self._parts: list[_Gated] = []
         calls: list[_Call] = []
 
-        def note(part: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        def note(part: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
             """Record a call; a forward hook.
 
             Args:
                 part: The layer.
-                given: Its inputs.
+                inputs: Its inputs.
                 out: Its output.
             """
-            calls.append((part, given[0], out))
+            calls.append((part, inputs[0], out))
 
         with ExitStack() as hooks:
             for part in module.modules():

@@ -53,7 +53,7 @@ class MergedLinears:
         """Make each layer compute by itself again."""
         for part in self._parts:
             del part.joint, part.place
-            part.__class__ = _ALONE[type(part)]
+            part.__class__ = _UNMERGED[type(part)]
         self._parts.clear()
 
 
@@ -145,7 +145,7 @@ _PARTS: Final[dict[type, type]] = {
     Fp8Linear: _Fp8Part,
     BatchInvariantLinear: _FixedPart,
 }
-_ALONE: Final = {joined: alone for alone, joined in _PARTS.items()}
+_UNMERGED: Final = {joined: unmerged for unmerged, joined in _PARTS.items()}
 
 
 @torch.no_grad()
@@ -169,7 +169,7 @@ def _find_mergeable(module: nn.Module, run: Callable[[], object]) -> list[list[n
     uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
     with ExitStack() as hooks:
         for part in module.modules():
-            if type(part) in _PARTS and all(uses[mine] == 1 for mine in part.parameters()):
+            if type(part) in _PARTS and all(uses[weight] == 1 for weight in part.parameters()):
                 hooks.enter_context(part.register_forward_pre_hook(note))
         run()
     times = Counter(part for part, _ in calls)

@@ -41,13 +41,18 @@ class Mxfp4Experts(GroupedExperts):
     """
 
     def _product(
-        self, name: str, rows: Tensor, routes: tuple[Tensor, Tensor], each: int, dtype: torch.dtype
+        self,
+        name: str,
+        rows: Tensor,
+        routes: tuple[Tensor, Tensor],
+        pairs_per_row: int,
+        dtype: torch.dtype,
     ) -> Tensor:
         stock: Any = self
         blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
         halves = rows.unflatten(1, (-1, 2)).transpose(1, 2).contiguous()
-        out: Tensor = mxfp4_product(halves, blocks.flatten(2), scales, bias, *routes, each)
+        out: Tensor = mxfp4_product(halves, blocks.flatten(2), scales, bias, *routes, pairs_per_row)
         return out
 
 
@@ -59,33 +64,33 @@ def mxfp4_product(
     bias_EN: Tensor | None,
     order_S: Tensor,
     blocks_3B: Tensor,
-    each: int,
+    pairs_per_row: int,
 ) -> Tensor:
     """Return the product of each pair's row and its expert's matrix, [S, N].
 
     Pairs in no block are left without values.
 
     Args:
-        halves_M2H: Rows [S / each, 2, K / 2]: the numbers at even places, then those at odd places.
+        halves_M2H: Rows [S / pairs_per_row, 2, K / 2]: the numbers at even places, then the others.
         weight: Packed weights, uint8 [E, N, K / 2].
         scale: Exponents of scales, uint8 [E, N, K / 32].
         bias_EN: Biases [E, N]; None for none.
         order_S: The sorted pairs, from `treegen.model.linear.experts.group_by_expert`.
         blocks_3B: Their blocks, from `group_by_expert`.
-        each: Consecutive pairs that share a row.
+        pairs_per_row: Consecutive pairs that share a row.
     """
     out = halves_M2H.new_empty(len(order_S), weight.shape[1])
     if halves_M2H.device.type == "cuda":
         from treegen.model.linear.mxfp4_kernels import mxfp4_product as on_gpu
 
-        on_gpu(halves_M2H, weight, scale, bias_EN, order_S, blocks_3B, each, out)
+        on_gpu(halves_M2H, weight, scale, bias_EN, order_S, blocks_3B, pairs_per_row, out)
         return out
     rows = halves_M2H.transpose(1, 2).flatten(1).float()
     for expert, begin, end in blocks_3B.T.tolist():
         if expert < 0:
             break
         pairs = order_S[begin:end]
-        made = rows[pairs // each] @ dequantize_mxfp4(weight[expert], scale[expert]).T
+        made = rows[pairs // pairs_per_row] @ dequantize_mxfp4(weight[expert], scale[expert]).T
         out[pairs] = (made if bias_EN is None else made + bias_EN[expert].float()).to(out.dtype)
     return out
 
@@ -98,7 +103,7 @@ def _(
     bias_EN: Tensor | None,
     order_S: Tensor,
     blocks_3B: Tensor,
-    each: int,
+    pairs_per_row: int,
 ) -> Tensor:
     return halves_M2H.new_empty(order_S.shape[0], weight.shape[1])
 
@@ -147,15 +152,15 @@ def replace_with_empty(module: nn.Module) -> None:
         _empty(experts)
 
 
-def _empty(found: FusedExperts) -> None:
-    part = found.module
-    for name in found.tensors:
+def _empty(fused: FusedExperts) -> None:
+    part = fused.module
+    for name in fused.tensors:
         experts, inputs, outputs = part._parameters.pop(name).shape
         shape = experts, outputs, inputs // GROUP
         for end, size in (("blocks", (*shape, GROUP // 2)), ("scales", shape)):
             empty = torch.empty(size, dtype=torch.uint8)
             part.register_parameter(f"{name}_{end}", nn.Parameter(empty, requires_grad=False))
-    convert_experts(found, Mxfp4Experts)
+    convert_experts(fused, Mxfp4Experts)
 
 
 @register_quantization_config(_METHOD)
@@ -171,17 +176,19 @@ class _Mxfp4Quantizer(HfQuantizer):  # type: ignore[misc]
     requires_calibration = False
     is_trainable = False
 
-    def _process_model_before_weight_loading(self, model: PreTrainedModel, **given: Any) -> None:
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, **_settings: Any
+    ) -> None:
         replace_with_empty(model)
         # transformers initialises the tensors of the stock class, so it needs placeholders.
         for part in _experts(model):
             part.gate_up_proj = part.down_proj = torch.empty(0)
 
-    def _process_model_after_weight_loading(self, model: PreTrainedModel, **given: Any) -> None:
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **_settings: Any) -> None:
         for part in _experts(model):
             del part.gate_up_proj, part.down_proj
 
-    def is_serializable(self, *given: Any, **more: Any) -> bool:
+    def is_serializable(self, *_arguments: Any, **_options: Any) -> bool:
         return False
 
 

@@ -51,7 +51,7 @@ def _largest(
 
 
 def largest(scores: Tensor, values: Tensor, indices: Tensor) -> None:
-    """Fill values and indices as documented in `treegen.model.linear.router_topk.topk_rows`.
+    """Fill values and indices as documented in `treegen.model.compiled.topk_rows`.
 
     Args:
         scores: Scores [..., E].

@@ -52,7 +52,7 @@ class RankLeader(Protocol):
         """Raise WorkerError if a rank has failed."""
         ...
 
-    def fail(self, told: str) -> None:
+    def fail(self, reason: str) -> None:
         """End the other ranks because this process failed in a shared computation."""
         ...
 
@@ -97,14 +97,14 @@ class Ranks:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Return the tensors [..., W] of all ranks side by side, dense. A collective."""
-        whole: Tensor = gather_columns(tensor, self.size)
-        return whole
+        gathered: Tensor = gather_columns(tensor, self.size)
+        return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Overwrite a dense tensor with its sum over all ranks and return it. A collective."""
         return sum_over_ranks(tensor)
 
-    def whole(self, logits_SV: Tensor, vocab_size: int) -> Tensor:
+    def gather_logits(self, logits_SV: Tensor, vocab_size: int) -> Tensor:
         """Return logits [S, V] of the whole vocabulary, gathered from the shards of all ranks."""
         return self.all_gather(logits_SV)[:, :vocab_size]
 
@@ -274,10 +274,10 @@ def _(input: Tensor, weight: Tensor) -> Tensor:
 def gather_columns(part: Tensor, size: int) -> Tensor:
     """Return the shards [..., W] of `size` ranks as one dense tensor [..., size * W]."""
     assert _here, _ALONE
-    whole = part.new_empty(size, *part.shape)
-    _all_gather(whole.view(-1), part.contiguous().view(-1))
+    gathered = part.new_empty(size, *part.shape)
+    _all_gather(gathered.view(-1), part.contiguous().view(-1))
     # If the shards have one column, a reshape alone would be a view that is not dense.
-    return whole.movedim(0, -2).reshape(*part.shape[:-1], size * part.shape[-1]).contiguous()
+    return gathered.movedim(0, -2).reshape(*part.shape[:-1], size * part.shape[-1]).contiguous()
 
 
 @gather_columns.register_fake

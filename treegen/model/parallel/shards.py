@@ -8,13 +8,14 @@ compilation, CUDA graphs.
 The output matrix is always cut over the vocabulary, and the embedding is whole on each rank. If
 both are one matrix, the shard is a view. Experts are cut like other matrices if the plan says how
 and their widths divide. Otherwise each rank has some whole experts, if the family has a plan for
-that (`ep_plan`).
+that (`ep_plan`). Each rank has the router and therefore knows the choices of all rows. It computes
+the rows of its own experts, and the ranks sum their outputs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,17 +25,9 @@ from transformers import PreTrainedModel
 
 from treegen.errors import ModelError
 from treegen.model.checkpoint.families import WHOLE
-from treegen.model.parallel.experts import (
-    ONE_OF_EXPERTS,
-    WHOLE_EXPERTS,
-    deal_experts,
-    divided_identity,
-    sum_output,
-    with_whole_experts,
-)
 from treegen.model.parallel.ranks import gather_columns, linear_over_ranks, sum_over_ranks
 
-# E experts
+# E experts, K chosen experts of a row, T rows, D width of a row
 
 _WHOLE: Final = frozenset(
     # These styles only affect training.
@@ -80,8 +73,8 @@ class GatheredLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output gathered from all ranks."""
-        whole: Tensor = gather_columns(super().forward(input), self.ranks)
-        return whole
+        gathered: Tensor = gather_columns(super().forward(input), self.ranks)
+        return gathered
 
 
 class VocabLinear(nn.Linear):
@@ -101,7 +94,7 @@ def check_plan(module: PreTrainedModel) -> None:
         )
 
 
-def shard(module: PreTrainedModel, rank: int, size: int, beside: Sequence[str] = ()) -> None:
+def shard(module: PreTrainedModel, rank: int, size: int, uncut: Sequence[str] = ()) -> None:
     """Cut a whole model to the shard of one rank. The module may be without data.
 
     An output matrix that is the embedding stays whole until `tie_head`.
@@ -110,14 +103,14 @@ def shard(module: PreTrainedModel, rank: int, size: int, beside: Sequence[str] =
         module: The model, which is changed.
         rank: The rank.
         size: The number of ranks.
-        beside: Names of parts that the rank keeps whole, such as an image tower that only rank 0
+        uncut: Names of parts that the rank keeps whole, such as an image tower that only rank 0
             runs.
 
     Raises:
         ModelError: the model cannot be divided among this many ranks.
     """
     check_plan(module)
-    _Sharding(module, rank, size, tuple(f"{name}." for name in beside)).run()
+    _Sharding(module, rank, size, tuple(f"{name}." for name in uncut)).run()
 
 
 def tie_head(module: PreTrainedModel, rank: int, size: int) -> None:
@@ -140,7 +133,7 @@ class _Sharding:
     module: PreTrainedModel
     rank: int
     size: int
-    beside: tuple[str, ...] = ()
+    uncut: tuple[str, ...] = ()
 
     def run(self) -> None:
         plan = self._plan()
@@ -148,7 +141,7 @@ class _Sharding:
         if type(head) is not nn.Linear:
             raise self._make_error("its output matrix is no plain linear layer")
         for name, part in list(self.module.named_modules()):
-            if f"{name}.".startswith(self.beside):
+            if f"{name}.".startswith(self.uncut):
                 continue
             style = plan.get(_pattern(name))
             if part is head or (isinstance(part, nn.Embedding) and style == "embedding_rowwise"):
@@ -168,7 +161,7 @@ class _Sharding:
             name: style
             for name, _ in self.module.named_parameters()
             if (style := plan.get(_pattern(name), "replicate")) not in _WHOLE
-            and not name.startswith(self.beside)
+            and not name.startswith(self.uncut)
         }
         # Whether the shards of experts have sizes that kernels accept, by the experts' module.
         fits: dict[str, bool] = {}
@@ -245,36 +238,36 @@ class _Sharding:
 
         With a packed style gate and up are two halves, and the rank keeps a shard of each.
         """
-        kept = weight.data
+        shard = weight.data
         if style in _WHOLE:
             return weight
         if style == ONE_OF_EXPERTS:
-            if len(kept) % self.size:
+            if len(shard) % self.size:
                 raise self._make_error(
-                    f"{name} has {len(kept)} experts, which {self.size} does not divide"
+                    f"{name} has {len(shard)} experts, which {self.size} does not divide"
                 )
-            kept = kept.chunk(self.size)[self.rank].clone()
+            shard = shard.chunk(self.size)[self.rank].clone()
         elif style in ("packed_colwise", "packed_rowwise", "colwise", "rowwise"):
-            dim, pieces = _pieces(kept, style)
+            dim, pieces = _pieces(shard, style)
             start, stop = self._range(name, pieces[0].shape[dim])
-            kept = torch.cat([piece.narrow(dim, start, stop - start) for piece in pieces], dim)
+            shard = torch.cat([piece.narrow(dim, start, stop - start) for piece in pieces], dim)
         else:
             raise self._make_error(f"{name} has the plan {style!r}, which is not supported")
-        return nn.Parameter(kept, requires_grad=False)
+        return nn.Parameter(shard, requires_grad=False)
 
     def cut_head(self, head: nn.Linear) -> None:
         """Cut over the vocabulary; the last shard may be padded with rows of zeros."""
-        whole, embedding = head.weight, self.module.get_input_embeddings().weight
-        rows = -(-len(whole) // self.size)
-        start, stop = rows * self.rank, min(rows * (self.rank + 1), len(whole))
-        kept = whole.data[min(start, len(whole)) : stop]
-        if len(kept) < rows:
-            kept = torch.cat([kept, kept.new_zeros(rows - len(kept), kept.shape[1])])
-        elif whole is not embedding:
-            kept = kept.clone()
-        head.weight = nn.Parameter(kept, requires_grad=False)
+        weight, embedding = head.weight, self.module.get_input_embeddings().weight
+        rows = -(-len(weight) // self.size)
+        start, stop = rows * self.rank, min(rows * (self.rank + 1), len(weight))
+        shard = weight.data[min(start, len(weight)) : stop]
+        if len(shard) < rows:
+            shard = torch.cat([shard, shard.new_zeros(rows - len(shard), shard.shape[1])])
+        elif weight is not embedding:
+            shard = shard.clone()
+        head.weight = nn.Parameter(shard, requires_grad=False)
         if head.bias is not None:
-            bias = head.bias.data[min(start, len(whole)) : stop]
+            bias = head.bias.data[min(start, len(weight)) : stop]
             bias = torch.cat([bias, bias.new_zeros(rows - len(bias))])
             head.bias = nn.Parameter(bias, requires_grad=False)
         head.out_features = rows
@@ -308,23 +301,23 @@ class _Sharding:
         return all_heads
 
     def _kv_heads(self, parent: nn.Module, keys: nn.Linear, width: int) -> int:
-        known: Any = parent.__dict__.get("_treegen_kv_heads")
-        if known is None:
-            known = max(keys.out_features // width, 1)
-            parent.__dict__["_treegen_kv_heads"] = known
-            if known % self.size and self.size % known == 0:
+        heads: Any = parent.__dict__.get("_treegen_kv_heads")
+        if heads is None:
+            heads = max(keys.out_features // width, 1)
+            parent.__dict__["_treegen_kv_heads"] = heads
+            if heads % self.size and self.size % heads == 0:
                 groups = getattr(parent, "num_key_value_groups", None)
                 if isinstance(groups, int):
-                    parent.num_key_value_groups = groups * known // self.size
-        return int(known)
+                    parent.num_key_value_groups = groups * heads // self.size
+        return int(heads)
 
     def _heads(self, name: str, heads: int) -> tuple[int, int]:
         """Return the range of the rank's heads. Several ranks may share a key head."""
         if heads % self.size == 0:
             return self._range(name, heads)
         if name.rpartition(".")[2] in ("k_proj", "v_proj") and self.size % heads == 0:
-            mine = self.rank * heads // self.size
-            return mine, mine + 1
+            head = self.rank * heads // self.size
+            return head, head + 1
         raise self._make_error(f"{name} makes {heads} heads, which {self.size} does not divide")
 
 
@@ -349,7 +342,79 @@ def _keep(part: nn.Module, name: str, dim: int, start: int, stop: int) -> None:
     """Keep a range of a parameter in memory of its own, so that the rest is freed."""
     weight = part._parameters.get(name)
     if weight is not None:
-        kept = weight.data.narrow(dim, start, stop - start).clone(
+        data = weight.data.narrow(dim, start, stop - start).clone(
             memory_format=torch.contiguous_format
         )
-        part._parameters[name] = nn.Parameter(kept, requires_grad=False)
+        part._parameters[name] = nn.Parameter(data, requires_grad=False)
+
+
+WHOLE_EXPERTS: Final = "ep_dispatch_experts"
+"""The plan style of a module with whole experts."""
+ONE_OF_EXPERTS: Final = "grouped_gemm"
+"""The plan style of a parameter of all experts [E, ...], of which a rank keeps some."""
+
+
+def with_whole_experts(
+    plan: Mapping[str, str], ep_plan: Mapping[str, str], can_cut: Collection[str]
+) -> dict[str, str]:
+    """Return a plan that uses whole experts where the plan cannot cut the experts themselves.
+
+    Args:
+        plan: The tensor-parallel plan: styles by names of modules and parameters.
+        ep_plan: The plan of expert parallelism, likewise.
+        can_cut: Names of modules whose experts the plan can cut.
+    """
+    combined = dict(plan)
+    experts = {key: key.rpartition(".")[0] for key, way in ep_plan.items() if way == ONE_OF_EXPERTS}
+    for key, name in experts.items():
+        if name not in can_cut:
+            combined[key], combined[name] = ONE_OF_EXPERTS, WHOLE_EXPERTS
+    return combined
+
+
+def deal_experts(part: nn.Module, rank: int, count: int) -> None:
+    """Make a module compute only the rows of its rank's experts, and sum the outputs over ranks.
+
+    Args:
+        part: The experts module, whose parameters already hold only this rank's experts. It is
+            changed.
+        rank: The rank.
+        count: The number of experts per rank.
+    """
+    part.num_experts = count  # type: ignore[assignment]
+    # A loop over experts has no index for "none of these". Grouped products skip index `count`.
+    is_loop = not hasattr(part, "has_gate") or part.config._experts_implementation == "eager"  # type: ignore[union-attr]
+    none = 0 if is_loop else count
+    part._is_expert_parallel = True  # type: ignore[assignment]
+
+    def select_rows(part: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(inputs) != 3:
+            raise RuntimeError("its experts are not given states, choices and weights")
+        states_TD, chosen_TK, weights_TK = inputs
+        is_other = chosen_TK // count != rank
+        local_TK = torch.where(is_other, none, chosen_TK % count)
+        return states_TD, local_TK, weights_TK.masked_fill(is_other, 0.0)
+
+    part.register_forward_pre_hook(select_rows)
+    part.register_forward_hook(sum_output)
+
+
+def sum_output(part: nn.Module, inputs: object, output: Any) -> Any:
+    """Sum the output of a mixture of experts over the ranks; a forward hook.
+
+    Args:
+        part: The module; unused.
+        inputs: Its inputs; unused.
+        output: Its output, or a tuple that starts with it.
+    """
+    if isinstance(output, tuple):
+        return (sum_over_ranks(output[0].contiguous()), *output[1:])
+    return sum_over_ranks(output.contiguous())
+
+
+def divided_identity(size: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    """Return a forward hook that divides an expert's output by `size`, the number of ranks.
+
+    It is for experts that every rank computes.
+    """
+    return lambda part, inputs, output: output / size

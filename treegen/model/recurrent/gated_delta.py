@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.model.recurrent.runs import delta_pass, has_state_shapes
-from treegen.model.recurrent.state_batch import StateRun
+from treegen.model.recurrent.state_batch import StateRun, delta_pass, has_state_shapes
 from treegen.ops.recurrence import DeltaInputs, DeltaStates
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
@@ -164,7 +163,7 @@ def gated_delta(
 
 
 def _rule(
-    given: DeltaInputs, spec: DeltaSpec, mixed_NLC: Tensor, state: Tensor | None, run: StateRun
+    inputs: DeltaInputs, spec: DeltaSpec, mixed_NLC: Tensor, state: Tensor | None, run: StateRun
 ) -> tuple[Tensor, Tensor]:
     # Imported here because it is slow to import.
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
@@ -176,13 +175,13 @@ def _rule(
         part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(group_size, 2)
         for part in parts[:2]
     )
-    a, b = (tensor.view(run.num, run.length, -1) for tensor in (given.a_TH, given.b_TH))
+    a, b = (tensor.view(run.num, run.length, -1) for tensor in (inputs.a_TH, inputs.b_TH))
     out_and_state: tuple[Tensor, Tensor] = torch_chunk_gated_delta_rule(
         q,
         k,
         parts[2].unflatten(-1, (spec.v_heads, -1)),
-        g=-given.a_log_H.float().exp() * softplus(a.float() + given.dt_bias_H),
-        beta=b.sigmoid() * given.strength,
+        g=-inputs.a_log_H.float().exp() * softplus(a.float() + inputs.dt_bias_H),
+        beta=b.sigmoid() * inputs.strength,
         initial_state=state,
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,

@@ -102,12 +102,12 @@ class LayerStates:
         width = conv_kernel_size or self._widths.get(key) or conv_states.shape[-1]
         before = self.values.get(key)
         if before is not None:
-            whole = torch.cat([before, conv_states], dim=-1)
+            inputs = torch.cat([before, conv_states], dim=-1)
         else:
             lacking = max(width - conv_states.shape[-1], 0)
-            whole = nn.functional.pad(conv_states, (lacking, 0)) if lacking else conv_states
-        self.values[key] = whole[..., -width:]
-        return whole
+            inputs = nn.functional.pad(conv_states, (lacking, 0)) if lacking else conv_states
+        self.values[key] = inputs[..., -width:]
+        return inputs
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int | None = None, state_idx: int = 0, **_: Any

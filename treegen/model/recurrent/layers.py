@@ -134,30 +134,30 @@ class StateProbe:
     """A pass that records which states the layers keep.
 
     Attributes:
-        found: The states of each layer, by its index.
+        states: The states of each layer, by its index.
     """
 
     def __init__(self) -> None:
         """Start without any states."""
-        self.found: dict[int, tuple[StateSpec, ...]] = {}
+        self.states: dict[int, tuple[StateSpec, ...]] = {}
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Run a layer on the whole pass as one sequence."""
-        if layer.index in self.found:
+        if layer.index in self.states:
             raise ModelError(f"{layer.name} runs twice in one pass; its state would be two states")
         states = LayerStates({})
         out = layer.forward(arguments, states)
         first = dict(states.values)
-        with _UseRecorder(list(first.values())) as used:
+        with _UseRecorder(list(first.values())) as recorder:
             layer.forward(arguments, states)
-        self.found[layer.index] = tuple(
+        self.states[layer.index] = tuple(
             StateSpec(
                 kind,
                 index,
                 tuple(value.shape[1:]),
                 str(value.dtype).removeprefix("torch."),
                 value.dtype.itemsize,
-                is_stepwise=id(value) not in used.found,
+                is_stepwise=id(value) not in recorder.used,
             )
             for (kind, index), value in sorted(first.items())
         )
@@ -174,7 +174,7 @@ class _UseRecorder(TorchFunctionMode):
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self._watched = {id(tensor) for tensor in tensors}
-        self.found: set[int] = set()
+        self.used: set[int] = set()
 
     def __torch_function__(
         self,
@@ -185,7 +185,7 @@ class _UseRecorder(TorchFunctionMode):
     ) -> Any:
         leaves = tree_leaves((args, kwargs or {}))
         if getattr(func, "__name__", "") != "__get__":  # reading its shape or type is no use of it
-            self.found |= {id(leaf) for leaf in leaves} & self._watched
+            self.used |= {id(leaf) for leaf in leaves} & self._watched
         return func(*args, **(kwargs or {}))
 
 
@@ -288,7 +288,7 @@ def _scatter_outputs(parts: list[tuple[StateRun, Any]], num_tokens: int) -> Any:
         return None
     if len(parts) == 1 and isinstance(run.rows, slice):
         return first.reshape(1, num_tokens, *first.shape[2:])
-    whole = first.new_empty(num_tokens, *first.shape[2:])
+    outputs = first.new_empty(num_tokens, *first.shape[2:])
     for run, out in parts:
-        whole[run.rows] = out.reshape(run.num * run.length, *out.shape[2:])
-    return whole[None]
+        outputs[run.rows] = out.reshape(run.num * run.length, *out.shape[2:])
+    return outputs[None]

@@ -4,6 +4,10 @@ Mamba2 is that rule without its correction: a token with key B, input x and time
 state S into exp(A dt) S + B (dt x)' and reads it with C. So rows share states and keep update lists
 in the same way; see `treegen.ops.recurrence`. Weights, projections and norm are those of the
 transformers layer.
+
+Texts are computed in chunks of tokens, by matrix products instead of a step per token. Within a
+chunk a token reads earlier ones as in attention, with decaying weights. Chunks pass states to later
+ones. See section 6 of the Mamba-2 paper (https://arxiv.org/abs/2405.21060).
 """
 
 from __future__ import annotations
@@ -14,17 +18,15 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import pad, silu, softplus
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.model.recurrent.chunk_scan import chunk_scan
-from treegen.model.recurrent.runs import delta_pass, has_state_shapes
-from treegen.model.recurrent.state_batch import StateRun
+from treegen.model.recurrent.state_batch import StateRun, delta_pass, has_state_shapes
 from treegen.ops.recurrence import DeltaInputs, DeltaStates
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
-# H heads, V numbers of a head's input, G groups, K numbers of a group's key, N sequences that run
-# together, of L tokens
+# H heads, V numbers of a head's input, G groups, K numbers of a group's key, R heads of a group,
+# N sequences that run together, of L tokens; B chunks, of S tokens
 
 KNOWN: Final = frozenset(
     {
@@ -74,8 +76,8 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
     channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
     window = channels, layer.conv1d.weight.shape[-1]
     fits = has_state_shapes(states, dtype, window, (spec.v_heads, spec.v_dim, spec.k_dim))
-    is_known = layer.activation in ("silu", "swish") and spec.v_heads % spec.k_heads == 0
-    return spec if fits and is_known else None
+    is_supported = layer.activation in ("silu", "swish") and spec.v_heads % spec.k_heads == 0
+    return spec if fits and is_supported else None
 
 
 def forward(
@@ -164,7 +166,7 @@ def mamba2(
 
 
 def _scan(
-    given: DeltaInputs,
+    inputs: DeltaInputs,
     spec: DeltaSpec,
     mixed_NLC: Tensor,
     state: Tensor | None,
@@ -173,7 +175,7 @@ def _scan(
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor]:
     least, most = limits
-    step_NLH = softplus(given.a_TH.float() + given.dt_bias_H.float()).clamp(least, most)
+    step_NLH = softplus(inputs.a_TH.float() + inputs.dt_bias_H.float()).clamp(least, most)
     step_NLH = step_NLH.view(run.num, run.length, -1)
     keys = spec.k_heads * spec.k_dim
     x, k_NLGK, q_NLGK = (
@@ -189,10 +191,94 @@ def _scan(
         state = x.new_zeros(run.num, spec.v_heads, spec.k_dim, spec.v_dim)
     out_NLGRV, last_NGKRV = chunk_scan(
         (x * step_NLH[..., None]).unflatten(2, groups),
-        (step_NLH * -given.a_log_H.float().exp()).unflatten(2, groups),
+        (step_NLH * -inputs.a_log_H.float().exp()).unflatten(2, groups),
         k_NLGK,
         q_NLGK,
         state.unflatten(1, groups).transpose(2, 3),
     )
-    skipped = 0.0 if given.skip_H is None else given.skip_H.float()[:, None] * x
+    skipped = 0.0 if inputs.skip_H is None else inputs.skip_H.float()[:, None] * x
     return out_NLGRV.flatten(2, 3) + skipped, last_NGKRV.transpose(2, 3).flatten(1, 2)
+
+
+_CHUNK: Final = 128  # tokens per chunk
+_WEIGHTS: Final = 2**28  # maximum bytes of the attention-like weights computed at once
+
+
+def chunk_scan(
+    x_NLGRV: Tensor,
+    decay_NLGR: Tensor,
+    keys_NLGK: Tensor,
+    queries_NLGK: Tensor,
+    state_NGKRV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return what each token reads, and the states after the last token.
+
+    A token turns a state S into exp(decay) S + key x', and then reads it with its query. All
+    tensors are float32.
+
+    Args:
+        x_NLGRV: Inputs of heads [N, L, G, R, V], times the time steps of their tokens.
+        decay_NLGR: Logarithms of the factors by which tokens decay a state [N, L, G, R]; at most 0.
+        keys_NLGK: Keys of groups [N, L, G, K].
+        queries_NLGK: Queries of groups [N, L, G, K].
+        state_NGKRV: States before the first token [N, G, K, R, V].
+
+    Returns:
+        What each token reads [N, L, G, R, V], and the states after the last token [N, G, K, R, V].
+    """
+    num, length = x_NLGRV.shape[:2]
+    size = min(_CHUNK, 1 << max(length - 1, 0).bit_length())
+    heads = decay_NLGR.shape[2:].numel()
+    part = max(_WEIGHTS // (8 * num * size * size * heads), 1) * size
+    outs = []
+    for at in range(0, length, part):
+        x, decay, keys, queries = (
+            tensor[:, at : at + part] for tensor in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK)
+        )
+        out, state_NGKRV = _chunks(x, decay, keys, queries, state_NGKRV, size)
+        outs.append(out)
+    return torch.cat(outs, 1), state_NGKRV
+
+
+def _chunks(
+    x_NLGRV: Tensor,
+    decay_NLGR: Tensor,
+    keys_NLGK: Tensor,
+    queries_NLGK: Tensor,
+    state_NGKRV: Tensor,
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    num, length, groups, heads, width = x_NLGRV.shape
+    missing = -length % size  # tokens that change nothing
+
+    def split_chunks(tensor: Tensor) -> Tensor:
+        padded = pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
+        parts: Tensor = padded.unflatten(1, (-1, size))
+        return parts
+
+    x_NBGSRV = split_chunks(x_NLGRV).transpose(2, 3)
+    keys_NBGSK = split_chunks(keys_NLGK).transpose(2, 3)
+    queries_NBGSK = split_chunks(queries_NLGK).transpose(2, 3)
+    # Use float64, because differences of long sums may be much smaller than the sums.
+    until_NBGRS = split_chunks(decay_NLGR).permute(0, 1, 3, 4, 2).double().cumsum(-1)
+    between_NBGRSS = (until_NBGRS[..., :, None] - until_NBGRS[..., None, :]).float()
+    is_later_SS = torch.ones(size, size, dtype=torch.bool, device=x_NLGRV.device).triu(1)
+    weights_NBGRSS = between_NBGRSS.masked_fill_(is_later_SS, -torch.inf).exp_()
+    weights_NBGRSS *= (queries_NBGSK @ keys_NBGSK.transpose(-1, -2))[:, :, :, None]
+    inner_NBGRSV = weights_NBGRSS @ x_NBGSRV.transpose(3, 4)
+
+    rest_NBGSR = (until_NBGRS[..., -1:] - until_NBGRS).float().exp_().transpose(-1, -2)
+    left_NBGSRV = x_NBGSRV * rest_NBGSR[..., None]
+    made_NBGKRV = (keys_NBGSK.transpose(-1, -2) @ left_NBGSRV.flatten(-2)).unflatten(
+        -1, (heads, width)
+    )
+    total_NBGR = until_NBGRS[..., -1].float().exp_()
+    before_NBGKRV = torch.empty_like(made_NBGKRV)
+    for chunk in range(made_NBGKRV.shape[1]):
+        before_NBGKRV[:, chunk] = state_NGKRV
+        state_NGKRV = state_NGKRV * total_NBGR[:, chunk, :, None, :, None] + made_NBGKRV[:, chunk]
+
+    earlier_NBGSRV = (queries_NBGSK @ before_NBGKRV.flatten(-2)).unflatten(-1, (heads, width))
+    earlier_NBGSRV *= until_NBGRS.float().exp_().transpose(-1, -2)[..., None]
+    out_NBSGRV = (inner_NBGRSV.transpose(3, 4) + earlier_NBGSRV).transpose(2, 3)
+    return out_NBSGRV.reshape(num, -1, groups, heads, width)[:, :length], state_NGKRV

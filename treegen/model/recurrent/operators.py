@@ -2,11 +2,14 @@
 
 A transformers layer takes whole texts or one token per sequence, and its states must be gathered
 and scattered. An operator takes all tokens of a pass, and reads and writes states in their slots.
-The compiler treats it as opaque.
+The compiler treats it as opaque; custom operators get the states of the pass from a context
+variable.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +18,9 @@ from torch import Tensor, nn
 
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.model.recurrent import gated_delta, mamba2, short_conv
+from treegen.ops.cache.pool import resolve_proxy
+
+# T tokens of a pass, D width of the model, C channels
 
 
 class Operators(NamedTuple):
@@ -88,3 +94,69 @@ def forward(
     if name in mamba2.KNOWN:
         return mamba2.forward(layer, hidden_1TD, tensors[0], tensors[1], by.mamba2)
     return short_conv.forward(layer, hidden_1TD, tensors[0], by.short_conv)
+
+
+def _opaque(
+    plain: Callable[..., Tensor], changes: tuple[str, ...], shape: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """Return an operator that the compiler treats as opaque.
+
+    Args:
+        plain: The operator's implementation.
+        changes: Names of the arguments that it writes into. It is called with proxies for these.
+        shape: Returns an output without values; the fake implementation.
+    """
+    name = plain.__name__
+    places = [list(inspect.signature(plain).parameters).index(argument) for argument in changes]
+
+    @functools.wraps(plain)
+    def run_resolved(*arguments: Any) -> Tensor:
+        resolved = list(arguments)
+        for place in places:
+            resolved[place] = resolve_proxy(resolved[place])
+        return plain(*resolved)
+
+    # The compiler does not see the tensors that it writes into, so it mutates no argument.
+    torch.library.custom_op(f"treegen::{name}", run_resolved, mutates_args=()).register_fake(shape)
+    operator: Callable[..., Tensor] = getattr(torch.ops.treegen, name)
+    return operator
+
+
+def _gated_delta(
+    mixed_TC: Tensor,
+    b: Tensor,
+    a: Tensor,
+    conv: Tensor,
+    a_log: Tensor,
+    bias: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    *options: Any,
+) -> Tensor:
+    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[0], states.shape[2])
+
+
+def _mamba2(
+    mixed_TC: Tensor,
+    dt: Tensor,
+    conv: Tensor,
+    conv_bias: Tensor | None,
+    a_log: Tensor,
+    bias: Tensor,
+    skip: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    *options: Any,
+) -> Tensor:
+    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[0], states.shape[1])
+
+
+def _short_conv(x_TC: Tensor, *options: Any) -> Tensor:
+    return x_TC.new_empty(x_TC.shape)
+
+
+OPERATORS: Final = Operators(
+    _opaque(PLAIN.gated_delta, ("windows", "states"), _gated_delta),
+    _opaque(PLAIN.mamba2, ("windows", "states"), _mamba2),
+    _opaque(PLAIN.short_conv, ("windows",), _short_conv),
+)

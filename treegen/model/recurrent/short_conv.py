@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from treegen.common.spec import StateSpec
-from treegen.model.recurrent.runs import convolve_run, has_state_shapes
-from treegen.model.recurrent.state_batch import states_of_pass
+from treegen.model.recurrent.state_batch import convolve_run, has_state_shapes, states_of_pass
 from treegen.ops.recurrence import convolve, convolve_runs
 
 # T tokens of a pass, D width of the model (the number of channels), W width of windows
@@ -66,14 +65,16 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
     if batch.in_order:
         tensors = weights, bias_D, windows
         return batch.in_sequences(
-            out_TD, lambda each: convolve_runs(x_TD[each.rows], *tensors, *each[1:])
+            out_TD, lambda sequences: convolve_runs(x_TD[sequences.rows], *tensors, *sequences[1:])
         )
     if batch.rows is not None:
         return convolve(x_TD, weights, bias_D, windows, batch.rows).contiguous()
     for run in batch.runs:
-        mine = x_TD[run.rows]
+        run_inputs = x_TD[run.rows]
         if (slots := run.one_token) is not None:
-            out_TD[run.rows] = convolve(mine, weights, bias_D, windows, slots)
+            out_TD[run.rows] = convolve(run_inputs, weights, bias_D, windows, slots)
         else:
-            out_TD[run.rows] = convolve_run(mine, conv_D1W, bias_D, windows, run).flatten(0, 1)
+            out_TD[run.rows] = convolve_run(run_inputs, conv_D1W, bias_D, windows, run).flatten(
+                0, 1
+            )
     return out_TD

@@ -115,11 +115,11 @@ def read_reward_model(
 
 
 def _linear(
-    found: Mapping[str, Tensor], name: str, directory: Path, dtype: torch.dtype
+    weights: Mapping[str, Tensor], name: str, directory: Path, dtype: torch.dtype
 ) -> nn.Linear:
-    if f"{name}.weight" not in found:
+    if f"{name}.weight" not in weights:
         raise ModelError(f"{directory} has no weights for {name}.weight; download it again")
-    weight, bias = found[f"{name}.weight"].to(dtype), found.get(f"{name}.bias")
+    weight, bias = weights[f"{name}.weight"].to(dtype), weights.get(f"{name}.bias")
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

@@ -90,7 +90,7 @@ def load_scorer(
     revision: str | None = None,
     device: str | None = None,
     form: str | None = None,
-    own: bool = False,
+    separate: bool = False,
 ) -> Scorer:
     """Load a model that judges, from safetensors only.
 
@@ -99,15 +99,14 @@ def load_scorer(
         revision: The branch, tag or commit of a model on the hub.
         device: The device. Default: a GPU if there is one.
         form: SEQUENCE, TOKEN or CAUSAL. Default: as config.json says.
-        own: Whether to load a separate copy, because the caller will change the model.
+        separate: Whether to load a separate copy, because the caller will change the model.
 
     Raises:
         InputError: there is no such device or form.
         ModelError: the model cannot be loaded, or has none of the forms.
     """
     from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
-    from treegen.model.checkpoint.headers import check_headers
-    from treegen.model.config import resolve_device
+    from treegen.model.config import check_headers, resolve_device
     from treegen.model.tokenizer import load_tokenizer
 
     if form not in (None, *FORMS):
@@ -129,10 +128,10 @@ def load_scorer(
     check_weights(directory)
     check_headers(directory, raw)
     tokenizer: Any = load_tokenizer(directory, with_config=not ours)
-    model = None if own else _in_use.get((str(directory), where, form))
+    model = None if separate else _in_use.get((str(directory), where, form))
     if model is None:
         model = _read(name, directory, raw, form, tokenizer, where).to(where)
-        if not own:
+        if not separate:
             _in_use[str(directory), where, form] = model
     return Scorer(model, tokenizer, form, getattr(model.config, "max_position_embeddings", None))
 

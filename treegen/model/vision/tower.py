@@ -47,13 +47,13 @@ class ImageEmbedding:
 class _StopForward(Exception):
     """Ends a pass at the call of the language model; it has the inputs of that call."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, inputs: dict[str, Any]) -> None:
         super().__init__()
-        self.given = given
+        self.inputs = inputs
 
 
 @contextmanager
-def _whole_float32() -> Iterator[None]:
+def _exact_float32_convolutions() -> Iterator[None]:
     """Compute float32 convolutions in float32; by default cuDNN uses TF32 for them.
 
     With TF32 in the first layer of a tower, log-probabilities differ by up to 2e-3.
@@ -113,10 +113,10 @@ class VisionTower:
         self._captures = True
         try:
             device = self._module.device
-            with use_device(device), without_autocast(device), _whole_float32():
+            with use_device(device), without_autocast(device), _exact_float32_convolutions():
                 self._module(**self._prepare_inputs(inputs, num), use_cache=False)
         except _StopForward as error:
-            decoder_inputs = error.given
+            decoder_inputs = error.inputs
         except ValueError as error:
             raise ModelError(
                 f"the model cannot encode an image: {summarize_error(error)}; "

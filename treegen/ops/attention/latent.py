@@ -78,7 +78,7 @@ def attend_latents(
     out_THV = out_THV.to(wide)
     for piece in split.pieces:
         made = _expand_latents(pool, piece.slots_L, up_HXR, form, q_THK.dtype)
-        keys, values = (each.unflatten(0, (-1, pool.shape[1])) for each in made)
+        keys, values = (tensor.unflatten(0, (-1, pool.shape[1])) for tensor in made)
         rows = piece.rows
         part = attend(q_THK[rows], keys, values, piece.level, return_lse=True, **options)
         both = (out_THV[rows], part[0].to(wide)), (lse_TH[rows], part[1])
@@ -91,7 +91,7 @@ def _merge_kernel(q_THK: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], T
     if q_THK.device.type != "cuda" or q_THK.dtype == torch.float64:
         return None
     try:
-        from treegen.ops.attention.gpu.merge_two import merge_pair
+        from treegen.ops.attention.gpu.latent_kernels import merge_pair
     except ImportError:  # Triton is not installed
         return None
     return merge_pair
@@ -173,8 +173,8 @@ def _expand_latents(
     """Return keys [L, H, K] and values [L, H, V] expanded from the latents in some slots."""
     # Some versions of torch cannot index 8-bit floats.
     bits = pool.view(torch.uint8) if pool.itemsize == 1 else pool
-    kept_LD = bits.view(-1, form.kept)[slots_L].view(pool.dtype).to(dtype)
-    latent_LR, rotated_LP = kept_LD.split([form.rank, form.rope], -1)
+    stored_LD = bits.view(-1, form.kept)[slots_L].view(pool.dtype).to(dtype)
+    latent_LR, rotated_LP = stored_LD.split([form.rank, form.rope], -1)
     made_LHX = (latent_LR @ up_HXR.flatten(0, 1).T).unflatten(-1, (form.heads, -1))
     nope_LHN, v_LHV = made_LHX.split([form.nope, form.v_dim], -1)
     k_LHK = torch.cat([nope_LHN, rotated_LP[:, None].expand(-1, form.heads, -1)], -1)

@@ -31,7 +31,7 @@ def _load_triton() -> Implementation:
 
 
 def _load_invariant() -> Implementation:
-    from treegen.ops.attention.gpu.invariant import Invariant
+    from treegen.ops.attention.gpu.attend import Invariant
 
     return Invariant()
 
@@ -89,9 +89,9 @@ def register(name: str, load: Callable[[], Implementation], *, auto: bool = True
     if not auto:
         LOADERS[name] = load
         return
-    known = dict(LOADERS)
+    earlier = dict(LOADERS)
     LOADERS.clear()
-    LOADERS.update({name: load, **known})
+    LOADERS.update({name: load, **earlier})
 
 
 def choose(impl: str, device: torch.device) -> Implementation:

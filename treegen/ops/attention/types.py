@@ -125,5 +125,5 @@ class PreparedLevels:
     @property
     def kernels(self) -> tuple[str, ...]:
         """The kernel that computes each level, known once a layer has run."""
-        mine = getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
-        return mine if self.copies is None else (*self.copies.kernels, *mine)
+        names = getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
+        return names if self.copies is None else (*self.copies.kernels, *names)

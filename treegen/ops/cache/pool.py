@@ -4,12 +4,20 @@ A page holds the keys and values of `page_size` consecutive tokens of one sequen
 A page table is an int32 array of page ids. In a table that starts at position `base`, position p
 is in entry (p - base) // page_size. Full pages are shared: each user takes a reference, and a page
 is free when it has none. A partly filled last page is copied before a sequence continues in it.
+
+Compiled code takes small proxies for pools and states, because a graph is compiled for the shapes
+of its tensors: each other amount of memory would need another compilation, in the next process too.
+
+Legend: T tokens, G key heads, K key dimension, V value dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -17,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.common.device import to_device
+from treegen.ops.attention.types import FP8
 from treegen.ops.cache.state_cache import StateCache
 
 Pages = NDArray[np.int32]
@@ -124,12 +133,14 @@ class PagePool:
             The numbers of `count` blocks, where block b has the pages from b * size to
             b * size + size - 1. None if the pool has fewer free blocks.
         """
-        whole = len(self._refs) // size
+        num_blocks = len(self._refs) // size
         free = (self._refs == 0) & ~self._is_lent
-        blocks = np.flatnonzero(free[: whole * size].reshape(whole, size).all(axis=1))[:count]
+        blocks = np.flatnonzero(free[: num_blocks * size].reshape(num_blocks, size).all(axis=1))[
+            :count
+        ]
         if len(blocks) < count:
             return None
-        self._is_lent[: whole * size].reshape(whole, size)[blocks] = True
+        self._is_lent[: num_blocks * size].reshape(num_blocks, size)[blocks] = True
         self._loans[name] = (blocks[:, None] * size + np.arange(size)).ravel().astype(np.int32)
         self._num_lent += count * size
         return blocks.astype(np.int32)
@@ -265,3 +276,89 @@ def table_slots(table: Pages, start: int, stop: int, page_size: int) -> NDArray[
     """
     offsets = np.arange(start, stop)
     return table[offsets // page_size].astype(np.int64) * page_size + offsets % page_size
+
+
+_MOST: Final = 448.0  # the largest number in e4m3
+
+
+def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: Tensor) -> None:
+    """Store the keys and values of T tokens in a layer's pool.
+
+    An FP8 pool stores them rounded, with numbers clamped to its range.
+
+    Args:
+        keys: Keys of the pool [pages, page_size, G, K]. Keys and values may be parts of one tensor.
+        values: Values of the pool [pages, page_size, G, V].
+        slots_T: Cache slot of each token [T], page * page_size + offset.
+        k_TGK: New keys [T, G, K].
+        v_TGV: New values [T, G, V].
+    """
+    # view, not flatten: if a pool is not contiguous, flatten would write into a copy.
+    slots_k, slots_v = keys.view(-1, *keys.shape[2:]), values.view(-1, *values.shape[2:])
+    kernel = _kernel() if k_TGK.device.type == "cuda" else None
+    dense = all(tensor.stride(2) == 1 for tensor in (slots_k, slots_v, k_TGK, v_TGV))
+    if kernel is None or not dense:
+        for slots, new in ((slots_k, k_TGK), (slots_v, v_TGV)):
+            if slots.dtype == FP8:
+                new = new.clamp(-_MOST, _MOST).to(FP8).view(torch.uint8)
+                slots = slots.view(torch.uint8)
+            slots.index_copy_(0, slots_T, new)
+        return
+    num_tokens, num_heads, k_dim = k_TGK.shape
+    v_dim = v_TGV.shape[2]
+    kernel[(num_tokens,)](
+        k_TGK,
+        v_TGV,
+        slots_k,
+        slots_v,
+        slots_T,
+        k_TGK.stride(0),
+        k_TGK.stride(1),
+        v_TGV.stride(0),
+        v_TGV.stride(1),
+        slots_k.stride(0),
+        slots_k.stride(1),
+        slots_v.stride(0),
+        slots_v.stride(1),
+        G=num_heads,
+        K=k_dim,
+        V=v_dim,
+        ROOM_G=_next_power_of_2(num_heads),
+        ROOM_K=_next_power_of_2(k_dim),
+        ROOM_V=_next_power_of_2(v_dim),
+        MOST=_MOST if keys.dtype == FP8 else 0.0,
+        num_warps=4 if num_heads * k_dim > 512 else 1,
+    )
+
+
+def _next_power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@cache
+def _kernel() -> Any:
+    """Return the kernel that writes keys and values in one launch; None without Triton."""
+    try:
+        from treegen.ops.attention.gpu.kernels import write_slots
+    except ImportError:
+        return None
+    return write_slots
+
+
+_tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by address
+
+
+def make_proxy(tensor: Tensor, dims: int) -> Tensor:
+    """Return the first part of a tensor, from which `resolve_proxy` finds the tensor.
+
+    Args:
+        tensor: The tensor, which must stay referenced elsewhere while the proxy is used.
+        dims: Number of leading dimensions that are dropped.
+    """
+    _tensors[tensor.data_ptr()] = tensor
+    return tensor[(0,) * dims]
+
+
+def resolve_proxy(part: Tensor) -> Tensor:
+    """Return the tensor of a proxy."""
+    return _tensors[part.data_ptr()]

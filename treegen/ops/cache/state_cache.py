@@ -107,9 +107,9 @@ class StateCache:
         assert self._pages.reshape(-1)[pages].all(), "freed a free page"
         self._pages.reshape(-1)[pages] = False
         slots = np.unique(pages // self._pages.shape[1])
-        whole = slots[~self._pages[slots].any(axis=1)]
-        self._is_cut[whole] = False
-        self.free(whole.tolist())
+        empty = slots[~self._pages[slots].any(axis=1)]
+        self._is_cut[empty] = False
+        self.free(empty.tolist())
 
     def allocate_windows(self, count: int) -> Slots:
         """Allocate `count` windows; the caller has checked `num_free_windows`."""

@@ -10,11 +10,11 @@ from treegen.ops.recurrence import reference
 from treegen.ops.recurrence.types import DeltaInputs, DeltaStates, RowSlots
 
 
-def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     """Compute one token of each row. Windows and states (or update lists) are updated in place.
 
     Args:
-        given: The layer's inputs for T rows, and its weights.
+        layer: The layer's inputs for T rows, and its weights.
         on: Windows and states of the layer.
         rows: Where each row's window and its state or update list are.
 
@@ -22,10 +22,10 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
     """
     if not _has_kernels(on.states):
-        return reference.step(given, on, rows)
+        return reference.step(layer, on, rows)
     from treegen.ops.recurrence import gpu
 
-    return gpu.step(given, on, rows)
+    return gpu.step(layer, on, rows)
 
 
 def fold_update_lists(
@@ -69,7 +69,7 @@ def convolve(
 
 
 def scan(
-    given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+    layer: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
 ) -> Tensor:
     """Compute `num_tokens` tokens of each of N sequences, one token after another.
 
@@ -77,7 +77,7 @@ def scan(
     alone or after others. Windows and states are updated in place.
 
     Args:
-        given: Inputs of all tokens of the first sequence, then of the next; and the weights.
+        layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
         on: Windows and states of the layer.
         reads_N: Slot of each sequence's state before its first token [N]; -1 at the start of a
             text.
@@ -88,10 +88,10 @@ def scan(
         What each sequence reads from its state after each token [T, H, V], T = N * num_tokens.
     """
     if not _has_kernels(on.states):
-        return reference.scan(given, on, reads_N, writes_N, num_tokens)
+        return reference.scan(layer, on, reads_N, writes_N, num_tokens)
     from treegen.ops.recurrence import gpu
 
-    return gpu.scan(given, on, reads_N, writes_N, num_tokens)
+    return gpu.scan(layer, on, reads_N, writes_N, num_tokens)
 
 
 def convolve_runs(

@@ -39,11 +39,11 @@ _READ: Final = 4  # updates read at once, by one warp, so that no warp waits for
 _HELD: Final = 2048  # accumulators of a program that reads lists
 
 
-def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     """Compute one token of each row; see `treegen.ops.recurrence.step`.
 
     Args:
-        given: The layer's inputs for T rows, and its weights.
+        layer: The layer's inputs for T rows, and its weights.
         on: Windows and states of the layer.
         rows: Where each row's window and its state or update list are.
 
@@ -55,10 +55,10 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[READS], inputs[WRITES])
     )
     mixed_TC = convolve(
-        given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *at, activates=True
+        layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, on.windows, *at, activates=True
     )
     if not rows.has_lists:
-        return _step_states(given, on, mixed_TC, inputs[READS], inputs[WRITES], 1)
+        return _step_states(layer, on, mixed_TC, inputs[READS], inputs[WRITES], 1)
     block_k, block_v = _blocks(on)
     parts = triton.cdiv(spec.v_dim, block_v)
     scale, heads = _scale(on), _heads(on)
@@ -82,7 +82,7 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     block_h = _heads_at_once(spec)
     kernels.read_lists[spec.v_heads // block_h, num_rows](
         mixed_TC,
-        *_gates(given),
+        *_gates(layer),
         reads_2THV,
         on.states,
         on.states.view(on.dtype),
@@ -92,7 +92,7 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         out,
         num_rows,
         scale,
-        given.strength,
+        layer.strength,
         **heads,
         **_get_page_arguments(on),
         BLOCK_H=block_h,
@@ -105,32 +105,32 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 
 
 def scan(
-    given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+    layer: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
 ) -> Tensor:
     """Compute several tokens of each sequence [T, H, V]; see `treegen.ops.recurrence.scan`.
 
     Args:
-        given: Inputs of all tokens of the first sequence, then of the next; and the weights.
+        layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
         on: Windows and states of the layer.
         reads_N: Slot of each sequence's state before its first token [N]; -1 for none.
         writes_N: Slot for each sequence's state after its last token [N].
         num_tokens: Tokens per sequence.
     """
     mixed_TC = convolve_runs(
-        given.mixed_TC,
-        given.conv_CW,
-        given.conv_bias_C,
+        layer.mixed_TC,
+        layer.conv_CW,
+        layer.conv_bias_C,
         on.windows,
         reads_N,
         writes_N,
         num_tokens,
         activates=True,
     )
-    return _step_states(given, on, mixed_TC, reads_N, writes_N, num_tokens)
+    return _step_states(layer, on, mixed_TC, reads_N, writes_N, num_tokens)
 
 
 def _step_states(
-    given: DeltaInputs,
+    layer: DeltaInputs,
     on: DeltaStates,
     mixed_TC: Tensor,
     reads_N: Tensor,
@@ -143,14 +143,14 @@ def _step_states(
     block_v = min(block_v, _OWN_VALUES)
     kernels.step_states[spec.v_heads, len(reads_N), triton.cdiv(spec.v_dim, block_v)](
         mixed_TC,
-        *_gates(given),
+        *_gates(layer),
         on.states,
         reads_N,
         writes_N,
         out,
         num_tokens,
         _scale(on),
-        given.strength,
+        layer.strength,
         **_heads(on),
         BLOCK_K=block_k,
         BLOCK_V=block_v,
@@ -158,11 +158,11 @@ def _step_states(
     return out
 
 
-def _gates(given: DeltaInputs) -> tuple[Any, ...]:
+def _gates(layer: DeltaInputs) -> tuple[Any, ...]:
     """Return the kernel arguments from which gates and strengths are computed."""
-    skip_H = given.a_log_H if given.skip_H is None else given.skip_H
-    a_TH, b_TH = given.a_TH, given.b_TH
-    return a_TH, a_TH.stride(0), b_TH, b_TH.stride(0), given.a_log_H, given.dt_bias_H, skip_H
+    skip_H = layer.a_log_H if layer.skip_H is None else layer.skip_H
+    a_TH, b_TH = layer.a_TH, layer.b_TH
+    return a_TH, a_TH.stride(0), b_TH, b_TH.stride(0), layer.a_log_H, layer.dt_bias_H, skip_H
 
 
 def _heads(on: DeltaStates) -> dict[str, Any]:
@@ -262,13 +262,13 @@ def convolve(
     num_rows, channels = mixed_TC.shape
     out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
     width, itemsize = windows.shape[-1], windows.itemsize
-    is_whole = width * itemsize == torch.int64.itemsize and itemsize == 2
-    whole = windows.view(torch.int64) if is_whole else windows
+    is_packed = width * itemsize == torch.int64.itemsize and itemsize == 2
+    packed_windows = windows.view(torch.int64) if is_packed else windows
     kernels.convolve[triton.cdiv(channels, _CHANNELS), num_rows](
         mixed_TC,
         mixed_TC.stride(0),
         windows,
-        whole,
+        packed_windows,
         reads_T,
         writes_T,
         conv_CW.contiguous(),
@@ -278,7 +278,7 @@ def convolve(
         W=width,
         SEEN=conv_CW.shape[-1],
         BLOCK=_CHANNELS,
-        WHOLE=is_whole,
+        WHOLE=is_packed,
         HAS_BIAS=bias_C is not None,
         ACTIVATES=activates,
     )

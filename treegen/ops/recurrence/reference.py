@@ -26,11 +26,11 @@ from treegen.ops.recurrence.types import (
 _NORM = 1e-6
 
 
-def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     """Compute one token of each row; see `treegen.ops.recurrence.step`.
 
     Args:
-        given: The layer's inputs for T rows, and its weights.
+        layer: The layer's inputs for T rows, and its weights.
         on: Windows and states of the layer.
         rows: Where each row's window and its state or update list are.
 
@@ -40,20 +40,20 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     inputs = rows.inputs_RT
     window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
     mixed_TC = silu(
-        convolve(given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *window_at)
+        convolve(layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, on.windows, *window_at)
     )
     q_THK, k_TGK, k_THK, v_THV = _heads(mixed_TC, on)
-    step_TH = softplus(given.a_TH.float() + given.dt_bias_H.float())
-    gate_TH = -given.a_log_H.float().exp() * step_TH
+    step_TH = softplus(layer.a_TH.float() + layer.dt_bias_H.float())
+    gate_TH = -layer.a_log_H.float().exp() * step_TH
     corrects = on.spec.corrects
-    b_TH = given.b_TH.float().sigmoid() * given.strength if corrects else step_TH
-    skipped_THV = 0.0 if given.skip_H is None else given.skip_H.float()[:, None] * v_THV
+    b_TH = layer.b_TH.float().sigmoid() * layer.strength if corrects else step_TH
+    skipped_THV = 0.0 if layer.skip_H is None else layer.skip_H.float()[:, None] * v_THV
     if not rows.has_lists:
         s_THKV = on.states[inputs[READS]] * gate_TH.exp()[..., None, None]
         u_THV = b_TH[..., None] * (v_THV - _read(s_THKV, k_THK) if corrects else v_THV)
         s_THKV += k_THK[..., None] * u_THV[..., None, :]
         on.states[inputs[WRITES]] = s_THKV
-        return (_read(s_THKV, q_THK) + skipped_THV).to(given.mixed_TC.dtype)
+        return (_read(s_THKV, q_THK) + skipped_THV).to(layer.mixed_TC.dtype)
     base_THKV = on.states[inputs[BASE]]
     listed_T = inputs[LISTED]
     k_TNHK, u_TNHV, sum_TNH = _lists(on, inputs[PAGES:], listed_T)
@@ -69,16 +69,16 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     u_THV = b_TH[..., None] * (v_THV - read(k_THK) if corrects else v_THV)
     out_THV = read(q_THK) + (k_THK * q_THK).sum(-1, keepdim=True) * u_THV + skipped_THV
     _add(on, inputs, k_TGK, u_THV, sum_TH)
-    return out_THV.to(given.mixed_TC.dtype)
+    return out_THV.to(layer.mixed_TC.dtype)
 
 
 def scan(
-    given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+    layer: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
 ) -> Tensor:
     """Compute several tokens of each sequence [T, H, V]; see `treegen.ops.recurrence.scan`.
 
     Args:
-        given: Inputs of all tokens of the first sequence, then of the next; and the weights.
+        layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
         on: Windows and states of the layer.
         reads_N: Slot of each sequence's state before its first token [N]; -1 for none.
         writes_N: Slot for each sequence's state after its last token [N].
@@ -87,9 +87,9 @@ def scan(
     _begin((on.windows, on.states), reads_N, writes_N)
     rows = RowSlots(torch.stack([writes_N, writes_N]))
     index_TN = _token_indices(len(writes_N), num_tokens, writes_N.device)
-    out_THV = given.mixed_TC.new_empty(index_TN.numel(), on.spec.v_heads, on.spec.v_dim)
+    out_THV = layer.mixed_TC.new_empty(index_TN.numel(), on.spec.v_heads, on.spec.v_dim)
     for index_N in index_TN:
-        out_THV[index_N] = step(given.rows(index_N), on, rows)
+        out_THV[index_N] = step(layer.rows(index_N), on, rows)
     return out_THV
 
 
@@ -116,8 +116,8 @@ def convolve_runs(
     _begin((windows,), reads_N, writes_N)
     out_TC = torch.empty_like(mixed_TC)
     for index_N in _token_indices(len(writes_N), num_tokens, writes_N.device):
-        given = mixed_TC[index_N], conv_CW, bias_C, windows, writes_N, writes_N
-        out_TC[index_N] = convolve(*given).to(out_TC.dtype)
+        arguments = mixed_TC[index_N], conv_CW, bias_C, windows, writes_N, writes_N
+        out_TC[index_N] = convolve(*arguments).to(out_TC.dtype)
     return out_TC
 
 
@@ -192,9 +192,9 @@ def convolve(
         reads_T: Slot of each row's window before the token [T].
         writes_T: Slot for each row's window after the token [T].
     """
-    whole_TCW = torch.cat([windows[reads_T], mixed_TC[..., None].to(windows.dtype)], -1)
-    windows[writes_T] = whole_TCW[..., 1:]
-    out_TC = (whole_TCW[..., -conv_CW.shape[-1] :].float() * conv_CW.float()).sum(-1)
+    extended_TCW = torch.cat([windows[reads_T], mixed_TC[..., None].to(windows.dtype)], -1)
+    windows[writes_T] = extended_TCW[..., 1:]
+    out_TC = (extended_TCW[..., -conv_CW.shape[-1] :].float() * conv_CW.float()).sum(-1)
     return out_TC if bias_C is None else out_TC + bias_C.float()
 
 

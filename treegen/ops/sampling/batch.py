@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -159,15 +160,15 @@ class SamplingBatch:
             biases: One bias for each of the parameters. Default: no biases.
         """
 
-        def of_each(values: list[float]) -> Tensor:
+        def spread(values: list[float]) -> Tensor:
             return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
 
         temperatures = [p.temperature for p in params]
         processed = [p.reports_processed for p in params]
         top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0, index_P)
         return SamplingBatch(
-            temperature_P=of_each([t or 1.0 for t in temperatures]),
-            greedy_P=of_each(temperatures) == 0 if 0 in temperatures else None,
+            temperature_P=spread([t or 1.0 for t in temperatures]),
+            greedy_P=spread(temperatures) == 0 if 0 in temperatures else None,
             all_greedy=all(t == 0 for t in temperatures),
             top_p_P=column([p.top_p for p in params], 1.0, index_P),
             top_k_P=None if top_k is None else top_k.long(),
@@ -175,6 +176,50 @@ class SamplingBatch:
             num_logprobs=max(p.logprobs for p in params),
             biases=Biases.of(biases, index_P),
             signals=ConfidenceSignals.of(params, index_P),
-            processed_P=of_each(list(map(float, processed))) > 0 if any(processed) else None,
+            processed_P=spread(list(map(float, processed))) > 0 if any(processed) else None,
             penalties=Penalties.of(params, [bias.words for bias in biases], index_P),
         )
+
+
+_MOST: Final = 256  # the cache is cleared when it has more batches
+
+
+class SamplingBatchCache:
+    """Makes each `SamplingBatch` once per number of rows, if all rows have the same parameters."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Create an empty cache.
+
+        Args:
+            device: Where the batches are.
+        """
+        self._device = device
+        # The latest parameters, and their batches by number of rows. Parameters are compared by
+        # identity, so the cache keeps references to them.
+        self._params: SamplingParams | None = None
+        self._bias: Bias | None = None
+        self._by_rows: dict[int, SamplingBatch] = {}
+
+    def of(
+        self, params: Sequence[SamplingParams], biases: Sequence[Bias], index: NDArray[Any]
+    ) -> SamplingBatch:
+        """Return the batch of rows; row r has params[index[r]] and biases[index[r]].
+
+        Args:
+            params: Distinct sampling parameters.
+            biases: One bias for each of the parameters, or empty.
+            index: Index into `params` of each row.
+
+        Returns:
+            The batch, which may be cached and must not be changed.
+        """
+        if len(params) > 1:
+            return SamplingBatch.of(params, to_device(index, self._device), biases)
+        bias = biases[0] if biases else None
+        if params[0] is not self._params or bias is not self._bias or len(self._by_rows) > _MOST:
+            self._params, self._bias, self._by_rows = params[0], bias, {}
+        batch = self._by_rows.get(len(index))
+        if batch is None:
+            batch = SamplingBatch.of(params, to_device(index, self._device), biases)
+            self._by_rows[len(index)] = batch
+        return batch

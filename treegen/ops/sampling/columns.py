@@ -29,20 +29,20 @@ def column(values: Sequence[float], neutral: float, index_P: Tensor) -> Tensor |
     return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
 
 
-def slice_rows(found: _T, rows: slice) -> _T:
+def slice_rows(params: _T, rows: slice) -> _T:
     """Return a dataclass with some of its rows.
 
     Each tensor whose name says [P, ...] is sliced, in nested dataclasses too.
     """
-    whole: Any = found
+    instance: Any = params
     changes: dict[str, Any] = {}
-    for name in (field.name for field in fields(whole)):
-        value = getattr(whole, name)
+    for name in (field.name for field in fields(instance)):
+        value = getattr(instance, name)
         if isinstance(value, Tensor) and name.rpartition("_")[2].startswith("P"):
             changes[name] = value[rows]
         elif is_dataclass(value):
             changes[name] = slice_rows(value, rows)
         elif isinstance(value, list) and all(map(is_dataclass, value)):
             changes[name] = [slice_rows(item, rows) for item in value]
-    part: _T = replace(whole, **changes)
+    part: _T = replace(instance, **changes)
     return part

@@ -121,9 +121,20 @@ def draw(
     for start in range(0, len(logits_PV), most):
         rows = slice(start, start + most)
         forced = None if forced_P is None else forced_P[rows]
-        mine = None if texts is None else slice_rows(texts, rows)
-        how, may = slice_rows(params, rows), None if masks is None else slice_rows(masks, rows)
-        parts.append(_draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], how, forced, mine, may))
+        part_texts = None if texts is None else slice_rows(texts, rows)
+        part_params = slice_rows(params, rows)
+        part_masks = None if masks is None else slice_rows(masks, rows)
+        parts.append(
+            _draw(
+                logits_PV[rows],
+                seeds_PN[rows],
+                steps_PN[rows],
+                part_params,
+                forced,
+                part_texts,
+                part_masks,
+            )
+        )
     return _concat_draws(parts)
 
 
@@ -209,20 +220,20 @@ def _draw(
             tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
     if forced_P is not None:
         tokens_PN = torch.where(forced_P[:, None] >= 0, forced_P[:, None], tokens_PN)
-    told_PV, told_lse_P = logits_PV, lse_P
+    reported_PV, reported_lse_P = logits_PV, lse_P
     if params.processed_P is not None:
         drawn_PV = _weights(biased_PV, params).log()
         # A forced token is not drawn: its log-probability is the model's.
         processed_P = (
             params.processed_P if forced_P is None else params.processed_P & (forced_P < 0)
         )
-        told_PV = torch.where(processed_P[:, None], drawn_PV, logits_PV)
-        told_lse_P = log_sum_exp(told_PV)
-    logprobs_PN = told_PV.gather(1, tokens_PN) - told_lse_P[:, None]
+        reported_PV = torch.where(processed_P[:, None], drawn_PV, logits_PV)
+        reported_lse_P = log_sum_exp(reported_PV)
+    logprobs_PN = reported_PV.gather(1, tokens_PN) - reported_lse_P[:, None]
     top_tokens = top_logprobs = None
     if params.num_logprobs:
-        top = told_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
-        top_tokens, top_logprobs = top.indices, top.values - told_lse_P[:, None]
+        top = reported_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
+        top_tokens, top_logprobs = top.indices, top.values - reported_lse_P[:, None]
     signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
     return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs, signals_P2)
 

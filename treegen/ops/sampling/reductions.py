@@ -45,10 +45,10 @@ def argmax_tokens(logits_PV: Tensor) -> Tensor:
     size = logits_PV.shape[1]
     if logits_PV.device.type != "cpu" or size < 2 * _BLOCK:
         return logits_PV.argmax(dim=-1)
-    whole = size - size % _BLOCK
-    most_PB = logits_PV[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=-1)
-    if whole < size:
-        most_PB = torch.cat([most_PB, logits_PV[:, whole:].amax(dim=-1, keepdim=True)], dim=1)
+    in_blocks = size - size % _BLOCK
+    most_PB = logits_PV[:, :in_blocks].unflatten(1, (-1, _BLOCK)).amax(dim=-1)
+    if in_blocks < size:
+        most_PB = torch.cat([most_PB, logits_PV[:, in_blocks:].amax(dim=-1, keepdim=True)], dim=1)
     start_P = most_PB.argmax(dim=-1) * _BLOCK
     token_PW = (start_P[:, None] + torch.arange(_BLOCK)).clamp_(max=size - 1)
     likeliest_P: Tensor = start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)

@@ -118,13 +118,13 @@ class Cpu:
                 window=options.window,
             )
             plans.append(state.plan(index, num_rows, shape))
-        complete = [whole for plan in plans for whole in plan.complete] or [False]
+        complete = [is_complete for plan in plans for is_complete in plan.complete] or [False]
         # Jobs write every row of a complete part. In any other part, the rows that no job writes
         # have no key: out 0, LSE -inf.
         out_PTHV = q_THD.new_empty(len(complete), num_rows, q_heads, v_dim, dtype=dtype)
         lse_PTH = q_THD.new_empty(len(complete), num_rows, q_heads, dtype=dtype)
-        for p, whole in enumerate(complete):
-            if not whole:
+        for p, is_complete in enumerate(complete):
+            if not is_complete:
                 out_PTHV[p].zero_()
                 lse_PTH[p].fill_(-torch.inf)
         rows_THD = q_THD.to(dtype)
@@ -211,7 +211,7 @@ def _attend_by_head(
     q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, *options: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
     """Run the flash kernel on one key head after another, with dense copies of keys and values."""
-    heads = zip(*(each.split(1, dim=1) for each in (q_BKMD, k_BKLD, v_BKLV)), strict=True)
+    heads = zip(*(tensor.split(1, dim=1) for tensor in (q_BKMD, k_BKLD, v_BKLV)), strict=True)
     parts = [_flash(q, k.contiguous(), v.contiguous(), *options, **named) for q, k, v in heads]
     return torch.cat([out for out, _ in parts], dim=1), torch.cat([lse for _, lse in parts], dim=1)
 

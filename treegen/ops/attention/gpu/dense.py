@@ -79,24 +79,25 @@ def find_run(
     )
     fold = per_head if folded <= 0.75 * tiles else 1
     tiles = min(folded, tiles)
-    found: DenseRun | None = None
+    best: DenseRun | None = None
     for index, level in enumerate(levels):
-        is_whole = level.start_G.size == 1 and (level.start_G[0], level.stop_G[0]) == (0, live_rows)
-        if level.causal or not is_whole:
+        is_one_group = level.start_G.size == 1
+        has_all_rows = is_one_group and (level.start_G[0], level.stop_G[0]) == (0, live_rows)
+        if level.causal or not has_all_rows:
             continue
         keys = int(level.kv_len_G[0])
         if is_pass:
             keys = keys // align * align
         pages = level.pages_GP[0, : -(-keys // shape.page_size)]
-        longest = found.num_keys if found is not None else _MIN_KEYS - 1
+        longest = best.num_keys if best is not None else _MIN_KEYS - 1
         if keys <= longest or keys * num_rows * kv_heads * per_head < min_work:
             continue
         if (np.diff(pages) != 1).any():
             continue
         chunks = max(1, min(processors // tiles, keys // _CHUNK))
         size = keys if chunks == 1 else keys // chunks // _ALIGN * _ALIGN
-        found = DenseRun(index, int(pages[0]), size, chunks, rows, fold)
-    return found
+        best = DenseRun(index, int(pages[0]), size, chunks, rows, fold)
+    return best
 
 
 def can_attend_dense(

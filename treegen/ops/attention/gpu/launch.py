@@ -61,7 +61,7 @@ class LayerCall:
         arrays: tuple[Tensor, ...],
         counts: tuple[int, ...],
         tuning: Callable[[int, int, torch.dtype, int], dict[str, Any]],
-        **own: int,
+        **constants: int,
     ) -> None:
         """Launch a kernel once, on units of one height.
 
@@ -73,7 +73,7 @@ class LayerCall:
             counts: Numbers that only this kernel takes.
             tuning: Returns BLOCK_N, num_warps and num_stages for a height, a head width, a type and
                 the bytes of shared memory.
-            own: Keyword arguments that only this kernel takes.
+            constants: Keyword arguments that only this kernel takes.
         """
         q_THD, keys, values, options = self.q_THD, self.keys, self.values, self.options
         _, q_heads, k_dim = q_THD.shape
@@ -112,7 +112,7 @@ class LayerCall:
             HAS_POSITIONS=has_positions,
             HAS_WINDOW=has_window,
             HAS_CAP=options.softcap is not None,
-            **own,
+            **constants,
             **tuning(height, self.width, q_THD.dtype, shared_memory(q_THD.device)),
         )
 
@@ -122,7 +122,7 @@ class LayerCall:
         return width_of(self.q_THD, self.values, self.is_latent)
 
     def launch_merge(
-        self, kernel: Any, arrays: tuple[Tensor, ...], *counts: int, **own: int
+        self, kernel: Any, arrays: tuple[Tensor, ...], *counts: int, **constants: int
     ) -> None:
         """Launch a kernel that merges parts.
 
@@ -130,7 +130,7 @@ class LayerCall:
             kernel: The Triton kernel.
             arrays: Tensors that the kernel takes.
             counts: Numbers that the kernel takes.
-            own: Keyword arguments that only this kernel takes.
+            constants: Keyword arguments that only this kernel takes.
         """
         (num_rows, q_heads, _), v_dim = self.q_THD.shape, self.values.shape[3]
         kernel[(triton.cdiv(num_rows * q_heads, MERGED_PAIRS),)](
@@ -141,7 +141,7 @@ class LayerCall:
             BLOCK_V=triton.next_power_of_2(v_dim),
             BLOCK_M=MERGED_PAIRS,
             HAS_SINKS=self.options.sinks_H is not None,
-            **own,
+            **constants,
             num_warps=4,
         )
 

@@ -81,10 +81,10 @@ def _entries(
     if level.causal:
         # An item's own keys grow from pass to pass, and it always has at least one.
         size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT
-        own_key = "own", size, shape, processors
-        if own_key not in items.memo:
-            items.memo[own_key] = _shape_of(level, items, shape, processors)
-        groups, kind, splits = items.memo[own_key]
+        causal_key = "own", size, shape, processors
+        if causal_key not in items.memo:
+            items.memo[causal_key] = _shape_of(level, items, shape, processors)
+        groups, kind, splits = items.memo[causal_key]
         return _table(level, items, groups, splits, part, offset, shape.page_size), kind, splits
     key = "shared", part, offset, shape, processors
     if key not in items.memo:

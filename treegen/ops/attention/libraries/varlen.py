@@ -4,20 +4,27 @@ Each kernel takes the start and the number of the keys of a sequence. So sequenc
 in a pool, and overlap. The page tables of FlashAttention-2 are not used, because its pages need at
 least 256 tokens.
 
+Any combination of the packages may be installed. flash-attn and flash-attn-4 share the name
+flash_attn: the former is that package, the latter adds flash_attn.cute to it. So flash_attn may be
+importable without the functions of FlashAttention-2.
+
 Legend: N packed rows, H query heads, K key heads, D dimension, S slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from treegen.errors import InputError, install
-from treegen.ops.attention.libraries import imports
 from treegen.ops.attention.libraries.base import KernelCall, Library
 from treegen.ops.attention.libraries.units import KEYS, ROWS, SLOT
 from treegen.ops.attention.types import AttentionOptions, KVPair
@@ -29,7 +36,7 @@ class FlashAttention2(Library):
     name = "flash"
 
     def __init__(self) -> None:
-        self._package = imports.load_flash_attn_2()
+        self._package = load_flash_attn_2()
         self.softcaps = self._package is not None
 
     def refusal(self, device: torch.device) -> str | None:
@@ -99,7 +106,7 @@ class FlashAttention4(Library):
             reason = "needs compute capability 9.0 (Hopper) or 10.x (Blackwell)"
         if reason is None:
             try:
-                imports.load_flash_attn_4()
+                load_flash_attn_4()
             except ImportError as error:
                 reason = f"flash-attn-4 cannot be imported ({error}); {install('flash4')}"
         return reason
@@ -144,8 +151,8 @@ class FlashAttention4(Library):
             many,
             options.softcap,
         )
-        with nullcontext() if kind in self._compiled else imports.suppress_warnings():
-            out_NHD, lse_HN = imports.load_flash_attn_4()(
+        with nullcontext() if kind in self._compiled else suppress_warnings():
+            out_NHD, lse_HN = load_flash_attn_4()(
                 q_NHD,
                 k_SKD,
                 v_SKD,
@@ -171,7 +178,7 @@ class XFormers(Library):
     def __init__(self) -> None:
         self._missing: str | None = None
         try:
-            xformers, self._fmha = imports.xformers()
+            xformers, self._fmha = load_xformers()
         except ImportError as error:
             self._missing = f"xformers cannot be imported ({error}); {install('xformers')}"
             return
@@ -227,3 +234,70 @@ class XFormers(Library):
                 f"impl 'xformers': {reason}; take another impl, or leave it out"
             ) from None
         return out[0].flatten(1, 2), lse[0].flatten(0, 1)
+
+
+def load_flash_attn_2() -> Any:
+    """Return flash-attn's internal forward function; None if the package cannot be imported.
+
+    The public function has no argument for the number of keys used.
+    """
+    try:
+        from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
+    except ImportError:
+        return None
+    return _flash_attn_varlen_forward
+
+
+@cache
+def load_flash_attn_4() -> Any:
+    """Return flash-attn-4's function for variable-length sequences. The import takes seconds.
+
+    Raises:
+        ImportError: the package is not installed, or it or one of its dependencies fails to load.
+    """
+    try:
+        with suppress_warnings():
+            from flash_attn.cute import flash_attn_varlen_func
+    except ImportError:
+        raise
+    except Exception as error:  # incompatible pre-releases, missing CUDA libraries
+        reason = " ".join(str(error).split())
+        raise ImportError(f"{type(error).__name__}: {reason}") from error
+    return flash_attn_varlen_func
+
+
+def load_xformers() -> tuple[Any, Any]:
+    """Return the modules xformers and xformers.ops.fmha.
+
+    Raises:
+        ImportError: xformers is not installed or cannot be loaded.
+    """
+    with _whole_flash_attn():
+        import xformers
+        from xformers.ops import fmha
+    return xformers, fmha
+
+
+@contextmanager
+def _whole_flash_attn() -> Iterator[None]:
+    """Hide flash_attn from xformers, which mistakes flash-attn-4 alone for flash-attn."""
+    spec = importlib.util.find_spec("flash_attn")
+    if spec is None or spec.origin is not None:
+        yield
+        return
+    loaded = sys.modules.get("flash_attn")
+    sys.modules["flash_attn"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["flash_attn"]
+        if loaded is not None:
+            sys.modules["flash_attn"] = loaded
+
+
+@contextmanager
+def suppress_warnings() -> Iterator[None]:
+    """Suppress warnings of flash-attn-4 and its compiler, which only its authors can act on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,382 @@
+"""Read the weights of a checkpoint into a module of transformers, ready for inference.
+
+Weights are converted on the way: adapters are merged, quantised weights are expanded or kept, and a
+tensor-parallel model is divided. `LoadPlan` has the decisions, which need no weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
+
+from treegen.common.formatting import format_bytes
+from treegen.common.spec import ModelSpec
+from treegen.errors import InputError, ModelError, ModelWarning
+from treegen.model.checkpoint.adapter import Adapter, merge
+from treegen.model.checkpoint.files import fingerprint, weight_files
+from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
+from treegen.model.checkpoint.load_report import (
+    check_complete,
+    loading_error,
+    quiet_loading,
+    warn_unused,
+)
+from treegen.model.checkpoint.packed_weights import dequantize_packed_on_load
+from treegen.model.checkpoint.quantized import (
+    QuantizationInfo,
+    configure_dequantization,
+    unused_names,
+)
+from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
+from treegen.model.hook import ATTENTION
+from treegen.model.latent import enable_latents
+from treegen.model.linear.fp8 import can_multiply
+from treegen.model.linear.fp8_checkpoint import RestoreReport, fp8_tensors, restore_fp8
+from treegen.model.linear.fp8_experts import quantize_matrices
+from treegen.model.linear.mxfp4 import can_keep, fits_expanded, keep_on_load
+from treegen.model.memory import empty_device_cache
+from treegen.model.parallel.ranks import Ranks
+from treegen.model.parallel.shards import shard, tie_head
+
+
+@dataclass(slots=True)
+class _CachedBase:
+    key: Hashable = None
+    module: PreTrainedModel | None = None
+
+
+_open: list[_CachedBase] = []
+
+
+@contextmanager
+def share_base_weights() -> Iterator[None]:
+    """While open, read the base weights of models with adapters only once. Models share no tensor.
+
+    The host keeps one copy of the weights in 16 or 32 bits.
+    """
+    _open.append(_CachedBase())
+    try:
+        yield
+    finally:
+        _open.pop()
+
+
+def _load_base(key: Hashable, read: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """Return a separate copy of the module that `read` loads.
+
+    Args:
+        key: Identifies the weights. Other weights replace the ones that are kept; None keeps
+            nothing.
+        read: Loads the module from its checkpoint.
+    """
+    if not _open or key is None:
+        return read()
+    base = _open[-1]
+    if base.module is None or base.key != key:
+        base.module = None  # free its memory before the next one is read
+        base.module, base.key = read(), key
+    return copy.deepcopy(base.module)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """All that decides how weights are loaded.
+
+    Attributes:
+        directory: The directory or GGUF file of the checkpoint.
+        config: Its configuration.
+        spec: The shape of the model, with the parts that text never reaches.
+        dtype: The type to compute in.
+        device: The device of the weights.
+        stored: How the weights are quantised; None if they are not.
+        quantization: As in `load_model`.
+        adapter: The adapter to merge; None for none.
+        images: Whether the model takes images too.
+        ranks: As in `load_model`.
+        trust_remote_code: As in `load_model`.
+    """
+
+    directory: Path
+    config: PretrainedConfig
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+    stored: QuantizationInfo | None
+    quantization: str | None
+    adapter: Adapter | None
+    images: bool
+    ranks: Ranks | None
+    trust_remote_code: bool
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process has rank 0, or computes the model alone."""
+        return self.ranks is None or self.ranks.rank == 0
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Names of the parts that are removed. Rank 0 reads images, if any rank does."""
+        return () if self.images and self.is_first_rank else self.spec.unreached
+
+    @property
+    def towers(self) -> tuple[str, ...]:
+        """Names of the parts that read images; rank 0 keeps them whole."""
+        return self.spec.unreached if self.images else ()
+
+    @property
+    def keeps_fp8(self) -> bool:
+        """Whether matrices stay in FP8. An adapter and other ranks need expanded ones."""
+        stays = stays_fp8(self.stored, self.quantization, self.device)
+        return stays and self.ranks is None and self.adapter is None
+
+    @property
+    def keeps_mxfp4(self) -> bool:
+        """Whether experts stay in 4 bits."""
+        stays = stays_mxfp4(self.config, self.stored, self.quantization, self.device, self.dtype)
+        return stays and self.ranks is None and self.adapter is None
+
+
+def load_weights(plan: LoadPlan) -> PreTrainedModel:
+    """Return the module of transformers with every weight read from the checkpoint.
+
+    Args:
+        plan: The decisions.
+
+    Raises:
+        InputError: quantization is "mxfp4", but the checkpoint does not store MXFP4.
+        ModelError: the weights do not fit the configuration or the device, or cannot be read.
+    """
+    directory, stored = plan.directory, plan.stored
+    keeps_fp8, keeps_mxfp4 = plan.keeps_fp8, plan.keeps_mxfp4
+    is_one_file = is_gguf(directory)
+    if stored is None and not is_one_file:
+        _refuse_bare_fp8(directory)
+    key = None
+    if plan.adapter is not None:
+        key = (directory, fingerprint(directory), plan.dtype, plan.images)
+    module = _load_base(key, lambda: _read_checkpoint(plan, keeps_mxfp4))
+    prepare(module)
+    if plan.dtype == torch.float32 or stored is not None or is_one_file:
+        _cast(module, plan.dtype)
+    if plan.adapter is not None:
+        merge(module, plan.adapter, plan.dropped)
+    expanded_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    if plan.ranks is not None:
+        shard(module, plan.ranks.rank, plan.ranks.size, plan.towers)
+    if plan.device.type == "cuda":
+        empty_device_cache(plan.device)
+    restored = _move_to_device(module, plan, keeps_fp8)
+    if is_one_file and not (header := read_header(directory)).is_plain:
+        stored = QuantizationInfo("gguf", f"{header.stores} (GGUF)")
+    if stored is not None and not keeps_mxfp4 and plan.is_first_rank:
+        files = [directory] if is_one_file else weight_files(directory)
+        sizes = sum(file.stat().st_size for file in files), expanded_bytes
+        _warn_converted(plan, stored, restored, sizes)
+    return module
+
+
+def _read_checkpoint(plan: LoadPlan, keeps_mxfp4: bool) -> PreTrainedModel:
+    """Return the module as transformers loads it, without the parts that are dropped."""
+    directory, stored = plan.directory, plan.stored
+    config = copy.deepcopy(plan.config)  # loading writes into it
+    in_one = gguf_arguments(directory)
+    if in_one:
+        in_one["quantization_config"] = GgufConfig(dequantize=True)
+    names = {}
+    if keeps_mxfp4:
+        keep_on_load(config)
+    elif stored is not None and stored.packing is not None:
+        dequantize_packed_on_load(config, stored.packing)
+    elif stored is not None:
+        names = configure_dequantization(config, stored)
+    # transformers does not control GGUF's progress bars.
+    bars = contextlib.redirect_stderr(io.StringIO()) if in_one else contextlib.nullcontext()
+    with quiet_loading() as report_lines, bars:
+        try:
+            loaded, info = auto_class(config, images=plan.images).from_pretrained(
+                directory.parent if in_one else directory,
+                config=config,
+                dtype=plan.dtype,
+                attn_implementation=attention_of_text(config, ATTENTION),
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=plan.trust_remote_code,
+                key_mapping=names or None,
+                # check_complete refuses them below, with names and shapes.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **in_one,
+            )
+        except Exception as error:
+            raise loading_error(directory, error, report_lines) from None
+    check_complete(directory, info)
+    warn_unused(directory, unused_names(info["unexpected_keys"], stored))
+    module: PreTrainedModel = loaded
+    drop_parts(module, plan.dropped)
+    return module
+
+
+def _move_to_device(
+    module: PreTrainedModel, plan: LoadPlan, keeps_fp8: bool
+) -> RestoreReport | None:
+    """Move weights to the device of the plan, and quantise them there.
+
+    Returns:
+        The FP8 matrices that were put back; None if all weights were expanded.
+
+    Raises:
+        ModelError: the weights take more memory than is free.
+    """
+    device = plan.device
+    try:
+        # Quantise matrix by matrix, so that the weights need not fit before they are quantised.
+        restored = restore_fp8(module, plan.directory, device) if keeps_fp8 else None
+        if plan.quantization == "fp8":
+            quantize_matrices(module, device)
+        module.to(device)
+        if plan.ranks is not None:
+            tie_head(module, plan.ranks.rank, plan.ranks.size)
+        return restored
+    except torch.cuda.OutOfMemoryError:
+        size = sum(p.numel() * p.element_size() for p in module.parameters())
+    raise ModelError(
+        f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
+        "device or a smaller dtype"
+    )
+
+
+def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast weights to the type to compute in, except those that the family keeps in float32.
+
+    Next to quantised weights, transformers leaves other weights in the type of the file.
+    """
+    float32_names = {*(module._keep_in_fp32_modules_strict or ())}
+    if dtype == torch.float16:
+        float32_names |= {*(module._keep_in_fp32_modules or ())}
+    for name, weight in module.named_parameters():
+        if weight.is_floating_point() and not any(part in name for part in float32_names):
+            weight.data = weight.data.to(dtype)
+
+
+def _warn_converted(
+    plan: LoadPlan,
+    stored: QuantizationInfo,
+    restored: RestoreReport | None,
+    sizes: tuple[int, int],
+) -> None:
+    """Warn, in one line, about weights that are not computed as they are stored.
+
+    Args:
+        plan: How the weights were loaded.
+        stored: How the weights are stored.
+        restored: The FP8 matrices that were put back; None if all weights were expanded.
+        sizes: Bytes of the files, and of the weights if all are expanded.
+    """
+    kind = str(plan.dtype).removeprefix("torch.")
+    if restored is None:
+        why = ""
+        if stored.is_fp8 and not can_multiply(plan.device):
+            why = f", for {plan.device} does not multiply FP8"
+        before, after = map(format_bytes, sizes)
+        message = (
+            f"weights in {stored.stores} were expanded to {kind}{why}: {before} of files became "
+            f"{after}"
+        )
+    else:
+        message = f"{restored.count:,} matrices stay in {stored.stores}"
+        if restored.rounded:
+            message += (
+                f", {restored.rounded:,} of them rounded from scales of blocks to one scale for "
+                f"each output, which moved them by {restored.error:.1%}"
+            )
+        if restored.expanded:
+            message += f"; {restored.expanded:,} others were expanded to {kind}"
+        if not restored.rounded and not restored.expanded:
+            return
+    warnings.warn(f"{plan.spec.name}: {message}", ModelWarning, stacklevel=1)
+
+
+def stays_fp8(
+    stored: QuantizationInfo | None, quantization: str | None, device: torch.device
+) -> bool:
+    """Return whether matrices that a checkpoint stores in FP8 stay in FP8 on a device.
+
+    Args:
+        stored: How the weights are quantised; None if they are not.
+        quantization: As in `load_model`.
+        device: The device.
+    """
+    if stored is None or not stored.is_fp8:
+        return False
+    return quantization == "fp8" or (quantization is None and can_multiply(device))
+
+
+def stays_mxfp4(
+    config: PretrainedConfig,
+    stored: QuantizationInfo | None,
+    quantization: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> bool:
+    """Return whether experts that a checkpoint stores in MXFP4 stay in 4 bits on a device.
+
+    Args:
+        config: The model's configuration.
+        stored: How the weights are quantised; None if they are not.
+        quantization: As in `load_model`.
+        device: The device.
+        dtype: The type to compute in.
+
+    Raises:
+        InputError: quantization is "mxfp4", but the checkpoint does not store MXFP4.
+    """
+    is_stored = stored is not None and stored.method == "mxfp4"
+    if quantization == "mxfp4":
+        if not is_stored:
+            raise InputError(
+                "quantization='mxfp4' is for checkpoints that store MXFP4, and this one does not; "
+                "leave it out"
+            )
+        return can_keep(config, device, dtype)
+    return (
+        is_stored
+        and quantization is None
+        and can_keep(config, device, dtype)
+        and not fits_expanded(config, device)
+    )
+
+
+def _refuse_bare_fp8(directory: Path) -> None:
+    """Raise ModelError for FP8 weights whose scales config.json does not describe.
+
+    Files that cannot be read are left to transformers, whose errors are reported.
+    """
+    try:
+        matrices = fp8_tensors(directory)
+    except Exception:
+        return
+    if matrices:
+        raise ModelError(
+            f"{directory} has weights in FP8 ({next(iter(matrices))}), and config.json has no "
+            "quantization_config that tells how they are scaled; use another copy of the model"
+        )
+
+
+def prepare(module: PreTrainedModel) -> None:
+    """Make a transformers module ready for inference."""
+    module.eval().requires_grad_(False)
+    enable_latents(module)
+    for part in module.modules():
+        # treegen never pads. Some families check for padding in each pass, which would wait for
+        # the device, so the check is disabled.
+        if isinstance(part, PreTrainedModel):
+            part.warn_if_padding_and_no_attention_mask = lambda *_arguments: None
