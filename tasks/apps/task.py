@@ -54,6 +54,7 @@ class APPS(ProgramTask):
 
     name = "apps"
     version = "2"
+    filters: tuple[str, ...] = ("strict",)
     all_tests = True
     cases_kept = 16
     arguments: ClassVar = {
@@ -77,7 +78,6 @@ class APPS(ProgramTask):
     def __init__(self) -> None:
         """Use the default options until `load` sets others."""
         super().__init__()
-        self.filters = ("strict",)
         self.comparer: Comparer = COMPARERS["strict"]
         self.limits = Limits()
         self.max_timeouts = 2
@@ -148,7 +148,7 @@ class APPS(ProgramTask):
         """Return the tests of a loaded problem."""
         return self._rows[problem_id].suite.cases(self.comparer)
 
-    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
+    def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.comparer.name: outcome.verdicts}
 

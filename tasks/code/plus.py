@@ -125,7 +125,7 @@ class PlusBase(CodeTask):
             listed=is_listed(kind, name),
         )
 
-    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
+    def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict by all inputs, and by the published inputs alone."""
         base = -(-len(self.records[problem_id].base) // CALLS)
         return {"plus": whole(outcome), "base": outcome.first(base)}

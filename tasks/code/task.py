@@ -134,7 +134,7 @@ class CodeTask(ProgramTask):
         """
         return describe_problems(options.data, source, num)
 
-    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
+    def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.filters[0]: whole(outcome)}
 

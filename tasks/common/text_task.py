@@ -18,7 +18,7 @@ from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.statistics.tables import problem_values, table_by
-from treegen.evals.task import TaskData, TaskOptions
+from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore
 from treegen.prompts.tree import Node
 from treegen.tasks.common.tree import examples_above_problems
@@ -30,7 +30,7 @@ Loaded = tuple[Sequence[Problem], tuple[Skipped, ...], str]
 """Problems, the rows of the data that cannot be used, and the name of the data."""
 
 
-class TextTask:
+class TextTask(Task):
     """A task whose problems are asked below its solved examples.
 
     Subclasses define `name`, `filters`, `defaults` and `score`, and override what differs. A
@@ -39,10 +39,7 @@ class TextTask:
     groups: fields of the metadata by which accuracy is also reported.
     """
 
-    name: str
     version = "1"
-    filters: tuple[str, ...]
-    arguments: ClassVar[Mapping[str, str]] = {}
     groups: ClassVar[tuple[str, ...]] = ()
 
     def load(self, options: TaskOptions) -> TaskData:

@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 from treegen.common.params import SamplingParams
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.problem import Problem
-from treegen.evals.search.task import SearchDefaults
+from treegen.evals.search.task import SearchDefaults, SearchTask
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
@@ -56,7 +56,7 @@ _SEARCH_STOPS: Final = _STOPS["self-consistency"]
 _SAMPLING: Final = SamplingParams(temperature=0.7, max_tokens=256)
 
 
-class GSM8K(TextTask):
+class GSM8K(TextTask, SearchTask):
     """Grade-school math with chain-of-thought examples and majority voting.
 
     Three filters read the same texts. `numeric`, the headline, compares numbers. `strict-match`

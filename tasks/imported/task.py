@@ -23,6 +23,9 @@ from treegen.tasks.common.text_task import TextTask
 class Imported(TextTask):
     """The task of a run from `treegen import`; name, version and filters come from the log."""
 
+    name = "imported"
+    version = "0"
+    filters: tuple[str, ...] = ("score",)
     arguments: ClassVar = {
         "name": "the task's name in the log; default: imported",
         "version": "its version in the log; default: 0",
@@ -33,8 +36,6 @@ class Imported(TextTask):
 
     def __init__(self) -> None:
         """Use default values until `configure` sets those of the log."""
-        self.name, self.version = "imported", "0"
-        self.filters: tuple[str, ...] = ("score",)
         self._num_fewshot = 0
 
     def configure(self, arguments: Mapping[str, str]) -> None:

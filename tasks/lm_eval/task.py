@@ -16,7 +16,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.registry import LM_EVAL
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
 from treegen.evals.thinking import get_answer_text
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from treegen.evals.requests import OwnRequests
 
 
-class LmEvalTask:
-    """The task for `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml`.
-
-    place: the name by which it was requested.
-    """
+class LmEvalTask(Task):
+    """The task for `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml`."""
 
     arguments: Final = {
         "fewshot_seed": f"seed by which lm-eval draws solved examples; default: {FEWSHOT_SEED}",
@@ -51,7 +48,7 @@ class LmEvalTask:
             InputError: lm-eval is not installed, has no such task, or the task cannot be run here.
             DataError: The data of the task cannot be loaded.
         """
-        self.place = place
+        self._place = place
         self._loaded: LoadedTasks = load_tasks(place)
         self._parts: dict[str, TaskPart] = {}
         kinds = {is_scored(task) for task in self._tasks}
@@ -73,6 +70,11 @@ class LmEvalTask:
     def name(self) -> str:
         """The stored name of the task, without its folder, which may differ between machines."""
         return f"{LM_EVAL}{self._loaded.name}"
+
+    @property
+    def place(self) -> str:
+        """The name by which the task was requested, in one of the three forms."""
+        return self._place
 
     @cached_property
     def version(self) -> str:
@@ -123,7 +125,9 @@ class LmEvalTask:
         if options.ids is not None:
             problems = select(problems, options)
         if not problems:
-            raise InputError(f"{self.place} has no documents; look at the data that its YAML names")
+            raise InputError(
+                f"{self._place} has no documents; look at the data that its YAML names"
+            )
         shots = {part.num_fewshot for part in parts}
         return TaskData(
             problems=problems,
@@ -178,7 +182,7 @@ class LmEvalTask:
         """
         if self._is_scored:
             raise InputError(
-                f"{self.place} scores given texts, and no text of a model; run it by evaluate"
+                f"{self._place} scores given texts, and no text of a model; run it by evaluate"
             )
         return self._score(problem, {}, text)
 

@@ -56,9 +56,10 @@ class Ruler(TextTask):
         "tokenizer": ARGUMENT,
     }
 
-    def __init_subclass__(cls) -> None:
-        """Set the name of the test."""
-        cls.name = f"ruler-niah-{cls.variant.name}"
+    @property
+    def name(self) -> str:
+        """The name of the test."""
+        return f"ruler-niah-{self.variant.name}"
 
     def load(self, options: TaskOptions) -> TaskData:
         """Return the problems of each length. Each has keys, values and places of its own.

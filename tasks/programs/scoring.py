@@ -189,7 +189,7 @@ class SandboxScoring(AccuracyCounter):
     def verdicts(self, record: Mapping[str, Any]) -> dict[str, ProgramVerdict] | None:
         """Return the verdict on a sample by filter; None if there is none yet."""
         outcome = self._outcomes.get((record["problem_id"], record["sample_index"]))
-        return None if outcome is None else self._task.verdicts(record["problem_id"], outcome)
+        return None if outcome is None else self._task.score_outcome(record["problem_id"], outcome)
 
     @property
     def missing(self) -> int:

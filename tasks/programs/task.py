@@ -1,6 +1,6 @@
 """Base class of tasks whose samples are programs, which are scored by running them."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar, Final, Protocol
@@ -32,7 +32,7 @@ class ProgramCases(Protocol):
         ...
 
 
-class ProgramTask(TextTask, ABC):
+class ProgramTask(TextTask):
     """Programs in a sandbox. Sampling needs no permission; scoring runs the programs.
 
     limits: limits of each run of a program.
@@ -68,7 +68,7 @@ class ProgramTask(TextTask, ABC):
         """Return the tests of a loaded problem; see `cases`."""
 
     @abstractmethod
-    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
+    def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
 
     def cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:

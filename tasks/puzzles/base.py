@@ -8,7 +8,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
-from treegen.evals.search.task import SearchDefaults
+from treegen.evals.search.task import SearchDefaults, SearchTask
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
@@ -58,7 +58,7 @@ class Puzzle:
     steps: tuple[PuzzleStep, ...] = ()
 
 
-class PuzzleTask(TextTask):
+class PuzzleTask(TextTask, SearchTask):
     """Combine numbers step by step until the target alone is left.
 
     A sample's answer is the number that is left after its steps. A sample has no answer if a step

@@ -416,11 +416,12 @@ def test_evalplus_has_a_verdict_for_each_part() -> None:
     task = HumanEvalPlus()
     task.load(TaskOptions())
     outcome = ProgramOutcome("x", "wrong_answer", "AW")
-    verdicts = task.verdicts("Own/0", outcome)
+    verdicts = task.score_outcome("Own/0", outcome)
     assert (verdicts["base"].correct, verdicts["plus"].correct) == (True, False)
     assert verdicts["plus"].credit is None and verdicts["plus"].outcome == "wrong_answer"
-    assert task.verdicts("Own/0", ProgramOutcome("x", "timeout", "T-"))["base"].outcome == "timeout"
-    assert not task.verdicts("Own/0", ProgramOutcome(None, "no_program", ""))["base"].correct
+    timed_out = task.score_outcome("Own/0", ProgramOutcome("x", "timeout", "T-"))
+    assert timed_out["base"].outcome == "timeout"
+    assert not task.score_outcome("Own/0", ProgramOutcome(None, "no_program", ""))["base"].correct
 
 
 def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError
 from treegen.evals.answer_types import check_ready
-from treegen.evals.arguments import check_arguments, configure_task, known_arguments
+from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import as_chat
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.config.eval_settings import EvalSettings, default_sampling
@@ -104,9 +104,9 @@ def load_task_data(task: Task, options: TaskOptions) -> TaskData:
         DataError, InputError: the data or arguments cannot be used.
         TaskError: the task's own code fails.
     """
-    check_arguments(task.name, options.extra, known_arguments(task))
+    check_arguments(task.name, options.extra, task.arguments)
     data = load_data(task, wrap_task_method(task.load, task.name)(options))
-    if getattr(task, "limits_parts", False):
+    if task.limits_parts:
         return data
     chosen = select_if_needed(data.problems, options)
     return data if chosen is data.problems else replace(data, problems=tuple(chosen))
@@ -119,10 +119,11 @@ def load_job(settings: EvalSettings) -> Job:
         DataError, InputError: the data or settings cannot be used.
         TaskError: the task's own code fails.
     """
-    task = configure_task(get_task(settings.task), settings.options.extra)
+    task = get_task(settings.task)
+    task.configure(settings.options.extra)
     data = load_task_data(task, settings.options)
     if settings.score:
-        check_ready(task)
+        check_ready(task.answer_types)
     if is_multiple_choice(data):
         default = default_sampling(task.defaults, chat=settings.apply_chat_template)
         check_settings(task, settings.num_samples, settings.sampling, default)
@@ -146,7 +147,7 @@ def _check_votes(task: Task, data: TaskData) -> None:
     why = ""
     if is_multiple_choice(data):
         why = "picks the likeliest choice and draws nothing"
-    elif getattr(task, "executes_code", False):
+    elif task.executes_code:
         why = "asks for programs, of which no two have one answer"
     if why:
         raise InputError(
@@ -165,10 +166,9 @@ def plan_job(job: Job, facts: "ModelInfo") -> Plan:
     try:
         return _plan_truncated(job, facts)
     except CapacityError as error:
-        shorter: str | None = getattr(job.task, "shorter", None)
-        if shorter is None:
+        if job.task.shorter is None:
             raise
-        raise CapacityError(f"{error}; {job.task.name}: {shorter}") from error
+        raise CapacityError(f"{error}; {job.task.name}: {job.task.shorter}") from error
 
 
 def _check_structure(job: Job, facts: "ModelInfo") -> None:
@@ -213,9 +213,9 @@ def truncate_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
         tokenizer: The model's tokenizer.
         spec: The model's specification, whose context length is the limit.
     """
-    requests = getattr(job.task, "requests", None)
-    if requests is not None:
-        own = wrap_task_method(requests, job.task.name)(job.data, job.settings, tokenizer, spec)
+    make_requests = wrap_task_method(job.task.requests, job.task.name)
+    own: OwnRequests | None = make_requests(job.data, job.settings, tokenizer, spec)
+    if own is not None:
         return replace(job, own=own, tree=own.tree)
     from treegen.prompts.plan.requests import check_length
     from treegen.prompts.tokens import tokenize
