@@ -18,9 +18,9 @@ from treegen.common.files.regular_files import open_regular, read_bytes
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.suite import Suite, json_value, read_suite
-from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import TASK_PAGE
+from treegen.tasks.common.sources import load_table
 
 HUB_NAMES: Final = ("hf", "codeparrot/apps")
 _HUB_SPLITS: Final = ("train", "test")

@@ -33,14 +33,12 @@ from treegen.prompts.tree import Node
 from treegen.runs import RunDir
 from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
-from treegen.tasks.apps.fewshot import load_shots
-from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program
+from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program, load_shots
 from treegen.tasks.apps.suite import Cases
-from treegen.tasks.common.limits import judge_limits
 from treegen.tasks.programs.outcomes import ProgramOutcome
 from treegen.tasks.programs.report import ProgramVerdict, report_programs
 from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramTask
+from treegen.tasks.programs.task import ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _STARTER: Final = ("all", "with", "without")

@@ -34,9 +34,8 @@ from treegen.tasks.apps.suite import json_value
 from treegen.tasks.code.lcb_tests import LCBCases, read_tests
 from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.files import Rows, read_any
-from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.sources import HubTable, Source, load_table
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _SYSTEM: Final = (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
-from treegen.tasks.ifeval.arguments import Check, number, relation
+from treegen.tasks.ifeval.checks import Check, number, relation
 
 PUNKT: Final = "punkt"
 RULE: Final = "rule"

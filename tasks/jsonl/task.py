@@ -40,8 +40,7 @@ from treegen.tasks.common.images import RowImages
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.jsonl.chats import chat_of, chat_text
-from treegen.tasks.jsonl.templates import Template, field_text, parse_template
+from treegen.tasks.jsonl.templates import Template, chat_of, chat_text, field_text, parse_template
 
 ANSWERS: Final = ("text", "contains", "number", "math", "choice", "regex")
 # The older names of answer types, which were called metrics.

@@ -16,8 +16,8 @@ from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
 from treegen.tasks.common.files import read_text
-from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.sources import load_table
 
 LETTERS: Final = "ABCD"
 _HUB_NAMES: Final = ("hf", "cais/mmlu")

@@ -23,8 +23,7 @@ from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import HubTable
-from treegen.tasks.vision.letters import LETTERS, guess, mmmu_letter, mmmu_pro_letter
-from treegen.tasks.vision.open_answers import readings
+from treegen.tasks.vision.mmmu_answers import LETTERS, guess, mmmu_letter, mmmu_pro_letter, readings
 from treegen.tasks.vision.task import Images, VisionTask, numbered_images
 
 DISCIPLINES: Final = {

@@ -15,9 +15,9 @@ from treegen.evals.statistics.estimators import pass_at_k
 from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.votes import Tally
 from treegen.evals.verdict import SampleScore
-from treegen.tasks.aime.task import AIME
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa.task import GPQA
+from treegen.tasks.math.aime import AIME
 from treegen.tasks.math.boxed import equivalent, extract_boxed, hendrycks_form
 from treegen.tasks.math.minerva import minerva_answer, minerva_form
 from treegen.tasks.math.task import Math, Math500

@@ -28,17 +28,17 @@ LM_EVAL: Final = "lm-eval:"
 
 # The classes of the tasks that come with treegen. A module is imported when its task is used.
 _BUILTIN: Final = {
-    "aime": "treegen.tasks.aime.task:AIME",
+    "aime": "treegen.tasks.math.aime:AIME",
     "apps": "treegen.tasks.apps.task:APPS",
-    "arc-challenge": "treegen.tasks.choices.arc:ARCChallenge",
-    "arc-easy": "treegen.tasks.choices.arc:ARCEasy",
+    "arc-challenge": "treegen.tasks.choices.benchmarks:ARCChallenge",
+    "arc-easy": "treegen.tasks.choices.benchmarks:ARCEasy",
     "chartqa": "treegen.tasks.vision.documents:ChartQA",
-    "countdown": "treegen.tasks.puzzles.countdown:Countdown",
+    "countdown": "treegen.tasks.puzzles.base:Countdown",
     "docvqa": "treegen.tasks.vision.documents:DocVQA",
     "game24": "treegen.tasks.puzzles.game24:Game24",
     "gpqa": "treegen.tasks.gpqa.task:GPQA",
     "gsm8k": "treegen.tasks.gsm8k.task:GSM8K",
-    "hellaswag": "treegen.tasks.choices.hellaswag:HellaSwag",
+    "hellaswag": "treegen.tasks.choices.benchmarks:HellaSwag",
     "hmmt": "treegen.tasks.math.hmmt:HMMT",
     "humaneval": "treegen.tasks.code.humaneval:HumanEval",
     "humaneval-plus": "treegen.tasks.code.plus:HumanEvalPlus",
@@ -56,7 +56,7 @@ _BUILTIN: Final = {
     "mmmu-pro": "treegen.tasks.vision.mmmu:MMMUPro",
     "needle": "treegen.tasks.needle.task:Needle",
     "needle-grid": "treegen.tasks.needle.grid:NeedleGrid",
-    "piqa": "treegen.tasks.choices.piqa:PIQA",
+    "piqa": "treegen.tasks.choices.benchmarks:PIQA",
     "ruler-niah-multikey-1": "treegen.tasks.needle.ruler:MultiKey1",
     "ruler-niah-multikey-2": "treegen.tasks.needle.ruler:MultiKey2",
     "ruler-niah-multikey-3": "treegen.tasks.needle.ruler:MultiKey3",
@@ -66,7 +66,7 @@ _BUILTIN: Final = {
     "ruler-niah-single-2": "treegen.tasks.needle.ruler:Single2",
     "ruler-niah-single-3": "treegen.tasks.needle.ruler:Single3",
     "simpleqa": "treegen.tasks.simpleqa.task:SimpleQA",
-    "winogrande": "treegen.tasks.choices.winogrande:WinoGrande",
+    "winogrande": "treegen.tasks.choices.benchmarks:WinoGrande",
 }
 
 _OF_LM_EVAL: Final = "treegen.tasks.lm_eval.task:LmEvalTask"

@@ -1,16 +1,29 @@
-"""Reads AIME problems from files with the columns of the hub's tables, or from these tables."""
+r"""AIME: problems of the American Invitational Mathematics Examination, answers 0 to 999.
+
+Data: the problems belong to the Mathematical Association of America and do not come with treegen.
+`hf` is HuggingFaceH4/aime_2024, math-ai/aime25 and MathArena/aime_2026; Maxwell-Jia/AIME_2024 and
+opencompass/AIME2025 can be read too, and so can files with their columns. One row:
+
+    {"ID": "2024-I-1", "Problem": "How many ...?", "Solution": "...", "Answer": 204}
+
+The prompt is the problem and a line that asks for a boxed answer. Samples are drawn as for
+DeepSeek-R1 (2025): 64 of each problem, temperature 0.6, top-p 0.95, at most 32,768 tokens.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.errors import InputError
+from treegen.evals.arguments import words
 from treegen.evals.problem import Problem
+from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.problems import RowsToRead, problems_of_all
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.common.text_task import Loaded
+from treegen.tasks.common.text_task import REASONING, Loaded
+from treegen.tasks.math.task import Competition
 
 YEARS: Final = ("2024", "2025", "2026")
 _SOURCE: Final = Source(task="aime", bundled="aime_sample.jsonl")
@@ -99,3 +112,25 @@ def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) ->
             "leave out -T year or give another"
         )
     return found
+
+
+class AIME(Competition):
+    """AIME with 64 samples of each problem; the headline filter is math-verify's verdict."""
+
+    name = "aime"
+    groups = ("year",)
+    arguments: ClassVar = {
+        "year": "2024, 2025, 2026 or several with a comma; default: all that the data have"
+    }
+    defaults: Final = TaskDefaults(sampling=REASONING, num_samples=64, num_fewshot=0)
+
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return the problems of the requested years."""
+        years = words(options.extra, "year")
+        for year in years:
+            if options.data == "hf" and year not in YEARS:
+                raise InputError(
+                    f"hf has AIME of {', '.join(YEARS)}, not of {year!r}; "
+                    "give one of these, or a file"
+                )
+        return load_problems(options.data, options.split, years)
