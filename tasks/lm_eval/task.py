@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
     from treegen.evals.config.eval_settings import EvalSettings
     from treegen.evals.requests import OwnRequests
+    from treegen.prompts.images.table import ImageTable
 
 
 class LmEvalTask(Task):
@@ -149,7 +150,12 @@ class LmEvalTask(Task):
         )
 
     def requests(
-        self, data: TaskData, settings: "EvalSettings", tokenizer: Any, spec: "ModelSpec"
+        self,
+        data: TaskData,
+        settings: "EvalSettings",
+        tokenizer: Any,
+        spec: "ModelSpec",
+        images: "ImageTable | None",
     ) -> "OwnRequests":
         """Return lm-eval's requests as token ids.
 
@@ -158,6 +164,7 @@ class LmEvalTask(Task):
             settings: Settings of the run.
             tokenizer: Tokenizer of the model.
             spec: Description of the model, which has the context length.
+            images: The model's images; None if it takes none.
 
         Raises:
             InputError: As for `build_requests`.
@@ -168,7 +175,7 @@ class LmEvalTask(Task):
         ids = [problem.id for problem in data.problems]
         chosen = {_leaf(name) for name in ids}
         parts = [part for part in self._parts.values() if part.name in chosen]
-        return build_requests(parts, ids, settings, tokenizer, spec)
+        return build_requests(parts, ids, settings, tokenizer, spec, images)
 
     def verdicts(self, problem: Problem, record: Mapping[str, Any]) -> dict[str, Verdict]:
         """Return lm-eval's verdicts on a stored sample, by filter."""
@@ -190,9 +197,11 @@ class LmEvalTask(Task):
         from treegen.tasks.lm_eval.scoring import responses_of, score_responses
 
         part = self._parts[_leaf(problem.id)]
-        found = score_responses(part, part.docs[problem.id], responses_of(part, record, text), text)
-        first = next(iter(found.values()))
-        return {**{name: found.get(name, first) for name in self.filters}, **found}
+        verdicts = score_responses(
+            part, part.docs[problem.id], responses_of(part, record, text), text
+        )
+        first = next(iter(verdicts.values()))
+        return {**{name: verdicts.get(name, first) for name in self.filters}, **verdicts}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return lm-eval's metrics of groups and tasks, and pass@k and maj@k."""
@@ -210,13 +219,13 @@ def _leaf(problem_id: str) -> str:
 
 def _form(parts: Sequence[TaskPart]) -> str:
     """Return a hash of the tasks' definitions and of the way examples are drawn."""
-    found = []
+    definitions = []
     for part in parts:
         config = dict(part.task.dump_config())
         for name in ("metadata", "dataset_kwargs", "num_fewshot"):
             config.pop(name, None)
-        found.append([part.name, part.num_fewshot, part.seed, config])
-    text = json.dumps(found, sort_keys=True, default=_plain)
+        definitions.append([part.name, part.num_fewshot, part.seed, config])
+    text = json.dumps(definitions, sort_keys=True, default=_plain)
     return f"lm-eval:{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 

@@ -24,6 +24,7 @@ from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
+    from treegen.prompts.images.table import ImageTable
 
 
 @checked_class
@@ -219,7 +220,14 @@ class Task(ABC):
         """Receive the arguments before `defaults` is read; for defaults that depend on them."""
         return
 
-    def requests(self, data: TaskData, settings: Any, tokenizer: Any, spec: "ModelSpec") -> Any:
+    def requests(
+        self,
+        data: TaskData,
+        settings: Any,
+        tokenizer: Any,
+        spec: "ModelSpec",
+        images: "ImageTable | None",
+    ) -> Any:
         """Return the requests of a task that tokenizes its prompts itself.
 
         Args:
@@ -227,6 +235,7 @@ class Task(ABC):
             settings: The run's `EvalSettings`.
             tokenizer: The model's tokenizer.
             spec: The model's specification, which has the context length.
+            images: The model's images; None if it takes none.
 
         Returns:
             A `treegen.evals.requests.OwnRequests`; None if treegen tokenizes the prompts of `tree`.
