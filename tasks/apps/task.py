@@ -189,10 +189,13 @@ def _problem(row: Row, form: str) -> Problem:
 
 
 def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str) -> list[Row]:
-    known = sorted({row.difficulty for row in rows})
+    difficulties_of_data = sorted({row.difficulty for row in rows})
     for name in difficulties:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"; the data have {', '.join(known)}"
+        if name not in difficulties_of_data:
+            hint = (
+                did_you_mean(name, difficulties_of_data)
+                or f"; the data have {', '.join(difficulties_of_data)}"
+            )
             raise InputError(f"there is no problem of difficulty {name!r}{hint}")
     chosen = [
         row

@@ -65,8 +65,8 @@ class ChoiceItem:
 
 def id_of(row: Mapping[str, Any], field: str) -> str:
     """Return the id in a field of a row as text, also if it is 0; empty if there is none."""
-    found = row.get(field)
-    return "" if found is None else str(found)
+    value = row.get(field)
+    return "" if value is None else str(value)
 
 
 def check(item: ChoiceItem) -> ChoiceItem:

@@ -293,15 +293,15 @@ class MBPPPlus(PlusBase):
 
 
 def _calls(row: dict[str, Any], name: str) -> list[list[Any]]:
-    found = row.get(name)
-    if found is None:
+    calls = row.get(name)
+    if calls is None:
         raise ValueError(
             f"no {name}: this is not the form of EvalPlus's own files (HumanEvalPlus.jsonl, "
             "MbppPlus.jsonl)"
         )
     # MBPP+ has an empty text if a task has no further inputs.
-    if not found:
+    if not calls:
         return []
-    if not isinstance(found, list) or not all(isinstance(call, list) for call in found):
+    if not isinstance(calls, list) or not all(isinstance(call, list) for call in calls):
         raise ValueError(f"{name} is not a list of lists of arguments")
-    return found
+    return calls

@@ -49,10 +49,10 @@ def defines(code: str, names: Collection[str]) -> bool:
     if not names:
         return False
     choice = "|".join(map(re.escape, names))
-    found = re.search(
+    match = re.search(
         rf"^(?:(?:async[ \t]+)?def|class)[ \t]+(?:{choice})\b|^(?:{choice})[ \t]*=", code, re.M
     )
-    return found is not None
+    return match is not None
 
 
 def block_that_defines(text: str, names: Collection[str]) -> str | None:
@@ -71,5 +71,5 @@ def block_that_defines(text: str, names: Collection[str]) -> str | None:
 
 def text_before(prompt: str, name: str) -> str:
     """Return the part of a prompt before the function: imports and helper functions."""
-    found = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE)
-    return prompt[: found.start()] if found else ""
+    match = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE)
+    return prompt[: match.start()] if match else ""

@@ -29,9 +29,9 @@ def load_table(
         DataError: The package datasets is not installed, or the table cannot be loaded.
     """
     if split not in splits:
-        known = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
+        names = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
         raise InputError(
-            f"{dataset} has the splits {known}, not {split!r}; give split= one of them"
+            f"{dataset} has the splits {names}, not {split!r}; give split= one of them"
         )
     try:
         # datasets is slow to import, and files do not need it.
@@ -182,11 +182,13 @@ def file_rows(
     path = Path(data)
     if path.is_dir():
         wanted = split or default
-        known = [*(names or {}).get(wanted, ()), *(f"{wanted}{kind}" for kind in KINDS)]
-        found = [path / name for name in known if (path / name).is_file()]
-        if not found:
-            raise DataError(f"{path} has no {' or '.join(known)}; name another split with --split")
-        path = found[0]
+        candidates = [*(names or {}).get(wanted, ()), *(f"{wanted}{kind}" for kind in KINDS)]
+        paths = [path / name for name in candidates if (path / name).is_file()]
+        if not paths:
+            raise DataError(
+                f"{path} has no {' or '.join(candidates)}; name another split with --split"
+            )
+        path = paths[0]
     elif split is not None:
         raise InputError(
             f"split {split!r} needs a folder or a named data set, not {data!r}; leave split= out"

@@ -160,13 +160,13 @@ def select_task_data(
         source: Name of the source.
         options: Options of the run.
     """
-    found = select(problems, options)
+    selected = select(problems, options)
     return TaskData(
-        problems=found,
+        problems=selected,
         source=source,
         skipped=skipped,
         label=make_data_label(options.data),
-        notes=(describe_problems(options.data, source, len(found)),),
+        notes=(describe_problems(options.data, source, len(selected)),),
     )
 
 

@@ -156,10 +156,10 @@ class GPQA(TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter."""
-        found = _ANSWER.search(text)
+        match = _ANSWER.search(text)
         return {
-            "simple-evals": Verdict(found[1], found[1] == problem.answer)
-            if found
+            "simple-evals": Verdict(match[1], match[1] == problem.answer)
+            if match
             else Verdict(None, False),
             "letter": self._letter.verdict(text, [problem.answer]),
         }

@@ -240,12 +240,12 @@ def _build_verdicts(
     gold: str, numeric: str | None, strict: str | None, flexible: str | None
 ) -> dict[str, Verdict]:
     """Return the verdict of each filter on the answer that it has read."""
-    found = (
+    verdicts = (
         _verdict(numeric, numeric is not None and numeric == _gold(gold)),
         _exact_match(gold, strict),
         _exact_match(gold, flexible),
     )
-    return dict(zip(GSM8K.filters, found, strict=True))
+    return dict(zip(GSM8K.filters, verdicts, strict=True))
 
 
 _known: Final = lru_cache(maxsize=_KEPT)(_build_verdicts)
@@ -259,8 +259,8 @@ def _verdict(answer: str | None, right: bool) -> Verdict:
 _known_verdict: Final = lru_cache(maxsize=_KEPT)(Verdict)
 
 
-def _exact_match(gold: str, found: str | None) -> Verdict:
-    form = None if found is None else exact_match_form(found)
+def _exact_match(gold: str, answer: str | None) -> Verdict:
+    form = None if answer is None else exact_match_form(answer)
     # lm-eval counts ".." as a wrong answer. Here it counts as no answer, so that it cannot win a
     # vote. The score is the same.
     if form is None or not _DIGIT.search(form):

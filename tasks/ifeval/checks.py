@@ -34,10 +34,10 @@ def text(given: Mapping[str, Any], name: str) -> str:
 
 def texts(given: Mapping[str, Any], name: str) -> list[str]:
     """Return a list of texts; raise ValueError if it is missing or invalid."""
-    found = given.get(name)
-    if not isinstance(found, list) or not found:
+    values = given.get(name)
+    if not isinstance(values, list) or not values:
         raise ValueError(f"{name} is not a list of texts")
-    return [text_field({name: each}, name) for each in found]
+    return [text_field({name: value}, name) for value in values]
 
 
 def relation(given: Mapping[str, Any], name: str, bound: int) -> Callable[[int], bool]:
@@ -86,17 +86,17 @@ def postscript(given: Mapping[str, Any]) -> Check:
     """Require the mark of a postscript; marks are patterns, as published."""
     marker = text(given, "postscript_marker").strip()
     if marker in _POSTSCRIPTS:
-        known = re.compile(_POSTSCRIPTS[marker])
-        return lambda answer: known.search(answer.lower()) is not None
-    found = CountedPattern(marker.lower())
-    return lambda answer: bool(found.count(answer.lower()))
+        pattern = re.compile(_POSTSCRIPTS[marker])
+        return lambda answer: pattern.search(answer.lower()) is not None
+    counted = CountedPattern(marker.lower())
+    return lambda answer: bool(counted.count(answer.lower()))
 
 
 def number_bullet_lists(given: Mapping[str, Any]) -> Check:
     """Require an exact number of lines that begin with a star or a dash."""
     wanted = number(given, "num_bullets")
     return lambda answer: (
-        sum(1 for each in (_STARS, _DASHES) for _ in each.finditer(answer)) == wanted
+        sum(1 for pattern in (_STARS, _DASHES) for _ in pattern.finditer(answer)) == wanted
     )
 
 
@@ -110,9 +110,9 @@ def number_highlighted_sections(given: Mapping[str, Any]) -> Check:
     wanted = number(given, "num_highlights")
 
     def check(answer: str) -> bool:
-        single = (found[0].strip("*") for found in _HIGHLIGHT.finditer(answer))
-        double = (found[0][2:-2] for found in _DOUBLE.finditer(answer))
-        return sum(bool(each.strip()) for part in (single, double) for each in part) >= wanted
+        single = (match[0].strip("*") for match in _HIGHLIGHT.finditer(answer))
+        double = (match[0][2:-2] for match in _DOUBLE.finditer(answer))
+        return sum(bool(section.strip()) for part in (single, double) for section in part) >= wanted
 
     return check
 
@@ -196,7 +196,7 @@ _AFTER_WORD: Final = re.compile("[.,?!'\"]")
 def existence(given: Mapping[str, Any]) -> Check:
     """Require every keyword, ignoring case; keywords are patterns, as published."""
     wanted = [CountedPattern(word, ignore_case=True) for word in texts(given, "keywords")]
-    return lambda answer: all(each.count(answer) for each in wanted)
+    return lambda answer: all(pattern.count(answer) for pattern in wanted)
 
 
 def frequency(given: Mapping[str, Any]) -> Check:
@@ -217,7 +217,7 @@ def forbidden_words(given: Mapping[str, Any]) -> Check:
         CountedPattern(word, r"\b{}\b", ignore_case=True)
         for word in texts(given, "forbidden_words")
     ]
-    return lambda answer: all(each.count(answer) == 0 for each in words)
+    return lambda answer: all(pattern.count(answer) == 0 for pattern in words)
 
 
 def letter_frequency(given: Mapping[str, Any]) -> Check:

@@ -56,12 +56,12 @@ def make_check(kind: str, given: Mapping[str, Any], way: str) -> Check:
     Raises:
         ValueError: There is no such kind, or an argument is missing or invalid.
     """
-    known = {name: value for name, value in given.items() if value is not None}
+    present = {name: value for name, value in given.items() if value is not None}
     if kind in _BY_SENTENCES:
-        return partial(_passes_if_not_blank, _BY_SENTENCES[kind](known, way))
+        return partial(_passes_if_not_blank, _BY_SENTENCES[kind](present, way))
     if kind not in _KINDS:
         raise ValueError(f"there is no instruction {kind!r:.60}")
-    return partial(_passes_if_not_blank, _KINDS[kind](known))
+    return partial(_passes_if_not_blank, _KINDS[kind](present))
 
 
 def _passes_if_not_blank(check: Check, answer: str) -> bool:
@@ -74,7 +74,7 @@ def followed_loosely(check: Check, answer: str) -> bool:
 
     Forms without the first line, the last line or both are tried, and each of these without stars.
     """
-    return any(check(each) for each in variants(answer))
+    return any(check(variant) for variant in variants(answer))
 
 
 def variants(answer: str) -> Sequence[str]:
@@ -82,4 +82,4 @@ def variants(answer: str) -> Sequence[str]:
     lines = answer.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     plain = [answer, *cut]
-    return list(dict.fromkeys([*plain, *(each.replace("*", "") for each in plain)]))
+    return list(dict.fromkeys([*plain, *(form.replace("*", "") for form in plain)]))

@@ -26,10 +26,10 @@ def language_of(answer: str) -> str | None:
     detector = _factory().create()
     detector.append(answer[:_READ])
     try:
-        found: str = detector.detect()
+        language: str = detector.detect()
     except LangDetectException:
         return None
-    return found
+    return language
 
 
 def response_language(given: Mapping[str, Any]) -> Check:

@@ -92,14 +92,14 @@ def by_instruction(
 
 def _shares(scores: Sequence[SampleScore], filter: str) -> dict[str, list[float]]:
     """Return, for each problem, the share of samples that follow each of its instructions."""
-    found: dict[str, list[tuple[bool, ...]]] = {}
+    shares: dict[str, list[tuple[bool, ...]]] = {}
     for sample in scores:
         verdict = sample.verdicts[filter]
         assert isinstance(verdict, FollowedVerdict)
-        found.setdefault(sample.problem_id, []).append(verdict.followed)
+        shares.setdefault(sample.problem_id, []).append(verdict.followed)
     return {
         id: [sum(column) / len(flags) for column in zip(*flags, strict=True)]
-        for id, flags in found.items()
+        for id, flags in shares.items()
     }
 
 
@@ -111,8 +111,12 @@ def _over_instructions(
     The outcomes of one prompt's instructions are correlated. So the error bar is clustered by
     prompts, or by the groups of prompts.
     """
-    values = [value for each in shares.values() for value in each]
-    names = [clusters.get(id, ("", id)) for id, each in shares.items() for _ in each]
+    values = [value for values_of_problem in shares.values() for value in values_of_problem]
+    names = [
+        clusters.get(id, ("", id))
+        for id, values_of_problem in shares.items()
+        for _ in values_of_problem
+    ]
     return {"stderr": None, "low": None, "high": None, **mean_row(values, clusters=names)}
 
 
@@ -188,15 +192,15 @@ class IFEval(TextTask):
             raise ValueError("instruction_id_list must be a list of instructions")
         if not isinstance(arguments, list) or len(arguments) != len(kinds):
             raise ValueError("kwargs must have one object for each instruction")
-        if not all(isinstance(each, Mapping) for each in arguments):
+        if not all(isinstance(mapping, Mapping) for mapping in arguments):
             raise ValueError("kwargs must be a list of objects")
-        known = [{n: v for n, v in each.items() if v is not None} for each in arguments]
-        for kind, each in zip(kinds, known, strict=True):
+        present = [{n: v for n, v in mapping.items() if v is not None} for mapping in arguments]
+        for kind, mapping in zip(kinds, present, strict=True):
             try:
-                make_check(kind, each, self._way)
+                make_check(kind, mapping, self._way)
             except ValueError as error:
                 raise ValueError(f"{kind}: {error}") from None
-        answer = json.dumps([kinds, known])
+        answer = json.dumps([kinds, present])
         prompt = text_field(row, "prompt")
         key = row.get("key")
         id = f"{self.name}-{line - 1}" if key is None else str(key)
@@ -205,7 +209,8 @@ class IFEval(TextTask):
     def _make_checks(self, answer: str) -> list[Check]:
         kinds, arguments = json.loads(answer)
         return [
-            make_check(kind, each, self._way) for kind, each in zip(kinds, arguments, strict=True)
+            make_check(kind, mapping, self._way)
+            for kind, mapping in zip(kinds, arguments, strict=True)
         ]
 
     def _check_needs(self, problems: Sequence[Problem]) -> None:
@@ -226,7 +231,7 @@ class IFEval(TextTask):
 
 
 def _verdict(followed: Sequence[bool]) -> FollowedVerdict:
-    flags = "".join("1" if each else "0" for each in followed)
+    flags = "".join("1" if follows else "0" for follows in followed)
     return FollowedVerdict(
         flags, all(followed), sum(followed) / len(followed), followed=tuple(followed)
     )

@@ -90,13 +90,16 @@ def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[dict[str, Any], ..
     if not isinstance(value, list) or not value:
         raise ValueError(f"{name} is not a list of chat messages")
     images: list[Any] = []
-    return tuple(_message(each, f"{name}[{at}]", images) for at, each in enumerate(value)), images
+    return tuple(
+        _message(message, f"{name}[{at}]", images) for at, message in enumerate(value)
+    ), images
 
 
 def chat_text(messages: tuple[dict[str, Any], ...]) -> str:
     """Return a chat as text for people."""
     return "\n".join(
-        f"{each['role']}: {_content_to_text(each.get('content') or '')}" for each in messages
+        f"{message['role']}: {_content_to_text(message.get('content') or '')}"
+        for message in messages
     )
 
 

@@ -68,15 +68,15 @@ def load_tasks(name: str) -> LoadedTasks:
     manager._index = index
     with quiet(), use_default_seeds(), _no_metric_of_this_folder():
         try:
-            found = manager.load(wanted)
+            loaded = manager.load(wanted)
         except InputError:
             raise
         except Exception as error:
             raise _failure(error, wanted) from error
-    leaves = dict(found["tasks"])
+    leaves = dict(loaded["tasks"])
     for leaf, task in leaves.items():
         _check(leaf, task)
-    return LoadedTasks(wanted, leaves, tuple(_outer_first(found["groups"].values())))
+    return LoadedTasks(wanted, leaves, tuple(_outer_first(loaded["groups"].values())))
 
 
 def _entry(name: str) -> tuple[str, dict[str, Any]]:
@@ -223,8 +223,8 @@ def _outer_first(groups: Any) -> list[Any]:
     """Return groups in an order in which each is before the groups in it."""
     from lm_eval.evaluator_utils import _collect_groups_bottom_up
 
-    found: list[Any] = _collect_groups_bottom_up({group.name: group for group in groups})
-    return found[::-1]
+    ordered: list[Any] = _collect_groups_bottom_up({group.name: group for group in groups})
+    return ordered[::-1]
 
 
 @contextmanager
@@ -318,19 +318,19 @@ def _output(config: Mapping[str, Any]) -> str:
 
 
 def _needs(config: Mapping[str, Any]) -> list[str]:
-    found = []
+    needs = []
     path = config.get("dataset_path")
     if "class" in config:
-        found.append("what its class says")
+        needs.append("what its class says")
     elif "custom_dataset" in config:
-        found.append("what its function makes")
+        needs.append("what its function makes")
     elif path is not None and path not in _FILES:
-        found.append(f"hub: {path}")
+        needs.append(f"hub: {path}")
     if config.get("unsafe_code"):
-        found.append("runs programs, not here")
+        needs.append("runs programs, not here")
     if config.get("doc_to_image"):
         drawn = config.get("output_type", "generate_until") == "generate_until"
-        found.append("a model with --images" if drawn else "scores texts after images, not here")
+        needs.append("a model with --images" if drawn else "scores texts after images, not here")
     if config.get("doc_to_audio"):
-        found.append("sounds, not here")
-    return found
+        needs.append("sounds, not here")
+    return needs

@@ -62,15 +62,15 @@ def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> 
 
 
 def _tables(data: str | None, split: str | None, years: Sequence[str]) -> Iterator[RowsToRead]:
-    known = (
+    tables = (
         [(year, _OF_YEAR[year]) for year in years] if data == "hf" else [_TABLES.get(data or "")]
     )
-    for each in known:
-        if each is None:
+    for entry in tables:
+        if entry is None:
             rows, source = _SOURCE.read(data, split)
             yield rows, source, partial(_problem, year=None)
         else:
-            year, table = each
+            year, table = entry
             yield table.rows(split), table.name, partial(_problem, year=year)
 
 
@@ -92,26 +92,30 @@ def _problem(row: dict[str, Any], line: int, year: str | None) -> Problem:
     )
 
 
-def _year(row: dict[str, Any], given: str | None) -> str | None:
+def _year(row: dict[str, Any], stated_id: str | None) -> str | None:
     """Return the year in a row's column, id or address; None if they have none."""
-    for text in (optional(row, ("year",)), given, optional(row, ("url",))):
-        if found := re.search(r"(?<![0-9])(?:19|20)[0-9]{2}(?![0-9])", text or ""):
-            return found[0]
+    for text in (optional(row, ("year",)), stated_id, optional(row, ("url",))):
+        if match := re.search(r"(?<![0-9])(?:19|20)[0-9]{2}(?![0-9])", text or ""):
+            return match[0]
     return None
 
 
 def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) -> Sequence[Problem]:
     if not years:
         return problems
-    found = [problem for problem in problems if problem.metadata["year"] in years]
-    if not found:
-        known = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
-        have = f"has those of {', '.join(known)}" if known else "does not tell the year of its rows"
+    selected = [problem for problem in problems if problem.metadata["year"] in years]
+    if not selected:
+        available = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
+        have = (
+            f"has those of {', '.join(available)}"
+            if available
+            else "does not tell the year of its rows"
+        )
         raise InputError(
             f"{source} has no problem of {' or '.join(years)}; it {have}; "
             "leave out -T year or give another"
         )
-    return found
+    return selected
 
 
 class AIME(Competition):

@@ -74,7 +74,7 @@ def _problem(row: dict[str, Any], line: int, contest: str) -> Problem:
     kinds = row.get("problem_type")
     subject = kinds[0] if isinstance(kinds, list | tuple) and kinds else kinds
     return Problem(
-        id="-".join(each for each in ("hmmt", contest, number) if each),
+        id="-".join(part for part in ("hmmt", contest, number) if part),
         question=column(row, ("problem", "question")),
         answer=without_dollars(column(row, ("answer",))),
         metadata={

@@ -137,9 +137,9 @@ class Ruler(TextTask):
         """Return whether the text contains all values. The credit is the share that it contains."""
         wanted = problem.answer.split(" ")
         read = text.casefold()
-        found = [value for value in wanted if value.casefold() in read]
-        answer = " ".join(find_values(text, self.variant.values)) or " ".join(found)
-        credit = len(found) / len(wanted)
+        recalled = [value for value in wanted if value.casefold() in read]
+        answer = " ".join(find_values(text, self.variant.values)) or " ".join(recalled)
+        credit = len(recalled) / len(wanted)
         return {"contains-all": Verdict(answer or None, bool(answer) and credit == 1, credit)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:

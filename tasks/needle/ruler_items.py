@@ -216,14 +216,14 @@ def _keys(draw: random.Random, variant: Variant) -> Iterator[str]:
     if variant.keys == "uuids":
         while True:
             yield _uuid(draw)
-    known = _word_keys()
+    words = _word_keys()
     used: set[str] = set()
-    while len(used) < len(known):
-        key = draw.choice(known)
+    while len(used) < len(words):
+        key = draw.choice(words)
         if key not in used:
             used.add(key)
             yield key
-    raise InputError(f"a text of needles has at most {len(known):,} keys; ask for a shorter one")
+    raise InputError(f"a text of needles has at most {len(words):,} keys; ask for a shorter one")
 
 
 def _draw_values(draw: random.Random, values: Values, num: int) -> list[str]:

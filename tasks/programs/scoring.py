@@ -290,7 +290,7 @@ class SandboxScoring(AccuracyCounter):
 
     def summary(self) -> dict[str, Any]:
         """Return how the samples were scored, as JSON values."""
-        tiers = Counter(each.sandbox for each in self._outcomes.values() if each.sandbox)
+        tiers = Counter(outcome.sandbox for outcome in self._outcomes.values() if outcome.sandbox)
         # Count stored verdicts of all commands, because this one may have run no program.
         unprotected = {
             name: {"samples": tiers[name], "gaps": list(list_gaps(name))}

@@ -98,12 +98,12 @@ def read_proposals(text: str, state: PuzzleState, *, whole: bool) -> list[str]:
         state: The numbers that are left before the step.
         whole: Whether every result must be a whole number from 0 on.
     """
-    found: dict[str, None] = {}
+    proposals: dict[str, None] = {}
     for line in text.split("\n"):
         step = read_step(line.strip())
         if step is not None and is_legal(state, step, whole=whole):
-            found[f"{step_line(step)}\n"] = None
-    return list(found)
+            proposals[f"{step_line(step)}\n"] = None
+    return list(proposals)
 
 
 def _propose_head(numbers: Sequence[Number], target: Number) -> str:
@@ -281,12 +281,12 @@ class PuzzleTask(TextTask, SearchTask):
         return evaluate.value_prompt(prompt_of, read_judgement, n=3)
 
     def _turns(self, examples: Sequence[Puzzle]) -> tuple[Turn, ...]:
-        found = []
+        turns = []
         for number, puzzle in enumerate(examples):
             head = self.head(puzzle)
             question = head if number else prompt(SOLVE_HEADER, (), head)
-            found.append((question, self.example(puzzle).removeprefix(head).lstrip(" ")))
-        return tuple(found)
+            turns.append((question, self.example(puzzle).removeprefix(head).lstrip(" ")))
+        return tuple(turns)
 
     def _remaining_numbers(self, problem: Problem, text: str) -> PuzzleState | None:
         return apply_steps(puzzle_of(problem).numbers, text, whole=self.whole)

@@ -35,9 +35,9 @@ def is_relaxed_match(text: str, answer: str) -> bool:
     Case is ignored. This is relaxed_correctness of https://github.com/google-research/pix2struct
     (metrics.py), from section 5.1 of https://arxiv.org/abs/2203.10244.
     """
-    found, right = number_of(text), number_of(answer)
-    if found is not None and right:
-        return abs(found - right) / abs(right) <= _TOLERANCE
+    number, right = number_of(text), number_of(answer)
+    if number is not None and right:
+        return abs(number - right) / abs(right) <= _TOLERANCE
     return text.lower() == answer.lower()
 
 
@@ -121,12 +121,12 @@ class ChartQA(VisionTask):
         kind = row.get("type", row.get("human_or_machine"))
         if not isinstance(kind, str | int | float | None):
             raise ValueError(f"type is {kind!r:.40}, not a text or a number")
-        known = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
+        kind_of = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
         return Problem(
             name,
             question,
             json.dumps(_texts(row, ("answer", "label"))),
-            {"line": line, "type": known.get(kind, "")},
+            {"line": line, "type": kind_of.get(kind, "")},
             images=images(name, [image]),
         )
 
@@ -196,10 +196,10 @@ def _near(text: str, answers: Sequence[str]) -> Verdict:
     number = number_of(text)
     shown = text.lower()
     # If 0 is right, answers are compared as texts: 0.0 is wrong, so it must not vote with 0.
-    if number is not None and all(number_of(each) != 0 for each in answers):
+    if number is not None and all(number_of(answer) != 0 for answer in answers):
         shown = f"{number:.12g}"
     return Verdict(
-        shown or None, bool(shown) and any(is_relaxed_match(text, each) for each in answers)
+        shown or None, bool(shown) and any(is_relaxed_match(text, answer) for answer in answers)
     )
 
 

@@ -24,8 +24,10 @@ def mmmu_letter(text: str, options: Sequence[str]) -> str | None:
     """
     text = _bare(text)
     for form in (_in_brackets, _alone):
-        if found := _last(text, [(letter, form(letter)) for letter in LETTERS[: len(options)]]):
-            return found
+        if letter_found := _last(
+            text, [(letter, form(letter)) for letter in LETTERS[: len(options)]]
+        ):
+            return letter_found
     return _find_quoted_option(text, options)
 
 
@@ -39,14 +41,14 @@ def mmmu_pro_letter(text: str, options: Sequence[str]) -> str | None:
     """
     letters = LETTERS[: len(options)]
     _, announced, after = text.rpartition("Answer:")
-    if announced and len(found := [letter for letter in letters if letter in after]) == 1:
-        return found[0]
+    if announced and len(letters_found := [letter for letter in letters if letter in after]) == 1:
+        return letters_found[0]
     text = _bare(text)
     if found_last := _last(text, [(letter, _in_brackets(letter)) for letter in letters]):
         return found_last
     for end in (" ", "."):
-        if found := [letter for letter in letters if f"{letter}{end}" in text]:
-            return max(found, key=lambda letter: text.rfind(_alone(letter)))
+        if letters_found := [letter for letter in letters if f"{letter}{end}" in text]:
+            return max(letters_found, key=lambda letter: text.rfind(_alone(letter)))
     return _find_quoted_option(text, options)
 
 
@@ -129,11 +131,11 @@ class ParsedAnswers:
 
     def has(self, answers: Iterable[str]) -> bool:
         """Return whether a reading is one of the right answers, or contains one of them."""
-        right = [each for answer in answers for each in _normal(answer)]
-        words = [each for each in right if isinstance(each, str)]
+        right = [reading for answer in answers for reading in _normal(answer)]
+        words = [reading for reading in right if isinstance(reading, str)]
         return any(
-            any(word in each for word in words) if isinstance(each, str) else each in right
-            for each in self.found
+            any(word in reading for word in words) if isinstance(reading, str) else reading in right
+            for reading in self.found
         )
 
 
@@ -141,7 +143,7 @@ def readings(text: str) -> ParsedAnswers:
     """Return the possible answers in a text."""
     stated = _find_stated(text)
     numbers = [number for part in stated for number in _numbers(part)]
-    found = frozenset(each for part in (*stated, *numbers) for each in _normal(part))
+    found = frozenset(reading for part in (*stated, *numbers) for reading in _normal(part))
     last = _WHOLE.findall(stated[-1])
     # Adding 0 turns -0 into 0.
     shown = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(stated[-1].split())
@@ -151,7 +153,7 @@ def readings(text: str) -> ParsedAnswers:
 def _find_stated(text: str) -> list[str]:
     """Return the ends of lines that announce an answer; the whole text if none does."""
     text = text.strip().strip(".").lower()
-    found = []
+    stated = []
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         shortest = ""
@@ -161,12 +163,12 @@ def _find_stated(text: str) -> list[str]:
                 if not shortest or len(end) < len(shortest):
                     shortest = end
         if shortest and shortest not in _TRIVIAL:
-            found.append(shortest)
-    return found or [text]
+            stated.append(shortest)
+    return stated or [text]
 
 
 def _numbers(text: str) -> Sequence[str]:
-    return [found for kind in (_GROUPED, _POWERS, _PLAIN) for found in kind.findall(text)]
+    return [number for kind in (_GROUPED, _POWERS, _PLAIN) for number in kind.findall(text)]
 
 
 def _normal(text: str) -> list[Reading]:

@@ -76,7 +76,7 @@ def test_workers_search_below_images(llm: LLM, cluster: Cluster) -> None:
 
 
 def table_of(llm: Any) -> ImageTable:
-    table = llm.images
+    table: ImageTable | None = llm.images
     assert table is not None
     return table
 
