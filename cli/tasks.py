@@ -43,7 +43,7 @@ def _list_lm_eval(pattern: str, folder: str | None, quiet: bool) -> None:
 
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import format_table
-    from treegen.tasks.lm_eval.listing import list_tasks
+    from treegen.tasks.lm_eval.load import list_tasks
 
     found = list_tasks(pattern, folder)
     if not quiet:

@@ -3,8 +3,8 @@
     treegen eval examples/own_task.py:Sums --model DIR --n-samples 8
     treegen eval examples/own_task.py:Sums --model DIR --task-arg digits=3
 
-A task is any class with these members: it reads its problems, makes their prompt tree, says of any
-text whether it is right, and adds up what it said. It neither samples nor prints.
+A task inherits from Task and defines these members: it reads its problems, makes their prompt tree,
+scores any text and aggregates the scores. It neither samples nor prints.
 """
 
 import random
@@ -18,6 +18,7 @@ from treegen.tasks import (
     Report,
     ReportOptions,
     SampleScore,
+    Task,
     TaskData,
     TaskDefaults,
     TaskOptions,
@@ -28,7 +29,7 @@ from treegen.tasks import (
 from treegen.tasks.common.answers import numeric_answer
 
 
-class Sums:
+class Sums(Task):
     """Sums of two numbers, with solved ones before them."""
 
     name: Final = "sums"

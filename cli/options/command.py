@@ -129,12 +129,11 @@ class GroupedCommand(click.Command):
 
 def _check_tasks(error: click.NoSuchOption) -> None:
     """Raise UsageError if an unknown option is an argument of some tasks, which belongs to -T."""
-    from treegen.evals.arguments import known_arguments
     from treegen.tasks import get_task, list_tasks
 
     name = error.option_name.lstrip("-").replace("-", "_")
     own = [info.name for info in list_tasks() if info.source == "treegen"]
-    if tasks := [task for task in own if name in known_arguments(get_task(task))]:
+    if tasks := [task for task in own if name in get_task(task).arguments]:
         raise click.UsageError(
             f"there is no option {error.option_name}; give the task {' or '.join(tasks)} "
             f"-T {name}=VALUE",

@@ -13,6 +13,7 @@ from treegen.tasks import (
     Report,
     ReportOptions,
     SampleScore,
+    Task,
     TaskData,
     TaskDefaults,
     TaskOptions,
@@ -32,7 +33,7 @@ _CITIES: Final = {
 }
 
 
-class Capitals:
+class Capitals(Task):
     """Capitals that are not the largest city of their country."""
 
     name: Final = "capitals"

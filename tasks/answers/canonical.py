@@ -62,9 +62,14 @@ class ContainedAnswer(TextAnswer):
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
         """Return the right answer that the text contains; the whole text if it contains none."""
         answer = self.read(text)
-        wanted = [self.canonical(each) for each in references]
+        wanted = [self.canonical(reference) for reference in references]
         found = next(
-            (each for each in wanted if each and answer and _stands_in(each, answer)), None
+            (
+                reference
+                for reference in wanted
+                if reference and answer and _stands_in(reference, answer)
+            ),
+            None,
         )
         return Verdict(found or answer, found is not None)
 
@@ -101,8 +106,8 @@ class PatternAnswer(TextAnswer):
 
     def read(self, text: str) -> str | None:
         """Return the last match with single spaces."""
-        found = self._pattern.last(text)
-        return None if found is None else self.canonical(found)
+        match = self._pattern.last(text)
+        return None if match is None else self.canonical(match)
 
 
 class NumberAnswer(CanonicalAnswer):

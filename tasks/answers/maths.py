@@ -68,14 +68,14 @@ class MathAnswer:
         """
         text = text[-MAX_TEXT:]
         key = hashlib.blake2b("\0".join([*references, text]).encode("utf-8", "surrogatepass"))
-        known = self._verdicts.get(key.digest())
-        if known is None:
+        verdict = self._verdicts.get(key.digest())
+        if verdict is None:
             self.ready()
             wanted = [without_dollars(reference) for reference in references]
-            found = _WORKER.ask(["judge", text, wanted])
-            known = Verdict(*found) if found else Verdict(None, False)
-            _keep(self._verdicts, key.digest(), known)
-        return known
+            reply = _WORKER.ask(["judge", text, wanted])
+            verdict = Verdict(*reply) if reply else Verdict(None, False)
+            _keep(self._verdicts, key.digest(), verdict)
+        return verdict
 
     def same(self, first: str, second: str) -> bool:
         """Return whether two answers are equal; False if the comparison takes too long."""
@@ -88,11 +88,11 @@ class MathAnswer:
         def same(first: str, second: str) -> bool:
             if max(len(slow[first]), len(slow[second])) >= STRIKES:
                 return False
-            found = self._compare(first, second)
-            if found is None:
+            reply = self._compare(first, second)
+            if reply is None:
                 slow[first].add(second)
                 slow[second].add(first)
-            return bool(found)
+            return bool(reply)
 
         return group_equal_answers(answers, same)
 

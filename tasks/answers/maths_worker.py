@@ -41,52 +41,41 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
 
     def parse(text: str) -> list[Any]:
         # math-verify's own time limit uses a signal; this process has a limit already.
-        found: list[Any] = math_verify.parse(text, parsing_timeout=None)
-        return found
+        parsed: list[Any] = math_verify.parse(text, parsing_timeout=None)
+        return parsed
 
-    def equal(gold: list[Any], found: list[Any]) -> bool:
-        return bool(math_verify.verify(gold, found, timeout_seconds=None))
+    def equal(gold: list[Any], parsed: list[Any]) -> bool:
+        return bool(math_verify.verify(gold, parsed, timeout_seconds=None))
 
     @lru_cache(maxsize=256)
     def parse_reference(reference: str) -> list[Any]:
         return parse(f"${reference}$")
 
     @lru_cache(maxsize=256)
-    def of(answer: str) -> list[Any]:
+    def parse_answer(answer: str) -> list[Any]:
         if answer.endswith("%") and not answer.endswith("\\%"):
             return parse(f"${answer[:-1]}$%")
         return parse(f"${answer}$")
 
-    def identical(found: list[Any], again: list[Any]) -> bool:
-        return bool(again) and type(again[0]) is type(found[0]) and again[0] == found[0]
-
-    def names(found: list[Any]) -> list[str]:
-        """Return texts that may identify the parsed expression, the best first."""
-        given = [text for text in found if isinstance(text, str)]
-        if isinstance(found[0], str):
-            return given
-        percents = [f"{text}%" for text in given]
-        return [*given, *percents, sympy.latex(found[0])]
-
-    def name(found: list[Any]) -> str | None:
-        texts = [" ".join(text.split()) for text in names(found)]
+    def name(parsed: list[Any]) -> str | None:
+        texts = [" ".join(text.split()) for text in _expression_texts(parsed, sympy)]
         texts = [text for text in texts if 0 < len(text) <= max_answer]
         readable = [text for text in texts if "$" not in text]
-        for alike in (identical, equal):
+        for alike in (_identical, equal):
             for text in readable:
-                if alike(found, of(text)):
+                if alike(parsed, parse_answer(text)):
                     return text
         return next(iter(readable or texts), None)
 
     def judge(text: str, references: list[str]) -> list[Any]:
-        found = parse(text)
-        answer = name(found) if found else None
+        parsed = parse(text)
+        answer = name(parsed) if parsed else None
         if answer is None:
             return [None, False]
-        return [answer, any(equal(parse_reference(reference), found) for reference in references)]
+        return [answer, any(equal(parse_reference(reference), parsed) for reference in references)]
 
     def same(first: str, second: str) -> bool:
-        one, other = of(first), of(second)
+        one, other = parse_answer(first), parse_answer(second)
         if _differ_numerically(one, other, sympy):
             return False
         return equal(one, other) or equal(other, one)
@@ -95,6 +84,20 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
         equal(parse(text), parse(text))
     calls: dict[str, Callable[..., Any]] = {"judge": judge, "same": same}
     return lambda request: calls[request[0]](*request[1:])
+
+
+def _identical(parsed: list[Any], again: list[Any]) -> bool:
+    """Return whether two parsed answers have the same expression."""
+    return bool(again) and type(again[0]) is type(parsed[0]) and again[0] == parsed[0]
+
+
+def _expression_texts(parsed: list[Any], sympy: Any) -> list[str]:
+    """Return texts that may identify a parsed expression, the best first."""
+    texts = [text for text in parsed if isinstance(text, str)]
+    if isinstance(parsed[0], str):
+        return texts
+    percents = [f"{text}%" for text in texts]
+    return [*texts, *percents, sympy.latex(parsed[0])]
 
 
 def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
@@ -118,19 +121,19 @@ def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
     return a is not None and b is not None and abs(a - b) > 1e-4 + 1e-9 * max(abs(a), abs(b))
 
 
-def _value(found: Any, sympy: Any) -> complex | None:
+def _value(parsed: Any, sympy: Any) -> complex | None:
     """Return the value of an expression at a point that is derived from the names of its variables.
 
     Returns None if the expression has no value there, or if math-verify also compares it in other
     ways: it reads 9% as 9, and a variable may be a word.
     """
-    if not isinstance(found, sympy.Expr) or isinstance(found, sympy.Symbol):
+    if not isinstance(parsed, sympy.Expr) or isinstance(parsed, sympy.Symbol):
         return None
-    if found.has(sympy.UnevaluatedExpr):
+    if parsed.has(sympy.UnevaluatedExpr):
         return None
-    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in found.free_symbols}
+    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in parsed.free_symbols}
     try:
-        value = complex(found.xreplace(place).evalf(20, maxn=60))
+        value = complex(parsed.xreplace(place).evalf(20, maxn=60))
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return None
     return value if cmath.isfinite(value) else None

@@ -18,9 +18,9 @@ from treegen.common.files.regular_files import open_regular, read_bytes
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.suite import Suite, json_value, read_suite
-from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import TASK_PAGE
+from treegen.tasks.common.sources import load_table
 
 HUB_NAMES: Final = ("hf", "codeparrot/apps")
 _HUB_SPLITS: Final = ("train", "test")
@@ -67,10 +67,12 @@ class Row:
             ValueError: The solutions are not a list of texts.
         """
         text = _optional(self.read(), "solutions")
-        found = json_value(text) if text.strip() else []
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        solutions = json_value(text) if text.strip() else []
+        if not isinstance(solutions, list) or not all(
+            isinstance(solution, str) for solution in solutions
+        ):
             raise ValueError("solutions must be a list of texts")
-        return found
+        return solutions
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,20 +231,20 @@ def _line(path: Path, offset: int, line: int) -> Fields:
     try:
         with open(open_regular(path), "rb") as file:
             file.seek(offset)
-            found = json_value(file.readline().decode("utf-8-sig"))
+            row = json_value(file.readline().decode("utf-8-sig"))
     except OSError as error:
         raise DataError(describe_read_error(path, error)) from None
     except UnicodeDecodeError:
         raise DataError(f"{where} is not UTF-8; save the file as UTF-8") from None
     except ValueError as error:
         raise DataError(f"{where}: {error}; mend or remove the line") from None
-    if not isinstance(found, dict):
+    if not isinstance(row, dict):
         raise DataError(f"{where} is not a JSON object; mend or remove the line")
-    return found
+    return row
 
 
 def _folders(path: Path) -> Raw:
-    for folder in sorted(each for each in path.iterdir() if each.is_dir()):
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir()):
         yield str(folder), 1, partial(_folder, folder)
 
 

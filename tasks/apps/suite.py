@@ -80,10 +80,10 @@ def read_suite(text: str) -> Suite:
     Raises:
         ValueError: There are no tests, so every program would pass, or they cannot be run.
     """
-    found = json_value(text) if text.strip() else {}
-    if not isinstance(found, dict):
+    content = json_value(text) if text.strip() else {}
+    if not isinstance(content, dict):
         raise ValueError("input_output must be a JSON object")
-    inputs, outputs, fn_name = found.get("inputs"), found.get("outputs"), found.get("fn_name")
+    inputs, outputs, fn_name = content.get("inputs"), content.get("outputs"), content.get("fn_name")
     if not inputs or not outputs:
         raise ValueError("it has no tests")
     if not isinstance(inputs, list) or not isinstance(outputs, list):

@@ -33,14 +33,12 @@ from treegen.prompts.tree import Node
 from treegen.runs import RunDir
 from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
-from treegen.tasks.apps.fewshot import load_shots
-from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program
+from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program, load_shots
 from treegen.tasks.apps.suite import Cases
-from treegen.tasks.common.limits import judge_limits
 from treegen.tasks.programs.outcomes import ProgramOutcome
 from treegen.tasks.programs.report import ProgramVerdict, report_programs
 from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramTask
+from treegen.tasks.programs.task import ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _STARTER: Final = ("all", "with", "without")
@@ -54,6 +52,7 @@ class APPS(ProgramTask):
 
     name = "apps"
     version = "2"
+    filters: tuple[str, ...] = ("strict",)
     all_tests = True
     cases_kept = 16
     arguments: ClassVar = {
@@ -77,7 +76,6 @@ class APPS(ProgramTask):
     def __init__(self) -> None:
         """Use the default options until `load` sets others."""
         super().__init__()
-        self.filters = ("strict",)
         self.comparer: Comparer = COMPARERS["strict"]
         self.limits = Limits()
         self.max_timeouts = 2
@@ -148,7 +146,7 @@ class APPS(ProgramTask):
         """Return the tests of a loaded problem."""
         return self._rows[problem_id].suite.cases(self.comparer)
 
-    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
+    def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.comparer.name: outcome.verdicts}
 
@@ -191,10 +189,13 @@ def _problem(row: Row, form: str) -> Problem:
 
 
 def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str) -> list[Row]:
-    known = sorted({row.difficulty for row in rows})
+    difficulties_of_data = sorted({row.difficulty for row in rows})
     for name in difficulties:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"; the data have {', '.join(known)}"
+        if name not in difficulties_of_data:
+            hint = (
+                did_you_mean(name, difficulties_of_data)
+                or f"; the data have {', '.join(difficulties_of_data)}"
+            )
             raise InputError(f"there is no problem of difficulty {name!r}{hint}")
     chosen = [
         row

@@ -135,10 +135,10 @@ def call_cases(
         SandboxError: The reference fails, so no program can be tested.
     """
     batches = [calls for part in parts for calls in _runs(part)]
-    known: list[Any] = []
+    results_of: list[Any] = []
 
-    def keep(found: Any, _: Any) -> bool:
-        known.append(found)
+    def keep(results: Any, _: Any) -> bool:
+        results_of.append(results)
         return True
 
     judge.run(
@@ -147,13 +147,13 @@ def call_cases(
         keep,
         stop_at_failure=True,
     )
-    if [len(found) for found in known] != [len(calls) for calls in batches] or any(
-        result[0] == _ERROR for found in known for result in found
+    if [len(group) for group in results_of] != [len(calls) for calls in batches] or any(
+        result[0] == _ERROR for group in results_of for result in group
     ):
         raise SandboxError(
             f"the reference solution of {name} fails on its own inputs; leave it out"
         )
-    results = iter([CallValue(*result) for found in known for result in found])
+    results = iter([CallValue(*result) for group in results_of for result in group])
     tests = []
     for part in parts:
         wanted = expect(list(itertools.islice(results, len(part))))
@@ -161,16 +161,16 @@ def call_cases(
             args = (name, [arguments for arguments, _ in calls], listed)
             tests.append(TestCase(args=args, expected=calls))
 
-    def compare(found: Any, expected: Any) -> bool:
+    def compare(output: Any, expected: Any) -> bool:
         return (
-            isinstance(found, list)
-            and len(found) == len(expected)
+            isinstance(output, list)
+            and len(output) == len(expected)
             and all(
                 isinstance(result, tuple)
                 and len(result) == 3
                 and result[0] != _ERROR
                 and same(arguments, CallValue(*result), wanted)
-                for result, (arguments, wanted) in zip(found, expected, strict=True)
+                for result, (arguments, wanted) in zip(output, expected, strict=True)
             )
         )
 

@@ -105,13 +105,13 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
 
 
 def _parse_tests(field: Any, name: str) -> list[dict[str, Any]]:
-    found = field
+    tests = field
     if isinstance(field, str):
         text = field.strip()
-        found = json_value(text if text.startswith("[") else packed_text(text))
-    if not isinstance(found, list) or not all(isinstance(case, dict) for case in found):
+        tests = json_value(text if text.startswith("[") else packed_text(text))
+    if not isinstance(tests, list) or not all(isinstance(case, dict) for case in tests):
         raise ValueError(f"{name} is not a list of tests")
-    return found
+    return tests
 
 
 def packed_text(field: str) -> str:
@@ -146,10 +146,10 @@ def same_lines(output: str, expected: str) -> bool:
 
     Two lines are the same if they are equal texts, or lists of equal decimal numbers.
     """
-    found, wanted = (text.strip().split("\n") for text in (output, expected))
-    return len(found) == len(wanted) and all(
+    lines, wanted = (text.strip().split("\n") for text in (output, expected))
+    return len(lines) == len(wanted) and all(
         ours.strip() == theirs.strip() or _same_numbers(ours, theirs)
-        for ours, theirs in zip(found, wanted, strict=True)
+        for ours, theirs in zip(lines, wanted, strict=True)
     )
 
 

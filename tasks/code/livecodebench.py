@@ -34,9 +34,8 @@ from treegen.tasks.apps.suite import json_value
 from treegen.tasks.code.lcb_tests import LCBCases, read_tests
 from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.files import Rows, read_any
-from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.sources import HubTable, Source, load_table
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _SYSTEM: Final = (
@@ -188,20 +187,20 @@ class LiveCodeBench(CodeTask):
         folder = Path(options.data or "")
         if options.data is None or not folder.is_dir():
             return self.source.read(options.data, options.split)
-        found = [folder / name for name in files if (folder / name).is_file()]
-        if not found:
+        paths = [folder / name for name in files if (folder / name).is_file()]
+        if not paths:
             raise DataError(
                 f"{folder} has no {files[0]}; give the folder that you downloaded, or a file"
             )
-        return (row for path in found for row in read_any(path)), str(folder)
+        return (row for path in paths for row in read_any(path)), str(folder)
 
 
 def _files_of(release: str) -> range:
     """Return the numbers of the files of a release, which the publishers name v6 or release_v6."""
-    found = _RELEASE.fullmatch(release)
-    first, last = (int(found[2]), int(found[3] or found[2])) if found else (1, 0)
-    if found and found[1]:
-        first = 1 if found[3] is None else 0
+    match = _RELEASE.fullmatch(release)
+    first, last = (int(match[2]), int(match[3] or match[2])) if match else (1, 0)
+    if match and match[1]:
+        first = 1 if match[3] is None else 0
     if not 0 < first <= last:
         raise InputError(
             f"task argument release must be as release_v6, v6 or v4_v6, got {release!r}"

@@ -31,9 +31,9 @@ from treegen.evals.arguments import one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.tasks.code.answers import block_that_defines
 from treegen.tasks.code.asserts import AssertCases, assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
+from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
@@ -158,9 +158,9 @@ class MBPP(CodeTask):
                 if self.source.on_hub(options.data)
                 else self._all(options)
             )
-            known = {_number(row, 0): row for _, row in rows}
+            row_of = {_number(row, 0): row for _, row in rows}
             numbers = [*_SHOTS, *(n for n in range(*SPLITS["prompt"]) if n not in _SHOTS)]
-            tasks = [_task(known[number]) for number in numbers if number in known]
+            tasks = [_task(row_of[number]) for number in numbers if number in row_of]
         if wanted is not None and wanted > len(tasks):
             raise InputError(
                 f"num_fewshot is {wanted} but {source} has {len(tasks)} of the tasks for examples; "

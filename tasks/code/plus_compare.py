@@ -162,10 +162,10 @@ def _close(out: Any, expected: Any, atol: float) -> bool:
 def _all_numbers(value: Any) -> bool:
     left = [value]
     while left:
-        each = left.pop()
-        if isinstance(each, list | tuple):
-            left.extend(each)
-        elif not isinstance(each, Number | Decimal | np.bool_ | np.ndarray):
+        item = left.pop()
+        if isinstance(item, list | tuple):
+            left.extend(item)
+        elif not isinstance(item, Number | Decimal | np.bool_ | np.ndarray):
             return False
     return True
 
@@ -208,4 +208,4 @@ _RULES: Final[Mapping[str, Callable[[Any, float, Sequence[Any]], bool]]] = {
 
 
 def _polynomial(coefficients: Sequence[float], at: float) -> float:
-    return sum(each * math.pow(at, power) for power, each in enumerate(coefficients))
+    return sum(coefficient * math.pow(at, power) for power, coefficient in enumerate(coefficients))

@@ -20,14 +20,13 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore
 from treegen.runs import RunDir
 from treegen.tasks.common.files import Rows
-from treegen.tasks.common.limits import judge_limits
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
 from treegen.tasks.common.text_task import select_task_data, with_examples
 from treegen.tasks.programs.outcomes import ProgramOutcome
 from treegen.tasks.programs.report import ProgramVerdict, report_programs
 from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramCases, ProgramTask
+from treegen.tasks.programs.task import ProgramCases, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 FORMS: Final = ("completion", "chat")
@@ -134,7 +133,7 @@ class CodeTask(ProgramTask):
         """
         return describe_problems(options.data, source, num)
 
-    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
+    def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.filters[0]: whole(outcome)}
 

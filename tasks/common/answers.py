@@ -80,8 +80,8 @@ def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
     start = text.rfind("he answer is ") - 1
     if start == 0 or (start > 0 and text[start - 1] in " \n" and not is_hedged(text, start + 4)):
         end = text[start:]
-        if len(end) <= _SHORT and (found := _known_end(end)):
-            return found
+        if len(end) <= _SHORT and (number := _known_end(end)):
+            return number
     return numeric_answer(text), flexible_extract(text)
 
 
@@ -117,8 +117,8 @@ def numeric_answer(text: str) -> str | None:
     unless a result follows "=".
     """
     text = plain_digits(text)
-    if found := _find_marked(text) or _after_hashes(text) or _answer_line(text):
-        return found[0]
+    if number := _find_marked(text) or _after_hashes(text) or _answer_line(text):
+        return number[0]
     stop = len(text)
     while stop >= 0:  # a calculation never continues on the next line
         start = text.rfind("\n", 0, stop) + 1
@@ -129,8 +129,8 @@ def numeric_answer(text: str) -> str | None:
 
 
 def _last(word: str) -> str | None:
-    found = deque(_FLEXIBLE.finditer(word), maxlen=1)
-    return found[0][0] if found else None
+    matches = deque(_FLEXIBLE.finditer(word), maxlen=1)
+    return matches[0][0] if matches else None
 
 
 # The texts of a run often end with the same words and lines, so short ones are cached.
@@ -156,8 +156,8 @@ def _find_boxed(text: str) -> tuple[int, tuple[str | None] | None]:
     stop = len(text)
     while (at := text.rfind(_BOXED, 0, stop)) >= 0:
         end = _closing(text, at + len(_BOXED), stop)
-        if end and (found := _only(text[at : end + 1])):
-            return at, found
+        if end and (number := _only(text[at : end + 1])):
+            return at, number
         stop = at
     return 0, None
 
@@ -195,8 +195,8 @@ def _after_stated(text: str, least: int) -> tuple[str | None] | None:
         if match is None:
             continue
         led = _LED.search(text[max(at - _LEAD, 0) : at]) and not is_hedged(text, at)
-        if led and (found := _answer_of(text, at, match.end(), stop)):
-            return found
+        if led and (number := _answer_of(text, at, match.end(), stop)):
+            return number
         stop = at
     return None
 
@@ -214,8 +214,8 @@ def _after_hashes(text: str) -> tuple[str | None] | None:
     """Return the answer after the last "####" that has a number; it may be None."""
     stop = len(text)
     for match in reversed([*_HASHES.finditer(text)]) if "####" in text else ():
-        if found := _answer_of(text, match.start(), match.end(), stop):
-            return found
+        if number := _answer_of(text, match.start(), match.end(), stop):
+            return number
         stop = match.start()
     return None
 
@@ -251,17 +251,17 @@ def _first_of(text: str, start: int) -> tuple[str | None, int]:
     several.
     """
     end = 0
-    for found in _iterate_asserted(text, start, len(text)):
-        if end and _SENTENCE_END.search(text, end, found.start()):
+    for match in _iterate_asserted(text, start, len(text)):
+        if end and _SENTENCE_END.search(text, end, match.start()):
             break
-        if not is_whole(text, found):
-            end = found.end()
-        elif end and not is_stated(text, found):
+        if not is_whole(text, match):
+            end = match.end()
+        elif end and not is_stated(text, match):
             break
-        elif not is_stated(text, found) and is_one_of_several(text, found):
-            return None, found.end()
+        elif not is_stated(text, match) and is_one_of_several(text, match):
+            return None, match.end()
         else:
-            return result(found[0]), found.end()
+            return result(match[0]), match.end()
     return None, end
 
 

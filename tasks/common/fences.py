@@ -5,7 +5,7 @@ further than a fence may be, as in a docstring, belong to the code.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Final
 
@@ -42,3 +42,34 @@ def between_fences(text: str) -> list[str]:
     was in the prompt, or if a fence in a list is indented and its code is not.
     """
     return _LINE.split(text[-MAX_CODE:])
+
+
+def defines(code: str, names: Collection[str]) -> bool:
+    """Return whether a line of the code begins a definition of one of the names."""
+    if not names:
+        return False
+    choice = "|".join(map(re.escape, names))
+    match = re.search(
+        rf"^(?:(?:async[ \t]+)?def|class)[ \t]+(?:{choice})\b|^(?:{choice})[ \t]*=", code, re.M
+    )
+    return match is not None
+
+
+def block_that_defines(text: str, names: Collection[str]) -> str | None:
+    """Return the last fenced block that defines one of the names, otherwise the last block.
+
+    If no block defines one, the last part of the text between fences that does is the program;
+    without fences this part is the whole answer. Returns None if there is no such part and no
+    block.
+    """
+    blocks = [code for _, code in fenced_blocks(text)]
+    for code in (*reversed(blocks), *reversed(between_fences(text))):
+        if defines(code, names):
+            return code
+    return blocks[-1] if blocks else None
+
+
+def text_before(prompt: str, name: str) -> str:
+    """Return the part of a prompt before the function: imports and helper functions."""
+    match = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE)
+    return prompt[: match.start()] if match else ""

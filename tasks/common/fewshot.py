@@ -105,48 +105,48 @@ def pick_examples(
     if options.num_fewshot == 0:
         return []
     wanted = options.num_fewshot or default
-    found: list[_Example]
+    examples: list[_Example]
     if options.fewshot_file is not None:
         rows, source = file_rows(options.fewshot_file, None)
-        found = _make_examples(read(rows, source), source, make)
-        wanted = options.num_fewshot or len(found)
+        examples = _make_examples(read(rows, source), source, make)
+        wanted = options.num_fewshot or len(examples)
     elif options.fewshot_data is None and bundled:
         rows, source = bundled_rows(bundled), "the bundled few-shot file"
-        found = [each for each in _make_examples(rows, bundled, make) if key(each) not in taken]
+        examples = [each for each in _make_examples(rows, bundled, make) if key(each) not in taken]
     else:
         if options.fewshot_data in (None, "train"):
             assert train is not None, "a task without a train split refuses to draw examples"
             rows, source = train(options.data)
         else:
             rows, source = file_rows(str(options.fewshot_data), None, "train")
-        found = []
+        examples = []
         for _, row in read(rows, source):  # skip bad rows, because the split has enough good ones
             with suppress(ValueError):
-                found.append(make(row))
-        found = [each for each in found if key(each) not in taken]
-        found.sort(key=lambda example: rank(options.seed, text(example)))
+                examples.append(make(row))
+        examples = [each for each in examples if key(each) not in taken]
+        examples.sort(key=lambda example: rank(options.seed, text(example)))
     if wanted is None:
         raise InputError("fewshot_data needs num_fewshot: how many examples to draw")
-    if wanted > len(found):
+    if wanted > len(examples):
         others = "" if options.fewshot_file else " that are not themselves problems of this run"
         raise InputError(
-            f"num_fewshot is {wanted} but {source} has {len(found)} examples{others}; "
+            f"num_fewshot is {wanted} but {source} has {len(examples)} examples{others}; "
             "lower it, give more, or run fewer problems"
         )
-    for number, example in enumerate(found[:wanted], start=1):
+    for number, example in enumerate(examples[:wanted], start=1):
         if key(example) in taken:
             raise DataError(
                 f"example {number} of {source} is problem {taken[key(example)]!r} itself; "
                 "remove it from one of the two files"
             )
-    return found[:wanted]
+    return examples[:wanted]
 
 
 def _make_examples(rows: Rows, source: str, make: Make[_Example]) -> list[_Example]:
-    found = []
+    examples = []
     for line, row in rows:
         try:
-            found.append(make(row))
+            examples.append(make(row))
         except ValueError as error:
             raise DataError(f"{source}, line {line}: {error}; mend or remove the line") from None
-    return found
+    return examples

@@ -54,15 +54,15 @@ def parse_content(content: bytes, source: str) -> Rows:
     if not content.removeprefix(_BOM).lstrip().startswith(b"["):
         return parse_rows(content, source)
     try:
-        found = json.loads(content.removeprefix(_BOM))
+        value = json.loads(content.removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{source} is not a JSON list: {error}; "
             "begin each line with an object, or close the list"
         ) from None
-    if not found or not all(isinstance(row, dict) for row in found):
+    if not value or not all(isinstance(row, dict) for row in value):
         raise DataError(f"{source} is not a list of JSON objects; write one object for each row")
-    return list(enumerate(found, start=1))
+    return list(enumerate(value, start=1))
 
 
 def _decompress(content: bytes, source: str) -> bytes:
@@ -119,7 +119,7 @@ def _parquet_rows(path: Path) -> Rows:
         most = most_unpacked(path.stat().st_size)
         with open(open_regular(path), "rb") as stream, parquet.ParquetFile(stream) as file:
             groups = [file.metadata.row_group(at) for at in range(file.num_row_groups)]
-            columns = [each.column(at) for each in groups for at in range(each.num_columns)]
+            columns = [group.column(at) for group in groups for at in range(group.num_columns)]
             size = _VALUE * sum(column.num_values for column in columns)
             # One long value may occur in every row.
             longest = max((column.total_uncompressed_size for column in columns), default=0)
@@ -156,9 +156,9 @@ def column(row: Mapping[str, Any], names: Sequence[str]) -> str:
     Raises:
         ValueError: The row has none of these columns, or the value is blank or not text.
     """
-    known = {name.strip().casefold(): value for name, value in row.items() if name is not None}
+    value_of = {name.strip().casefold(): value for name, value in row.items() if name is not None}
     for name in names:
-        if (value := known.get(name.casefold())) is not None:
+        if (value := value_of.get(name.casefold())) is not None:
             if isinstance(value, int) and not isinstance(value, bool):
                 value = str(value)
             return text_field({name: value}, name)

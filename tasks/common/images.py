@@ -46,8 +46,8 @@ class RowImages:
                 data = name
         if isinstance(data, bytes) or (isinstance(data, str) and data.startswith("data:")):
             try:
-                found = ImageFile.within(data, name)
-                return found if name else replace(found, path=f"{problem_id}-{number + 1}")
+                image = ImageFile.within(data, name)
+                return image if name else replace(image, path=f"{problem_id}-{number + 1}")
             except InputError as error:
                 raise ValueError(str(error)) from None
         if not isinstance(data, str) or not data:

@@ -139,12 +139,14 @@ def letter_answer(text: str, num: int = 4) -> str | None:
         text = unicodedata.normalize("NFKC", text)
     mentions = _mentions(text)
     for among in ("is_stated", "is_chosen"):
-        if last := next((each for each in reversed(mentions) if getattr(each, among)), None):
+        if last := next(
+            (mention for mention in reversed(mentions) if getattr(mention, among)), None
+        ):
             return _one_of(last.letter, num)
     if mentions and (first := mentions[0]).letter and _is_leading(text, mentions):
         return _one_of(first.letter, num)
-    denied = {letter for each in mentions if each.is_denied for letter in each.letters}
-    named = {letter for each in mentions if not each.is_denied for letter in each.letters}
+    denied = {letter for mention in mentions if mention.is_denied for letter in mention.letters}
+    named = {letter for mention in mentions if not mention.is_denied for letter in mention.letters}
     alone = (named - denied) & {*LETTERS[:num]}
     return alone.pop() if len(alone) == 1 else None
 
@@ -163,10 +165,10 @@ def _is_leading(text: str, mentions: list[_Mention]) -> bool:
     if end == first.end and not _LED.match(text, end):
         return False
     form = _form(text, first.end)
-    alike = [each for each in others if _form(text, each.end) == form and not each.is_denied]
-    if [each.letter for each in (first, *alike)] == [*LETTERS[: len(alike) + 1]]:
+    alike = [other for other in others if _form(text, other.end) == form and not other.is_denied]
+    if [other.letter for other in (first, *alike)] == [*LETTERS[: len(alike) + 1]]:
         return not alike  # the text lists all choices in order
-    return not any(each.is_head for each in alike)
+    return not any(other.is_head for other in alike)
 
 
 def _form(text: str, end: int) -> str:
@@ -175,26 +177,26 @@ def _form(text: str, end: int) -> str:
 
 
 def _mentions(text: str) -> list[_Mention]:
-    found = list(_LETTER.finditer(text))
-    found = [*found[:1], *found[1:][-_MOST:]]
+    matches = list(_LETTER.finditer(text))
+    matches = [*matches[:1], *matches[1:][-_MOST:]]
     groups: list[list[re.Match[str]]] = []
-    for each in found:
-        if groups and _belongs(text, groups[-1][-1], each):
-            groups[-1].append(each)
+    for match in matches:
+        if groups and _belongs(text, groups[-1][-1], match):
+            groups[-1].append(match)
         else:
-            groups.append([each])
+            groups.append([match])
     return [_mention(text, group) for group in groups]
 
 
-def _belongs(text: str, before: re.Match[str], each: re.Match[str]) -> bool:
+def _belongs(text: str, before: re.Match[str], match: re.Match[str]) -> bool:
     """Return whether two letters belong to one list. In "A, B is wrong" they do not."""
-    if each.start() - before.end() > _WINDOW:
+    if match.start() - before.end() > _WINDOW:
         return False
-    joined = _JOINED.fullmatch(text, before.end(), each.start())
+    joined = _JOINED.fullmatch(text, before.end(), match.start())
     if joined is None:
         return False
     is_or = re.search(r"\b(?:n?or)\b", joined[0], re.IGNORECASE)
-    return bool(is_or) or not _SINGULAR.match(text, each.end())
+    return bool(is_or) or not _SINGULAR.match(text, match.end())
 
 
 def _mention(text: str, group: list[re.Match[str]]) -> _Mention:
@@ -217,7 +219,7 @@ def _mention(text: str, group: list[re.Match[str]]) -> _Mention:
         or (not announced and _IS_DENIED.match(after))
         or ((stated or chosen) and is_hedged(text, at))
     )
-    letters = {each[0] for each in group}
+    letters = {match[0] for match in group}
     if stated and (other := _OR_ANOTHER.match(after)):
         letters.add(other[0][-1])
     return _Mention(

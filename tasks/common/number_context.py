@@ -85,30 +85,30 @@ _COMPOUND: Final = tuple(
 )
 
 
-def is_denied(text: str, found: re.Match[str]) -> bool:
+def is_denied(text: str, match: re.Match[str]) -> bool:
     """Return whether a number must be ignored, as the 5 in "not 5" or the 2 in "100 m^2"."""
-    before = text[max(found.start() - _WINDOW, 0) : found.start()]
+    before = text[max(match.start() - _WINDOW, 0) : match.start()]
     if _DENIED.search(before):
         return True
-    return bool(_SKIPPED.search(before)) and not states_result(found[0])
+    return bool(_SKIPPED.search(before)) and not states_result(match[0])
 
 
-def is_stated(text: str, found: re.Match[str]) -> bool:
+def is_stated(text: str, match: re.Match[str]) -> bool:
     """Return whether a calculation ends with a result, or follows a sign of equality."""
-    return states_result(found[0]) or bool(
-        _STATES.search(text[max(found.start() - _WINDOW, 0) : found.start()])
+    return states_result(match[0]) or bool(
+        _STATES.search(text[max(match.start() - _WINDOW, 0) : match.start()])
     )
 
 
-def is_whole(text: str, found: re.Match[str]) -> bool:
+def is_whole(text: str, match: re.Match[str]) -> bool:
     """Return whether a calculation is all of its expression, or states the expression's result."""
-    after = text[found.end() : found.end() + _WINDOW]
+    after = text[match.end() : match.end() + _WINDOW]
     if _GOES_ON.match(after):
         return False
-    if is_stated(text, found):
+    if is_stated(text, match):
         return True
-    before = text[max(found.start() - _WINDOW, 0) : found.start()]
-    if found[0][0] == "." and before[-1:].isdigit():
+    before = text[max(match.start() - _WINDOW, 0) : match.start()]
+    if match[0][0] == "." and before[-1:].isdigit():
         return False
     return not _CAME_FROM.search(before) and not any(
         larger.match(after) or (left.search(before) and right.match(after))
@@ -116,23 +116,23 @@ def is_whole(text: str, found: re.Match[str]) -> bool:
     )
 
 
-def is_one_of_several(text: str, found: re.Match[str]) -> bool:
+def is_one_of_several(text: str, match: re.Match[str]) -> bool:
     """Return whether equally good numbers follow, as in "3, 4 and 5", "5 or 6" or "5 to 10"."""
-    end = found.end()
-    if _BETWEEN.search(text[max(found.start() - _WINDOW, 0) : found.start()]):
+    end = match.end()
+    if _BETWEEN.search(text[max(match.start() - _WINDOW, 0) : match.start()]):
         return True
     if other := _RANGE.match(text, end):
-        return other["or"] != "or" or not _are_equal(text, found, other.start("other"))
+        return other["or"] != "or" or not _are_equal(text, match, other.start("other"))
     return bool(_LIST.match(text, end))
 
 
-def _are_equal(text: str, found: re.Match[str], at: int) -> bool:
+def _are_equal(text: str, match: re.Match[str], at: int) -> bool:
     """Return whether the calculation at index `at` has the same value; 50% equals 0.5."""
     other = next(calculations(text, at), None)
     if other is None:
         return False
-    values = result(found[0]), result(other[0])
-    shares = ["%" in each[0] for each in (found, other)]
+    values = result(match[0]), result(other[0])
+    shares = ["%" in number[0] for number in (match, other)]
     if None in values or shares == [True, True]:
         return values[0] == values[1]
     forms = {

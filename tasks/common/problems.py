@@ -45,8 +45,8 @@ def problems_of_all(
     skipped: list[Skipped] = []
     sources = []
     for rows, source, make in tables:
-        found, bad = problems_of(rows, source, make)
-        problems += found
+        read, bad = problems_of(rows, source, make)
+        problems += read
         skipped += bad
         sources.append(source)
     return problems, tuple(skipped), " and ".join(sources)

@@ -8,7 +8,55 @@ from typing import Any
 
 from treegen.errors import DataError, InputError
 from treegen.tasks.common.files import KINDS, Rows, parse_content, read_any
-from treegen.tasks.common.hub import keep_encoded_images, load_table
+
+
+def load_table(
+    dataset: str, split: str, *, splits: Sequence[str], instead: str, path: str = "", **options: Any
+) -> Any:
+    """Return one split of a data set as a table of rows.
+
+    Args:
+        dataset: Name of the data set, also for messages.
+        split: The split to load.
+        splits: All splits of the data set.
+        instead: For messages: what a user without access to the hub can use instead.
+        path: First argument of `datasets.load_dataset` if it is not the name, to load another
+            format.
+        options: Further arguments of `datasets.load_dataset`.
+
+    Raises:
+        InputError: The split does not exist.
+        DataError: The package datasets is not installed, or the table cannot be loaded.
+    """
+    if split not in splits:
+        names = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
+        raise InputError(
+            f"{dataset} has the splits {names}, not {split!r}; give split= one of them"
+        )
+    try:
+        # datasets is slow to import, and files do not need it.
+        from datasets import load_dataset
+    except ImportError:
+        raise DataError(f"{dataset} needs the package datasets: pip install datasets") from None
+    try:
+        return load_dataset(path or dataset, split=split, **options)
+    except Exception as error:
+        # datasets raises many types: no connection, nothing cached, a broken download.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"cannot load {dataset}: {reason}; or give {instead}") from error
+
+
+def keep_encoded_images(table: Any) -> Any:
+    """Return a table of the hub whose images stay undecoded, as bytes of their files."""
+    features = getattr(table, "features", None)
+    if not features:
+        return table
+    from datasets import Image
+
+    for name, feature in features.items():
+        if isinstance(feature, Image):
+            table = table.cast_column(name, Image(decode=False))
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +182,13 @@ def file_rows(
     path = Path(data)
     if path.is_dir():
         wanted = split or default
-        known = [*(names or {}).get(wanted, ()), *(f"{wanted}{kind}" for kind in KINDS)]
-        found = [path / name for name in known if (path / name).is_file()]
-        if not found:
-            raise DataError(f"{path} has no {' or '.join(known)}; name another split with --split")
-        path = found[0]
+        candidates = [*(names or {}).get(wanted, ()), *(f"{wanted}{kind}" for kind in KINDS)]
+        paths = [path / name for name in candidates if (path / name).is_file()]
+        if not paths:
+            raise DataError(
+                f"{path} has no {' or '.join(candidates)}; name another split with --split"
+            )
+        path = paths[0]
     elif split is not None:
         raise InputError(
             f"split {split!r} needs a folder or a named data set, not {data!r}; leave split= out"

@@ -1,13 +1,14 @@
 """Base class of most tasks: problems below solved examples, answered by text."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments
-from treegen.evals.chat import Turn
+from treegen.evals.chat import Turn, with_turns
 from treegen.evals.data_sources import (
     describe_examples,
     describe_problems,
@@ -18,10 +19,70 @@ from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.statistics.tables import problem_values, table_by
-from treegen.evals.task import TaskData, TaskOptions
+from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore
-from treegen.prompts.tree import Node
-from treegen.tasks.common.tree import examples_above_problems
+from treegen.prompts.images.loading import ImageFile, is_image
+from treegen.prompts.tree import Message, Node
+
+_PLACE: Final = re.compile(r"<image (\d{1,3})>")
+
+
+def examples_above_problems(
+    data: TaskData, num_samples: int, ask: Callable[[Problem], str]
+) -> Node:
+    """Return the tree examples -> problems -> samples, with two levels that samples share.
+
+    Problems with images become chat messages.
+
+    Args:
+        data: Problems and solved examples.
+        num_samples: Samples per problem.
+        ask: Returns the prompt of a problem, to be placed below the examples.
+    """
+    children = [
+        Node(build_content(problem, ask(problem)), samples=num_samples, id=problem.id)
+        for problem in data.problems
+    ]
+    return with_turns(Node(data.fewshot, children=children), data.turns)
+
+
+def build_content(problem: Problem, text: str) -> str | list[Message]:
+    """Return the content of a problem's node: a text, or messages with images."""
+    if problem.messages:
+        return [_with_images(message, problem.images) for message in problem.messages]
+    if not problem.images:
+        return text
+    return [{"role": "user", "content": interleave_images(text, problem.images)}]
+
+
+def interleave_images(text: str, images: Sequence[ImageFile]) -> list[dict[str, Any]]:
+    """Return a text with images as the parts of a message.
+
+    Each "<image N>" is replaced by the N-th image, from 1. Images that the text does not name are
+    put before the text.
+    """
+    pieces = _PLACE.split(text)  # alternating texts and numbers
+    named = {int(number) for number in pieces[1::2]}
+    before = [image.part for number, image in enumerate(images, 1) if number not in named]
+    parts: list[dict[str, Any]] = []
+    said = pieces[0]
+    for number, after in zip(pieces[1::2], pieces[2::2], strict=True):
+        if not 0 < int(number) <= len(images):
+            said += f"<image {number}>{after}"
+            continue
+        parts += [{"type": "text", "text": said}, images[int(number) - 1].part]
+        said = after
+    parts.append({"type": "text", "text": said})
+    return [*before, *(part for part in parts if part.get("text") != "")]
+
+
+def _with_images(message: Message, images: Sequence[ImageFile]) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [images[part["image"]].part if is_image(part) else part for part in content]
+    return {**message, "content": parts}
+
 
 # Settings of DeepSeek-R1's evaluation (2025): temperature 0.6, top-p 0.95, 32,768 tokens.
 REASONING: Final = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=32_768)
@@ -30,7 +91,7 @@ Loaded = tuple[Sequence[Problem], tuple[Skipped, ...], str]
 """Problems, the rows of the data that cannot be used, and the name of the data."""
 
 
-class TextTask:
+class TextTask(Task):
     """A task whose problems are asked below its solved examples.
 
     Subclasses define `name`, `filters`, `defaults` and `score`, and override what differs. A
@@ -39,10 +100,7 @@ class TextTask:
     groups: fields of the metadata by which accuracy is also reported.
     """
 
-    name: str
     version = "1"
-    filters: tuple[str, ...]
-    arguments: ClassVar[Mapping[str, str]] = {}
     groups: ClassVar[tuple[str, ...]] = ()
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -102,13 +160,13 @@ def select_task_data(
         source: Name of the source.
         options: Options of the run.
     """
-    found = select(problems, options)
+    selected = select(problems, options)
     return TaskData(
-        problems=found,
+        problems=selected,
         source=source,
         skipped=skipped,
         label=make_data_label(options.data),
-        notes=(describe_problems(options.data, source, len(found)),),
+        notes=(describe_problems(options.data, source, len(selected)),),
     )
 
 

@@ -11,16 +11,114 @@ The prompt and the filter `simple-evals` are those of https://github.com/openai/
 (2025).
 """
 
+import hashlib
+import random
 import re
-from typing import ClassVar, Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
+from treegen.errors import InputError
 from treegen.evals.arguments import one_of
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.canonical import ChoiceAnswer
+from treegen.tasks.common.files import Rows, column, optional
+from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
 from treegen.tasks.common.text_task import REASONING, Loaded, TextTask
-from treegen.tasks.gpqa.data import SHUFFLES, SUBSETS, load_problems
+
+SUBSETS: Final = ("diamond", "main", "extended")
+SHUFFLES: Final = ("hash", "simple-evals")
+BUNDLED: Final = "gpqa_sample.jsonl"
+_HUB: Final = "Idavidrein/gpqa"
+_CHOICES: Final = ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))
+_LETTERS: Final = "ABCD"
+_PROMPT: Final = """\
+Answer the following multiple choice question. The last line of your response should be of the \
+following format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by \
+step before answering.
+
+{question}
+
+A) {A}
+B) {B}
+C) {C}
+D) {D}"""
+
+
+def load_problems(
+    data: str | None, split: str | None, subset: str | None, shuffle: str, seed: int
+) -> Loaded:
+    """Return the problems, the rows that cannot be used, and their source.
+
+    Args:
+        data: Path of a file or folder, or "hf" for the hub; None for the bundled problems.
+        split: The split to read; None for the default.
+        subset: One of SUBSETS; None for the default of data with subsets.
+        shuffle: The order of choices. "hash" orders them by hashes of the seed, the question and
+            the choice. "simple-evals" uses the order of OpenAI's script, which depends on the row's
+            index.
+        seed: The seed of the order "hash".
+
+    Raises:
+        InputError: There is no such split, or a subset of a single file is requested.
+        DataError: The data cannot be read, or have no usable problem.
+    """
+    rows, source = _rows(data, split, subset)
+    drawn = random.Random(0)
+
+    def make(row: dict[str, Any], line: int) -> Problem:
+        # Draw before anything can fail, so that a bad row does not change the order of other rows.
+        order = drawn.sample(range(4), 4)
+        question = column(row, ("Question",))
+        choices = [column(row, (name,)) for name in _CHOICES]
+        if shuffle == "hash":
+            order = _order_by_hash(question, choices, seed)
+        shown = [choices[index] for index in order]
+        number = optional(row, ("Record ID", "id"))
+        return Problem(
+            id=f"gpqa-{line - 1}" if number is None else number,
+            question=_PROMPT.format(question=question, **dict(zip(_LETTERS, shown, strict=True))),
+            answer=_LETTERS[shown.index(choices[0])],
+            metadata={
+                "line": line,
+                "domain": optional(row, ("High-level domain", "domain")) or "",
+                "subdomain": optional(row, ("Subdomain",)) or "",
+            },
+        )
+
+    return *problems_of(rows, source, make), source
+
+
+def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows, str]:
+    if data is None:
+        _check_whole(subset, "the bundled problems are")
+        return bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
+    name = f"gpqa_{subset or SUBSETS[0]}"
+    if data in ("hf", _HUB):
+        instead = "a file; the hub asks to accept its terms first"
+        return HubTable(_HUB, ("train",), (name,), instead).rows(split), f"{_HUB} {name}"
+    path = Path(data)
+    if path.is_dir() and split is None and (path / f"{name}.csv").exists():
+        return file_rows(str(path / f"{name}.csv"), None)
+    _check_whole(subset, f"{data} is")
+    return file_rows(data, split)
+
+
+def _check_whole(subset: str | None, what: str) -> None:
+    if subset is not None:
+        raise InputError(f"{what} one set; a subset goes with hf or a folder with gpqa_*.csv")
+
+
+def _order_by_hash(question: str, choices: Sequence[str], seed: int) -> list[int]:
+    def rank(index: int) -> bytes:
+        text = f"{seed}\n{question}\n{choices[index]}"
+        return hashlib.sha256(text.encode()).digest()
+
+    return sorted(range(len(choices)), key=rank)
+
 
 _ANSWER: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 
@@ -58,10 +156,10 @@ class GPQA(TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter."""
-        found = _ANSWER.search(text)
+        match = _ANSWER.search(text)
         return {
-            "simple-evals": Verdict(found[1], found[1] == problem.answer)
-            if found
+            "simple-evals": Verdict(match[1], match[1] == problem.answer)
+            if match
             else Verdict(None, False),
             "letter": self._letter.verdict(text, [problem.answer]),
         }

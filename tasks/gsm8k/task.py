@@ -20,12 +20,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
-from treegen.evals.search.task import SearchDefaults
+from treegen.evals.search.task import SearchDefaults, SearchTask
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
@@ -37,16 +38,78 @@ from treegen.tasks.common.answers import (
     strict_match,
 )
 from treegen.tasks.common.fewshot import pick_turns
-from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.problems import problems_of, row_id
+from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import TextTask, select_task_data, with_own_examples, with_table
-from treegen.tasks.gsm8k.data import (
-    EXAMPLES,
-    SOURCE,
-    num_steps,
-    read_drawn,
-    read_example,
-    read_problem,
+
+SOURCE: Final = Source(
+    task="gsm8k",
+    bundled="gsm8k_sample.jsonl",
+    hub=HubTable("openai/gsm8k", ("test", "train"), ("main",)),
 )
+# The bundled examples were written for treegen, in the style of the eight examples of
+# chain-of-thought papers. Scores to be compared with published ones need the published examples: a
+# few-shot file with one {"question": ..., "target": "... The answer is N."} per line.
+EXAMPLES: Final = "gsm8k_fewshot.jsonl"
+
+# Notes for a calculator, such as "<<48/2=24>>", which the data's authors advise to remove.
+_ANNOTATION: Final = re.compile(r"<<[^>]*>>")
+
+
+def reasoning_and_number(answer: str) -> tuple[str, str]:
+    """Split a reference answer at its last "####", and remove its calculator notes.
+
+    An answer without "####" is a number as a whole.
+    """
+    reasoning, _, number = _ANNOTATION.sub("", answer).rpartition("####")
+    return reasoning.rstrip(), number.strip()
+
+
+def read_problem(row: dict[str, Any], line: int) -> Problem:
+    """Return the problem of a row.
+
+    Raises:
+        ValueError: The row is unusable; the message has the reason.
+    """
+    question = text_field(row, "question")
+    answer = text_field(row, "answer")
+    _, number = reasoning_and_number(answer)
+    if canonical_number(number) is None:
+        raise ValueError("answer must end in '#### NUMBER'")
+    return Problem(row_id(row, line, "gsm8k"), question, number, {"line": line, "solution": answer})
+
+
+def read_example(row: dict[str, Any]) -> Turn:
+    """Return the question and the answer of a solved example.
+
+    Raises:
+        ValueError: The row is unusable; the message has the reason.
+    """
+    question = text_field(row, "question")
+    if "target" in row:
+        return question, text_field(row, "target")
+    answer = text_field(row, "answer")
+    reasoning, number = reasoning_and_number(answer)
+    if "####" not in answer:
+        return question, number
+    # strict-match searches for this sentence, so the model must learn to copy it.
+    return question, f"{reasoning}\nThe answer is {number}.".lstrip("\n")
+
+
+def read_drawn(row: dict[str, Any]) -> Turn:
+    """Return an example from a split, as `read_example` does."""
+    question, target = read_example(row)
+    if "\n\n" in target:
+        raise ValueError("a blank line in an example would teach the model to write a stop string")
+    return question, target
+
+
+def num_steps(problem: Problem) -> int:
+    """Return the number of steps of the reference solution: its lines before the answer."""
+    reasoning, _ = reasoning_and_number(problem.metadata.get("solution", ""))
+    return sum(bool(line.strip()) for line in reasoning.splitlines())
+
 
 _STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
 _DIGIT: Final = re.compile("[0-9]")
@@ -56,7 +119,7 @@ _SEARCH_STOPS: Final = _STOPS["self-consistency"]
 _SAMPLING: Final = SamplingParams(temperature=0.7, max_tokens=256)
 
 
-class GSM8K(TextTask):
+class GSM8K(TextTask, SearchTask):
     """Grade-school math with chain-of-thought examples and majority voting.
 
     Three filters read the same texts. `numeric`, the headline, compares numbers. `strict-match`
@@ -177,12 +240,12 @@ def _build_verdicts(
     gold: str, numeric: str | None, strict: str | None, flexible: str | None
 ) -> dict[str, Verdict]:
     """Return the verdict of each filter on the answer that it has read."""
-    found = (
+    verdicts = (
         _verdict(numeric, numeric is not None and numeric == _gold(gold)),
         _exact_match(gold, strict),
         _exact_match(gold, flexible),
     )
-    return dict(zip(GSM8K.filters, found, strict=True))
+    return dict(zip(GSM8K.filters, verdicts, strict=True))
 
 
 _known: Final = lru_cache(maxsize=_KEPT)(_build_verdicts)
@@ -196,8 +259,8 @@ def _verdict(answer: str | None, right: bool) -> Verdict:
 _known_verdict: Final = lru_cache(maxsize=_KEPT)(Verdict)
 
 
-def _exact_match(gold: str, found: str | None) -> Verdict:
-    form = None if found is None else exact_match_form(found)
+def _exact_match(gold: str, answer: str | None) -> Verdict:
+    form = None if answer is None else exact_match_form(answer)
     # lm-eval counts ".." as a wrong answer. Here it counts as no answer, so that it cannot win a
     # vote. The score is the same.
     if form is None or not _DIGIT.search(form):

@@ -4,35 +4,35 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from treegen.tasks.ifeval import form, language, sentences, words
-from treegen.tasks.ifeval.arguments import Check
+from treegen.tasks.ifeval import checks, language, sentences
+from treegen.tasks.ifeval.checks import Check
 
 Make = Callable[[Mapping[str, Any]], Check]
 
 _KINDS: Final[Mapping[str, Make]] = {
-    "keywords:existence": words.existence,
-    "keywords:frequency": words.frequency,
-    "keywords:forbidden_words": words.forbidden_words,
-    "keywords:letter_frequency": words.letter_frequency,
+    "keywords:existence": checks.existence,
+    "keywords:frequency": checks.frequency,
+    "keywords:forbidden_words": checks.forbidden_words,
+    "keywords:letter_frequency": checks.letter_frequency,
     "language:response_language": language.response_language,
-    "length_constraints:number_paragraphs": words.number_paragraphs,
-    "length_constraints:number_words": words.number_words,
-    "length_constraints:nth_paragraph_first_word": words.nth_paragraph_first_word,
-    "detectable_content:number_placeholders": form.number_placeholders,
-    "detectable_content:postscript": form.postscript,
-    "detectable_format:number_bullet_lists": form.number_bullet_lists,
-    "detectable_format:constrained_response": form.constrained_response,
-    "detectable_format:number_highlighted_sections": form.number_highlighted_sections,
-    "detectable_format:multiple_sections": form.multiple_sections,
-    "detectable_format:json_format": form.json_format,
-    "detectable_format:title": form.title,
-    "combination:two_responses": form.two_responses,
-    "combination:repeat_prompt": form.repeat_prompt,
-    "startend:end_checker": form.end_checker,
-    "startend:quotation": form.quotation,
+    "length_constraints:number_paragraphs": checks.number_paragraphs,
+    "length_constraints:number_words": checks.number_words,
+    "length_constraints:nth_paragraph_first_word": checks.nth_paragraph_first_word,
+    "detectable_content:number_placeholders": checks.number_placeholders,
+    "detectable_content:postscript": checks.postscript,
+    "detectable_format:number_bullet_lists": checks.number_bullet_lists,
+    "detectable_format:constrained_response": checks.constrained_response,
+    "detectable_format:number_highlighted_sections": checks.number_highlighted_sections,
+    "detectable_format:multiple_sections": checks.multiple_sections,
+    "detectable_format:json_format": checks.json_format,
+    "detectable_format:title": checks.title,
+    "combination:two_responses": checks.two_responses,
+    "combination:repeat_prompt": checks.repeat_prompt,
+    "startend:end_checker": checks.end_checker,
+    "startend:quotation": checks.quotation,
     "change_case:english_capital": language.english_capital,
     "change_case:english_lowercase": language.english_lowercase,
-    "punctuation:no_comma": words.no_comma,
+    "punctuation:no_comma": checks.no_comma,
 }
 _BY_SENTENCES: Final[Mapping[str, Callable[[Mapping[str, Any], str], Check]]] = {
     "length_constraints:number_sentences": sentences.number_sentences,
@@ -56,12 +56,12 @@ def make_check(kind: str, given: Mapping[str, Any], way: str) -> Check:
     Raises:
         ValueError: There is no such kind, or an argument is missing or invalid.
     """
-    known = {name: value for name, value in given.items() if value is not None}
+    present = {name: value for name, value in given.items() if value is not None}
     if kind in _BY_SENTENCES:
-        return partial(_passes_if_not_blank, _BY_SENTENCES[kind](known, way))
+        return partial(_passes_if_not_blank, _BY_SENTENCES[kind](present, way))
     if kind not in _KINDS:
         raise ValueError(f"there is no instruction {kind!r:.60}")
-    return partial(_passes_if_not_blank, _KINDS[kind](known))
+    return partial(_passes_if_not_blank, _KINDS[kind](present))
 
 
 def _passes_if_not_blank(check: Check, answer: str) -> bool:
@@ -74,7 +74,7 @@ def followed_loosely(check: Check, answer: str) -> bool:
 
     Forms without the first line, the last line or both are tried, and each of these without stars.
     """
-    return any(check(each) for each in variants(answer))
+    return any(check(variant) for variant in variants(answer))
 
 
 def variants(answer: str) -> Sequence[str]:
@@ -82,4 +82,4 @@ def variants(answer: str) -> Sequence[str]:
     lines = answer.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     plain = [answer, *cut]
-    return list(dict.fromkeys([*plain, *(each.replace("*", "") for each in plain)]))
+    return list(dict.fromkeys([*plain, *(form.replace("*", "") for form in plain)]))

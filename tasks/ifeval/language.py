@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
 
-from treegen.tasks.ifeval.arguments import Check, text
+from treegen.tasks.ifeval.checks import Check, text
 
 # langdetect reads 10,000 characters, after it has removed addresses.
 _READ: Final = 100_000
@@ -26,10 +26,10 @@ def language_of(answer: str) -> str | None:
     detector = _factory().create()
     detector.append(answer[:_READ])
     try:
-        found: str = detector.detect()
+        language: str = detector.detect()
     except LangDetectException:
         return None
-    return found
+    return language
 
 
 def response_language(given: Mapping[str, Any]) -> Check:

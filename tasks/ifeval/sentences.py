@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
-from treegen.tasks.ifeval.arguments import Check, number, relation
+from treegen.tasks.ifeval.checks import Check, number, relation
 
 PUNKT: Final = "punkt"
 RULE: Final = "rule"
@@ -61,7 +61,7 @@ def capital_word_frequency(given: Mapping[str, Any], way: str) -> Check:
 
 
 def _count_by_rule(answer: str) -> int:
-    ends = [found.end() for found in _END.finditer(answer)]
+    ends = [match.end() for match in _END.finditer(answer)]
     rest = answer[ends[-1] :] if ends else answer
     return len(ends) + bool(rest.strip())
 
@@ -75,5 +75,5 @@ def _count_by_punkt(answer: str) -> int:
 def _words_by_punkt(answer: str) -> list[str]:
     from nltk.tokenize import word_tokenize
 
-    found: list[str] = word_tokenize(answer)
-    return found
+    words: list[str] = word_tokenize(answer)
+    return words

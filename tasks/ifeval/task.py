@@ -14,8 +14,8 @@ answer, `loose` also the answer without its first or last line and without stars
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
@@ -23,7 +23,8 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError, install
 from treegen.evals.arguments import one_of
 from treegen.evals.problem import Problem
-from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, clusters_of, mean_row
+from treegen.evals.statistics.tables import table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.jsonl import text_field
@@ -31,14 +32,93 @@ from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import Loaded, TextTask
 from treegen.tasks.ifeval import language, sentences
-from treegen.tasks.ifeval.arguments import Check
+from treegen.tasks.ifeval.checks import Check
 from treegen.tasks.ifeval.instructions import (
     NEED_LANGUAGE,
     NEED_SENTENCES,
     followed_loosely,
     make_check,
 )
-from treegen.tasks.ifeval.report import FollowedVerdict, by_instruction
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedVerdict(Verdict):
+    """A verdict on an answer to a prompt with several instructions.
+
+    correct: whether all instructions are followed.
+    credit: the share of followed instructions.
+    followed: whether each instruction is followed.
+    """
+
+    followed: tuple[bool, ...] = ()
+
+
+def by_instruction(
+    overall: Report, scores: Sequence[SampleScore], options: ReportOptions
+) -> Report:
+    """Return the report with the accuracy over instructions, and a table by their kind.
+
+    Args:
+        overall: The report to extend.
+        scores: Scores of the samples.
+        options: Options of the report.
+    """
+    rows: list[MetricRow] = []
+    ids = list(options.problem_ids)
+    clusters = dict(zip(ids, clusters_of(options.problems, ids) or (), strict=False))
+    for row in overall.metrics:
+        if row.metric != "exact_match":
+            rows.append(row)
+            continue
+        rows.append(replace(row, metric="prompt_level_acc"))
+        fields = _over_instructions(_shares(scores, row.filter), clusters)
+        rows.append(replace(row, metric="inst_level_acc", **fields))
+    kinds: dict[str, list[str]] = {}
+    for problem in options.problems:
+        for index, kind in enumerate(problem.metadata.get("instructions", ())):
+            kinds.setdefault(kind, []).append(f"{problem.id}/{index}")
+    first = overall.metrics[0].filter
+    values = {
+        f"{id}/{index}": value
+        for id, shares in _shares(scores, first).items()
+        for index, value in enumerate(shares)
+    }
+    table = table_by(
+        f"{first} accuracy by instruction", "Instruction", sorted(kinds.items()), values
+    )
+    tables = (*overall.tables, table) if kinds else overall.tables
+    return replace(overall, metrics=tuple(rows), majority=(), tables=tables)
+
+
+def _shares(scores: Sequence[SampleScore], filter: str) -> dict[str, list[float]]:
+    """Return, for each problem, the share of samples that follow each of its instructions."""
+    shares: dict[str, list[tuple[bool, ...]]] = {}
+    for sample in scores:
+        verdict = sample.verdicts[filter]
+        assert isinstance(verdict, FollowedVerdict)
+        shares.setdefault(sample.problem_id, []).append(verdict.followed)
+    return {
+        id: [sum(column) / len(flags) for column in zip(*flags, strict=True)]
+        for id, flags in shares.items()
+    }
+
+
+def _over_instructions(
+    shares: Mapping[str, Sequence[float]], clusters: Mapping[str, Hashable]
+) -> dict[str, Any]:
+    """Return the mean over instructions.
+
+    The outcomes of one prompt's instructions are correlated. So the error bar is clustered by
+    prompts, or by the groups of prompts.
+    """
+    values = [value for values_of_problem in shares.values() for value in values_of_problem]
+    names = [
+        clusters.get(id, ("", id))
+        for id, values_of_problem in shares.items()
+        for _ in values_of_problem
+    ]
+    return {"stderr": None, "low": None, "high": None, **mean_row(values, clusters=names)}
+
 
 # Characters; no real answer is as long. Longer texts fail every check, which bounds their cost.
 _LONGEST: Final = 1_000_000
@@ -112,15 +192,15 @@ class IFEval(TextTask):
             raise ValueError("instruction_id_list must be a list of instructions")
         if not isinstance(arguments, list) or len(arguments) != len(kinds):
             raise ValueError("kwargs must have one object for each instruction")
-        if not all(isinstance(each, Mapping) for each in arguments):
+        if not all(isinstance(mapping, Mapping) for mapping in arguments):
             raise ValueError("kwargs must be a list of objects")
-        known = [{n: v for n, v in each.items() if v is not None} for each in arguments]
-        for kind, each in zip(kinds, known, strict=True):
+        present = [{n: v for n, v in mapping.items() if v is not None} for mapping in arguments]
+        for kind, mapping in zip(kinds, present, strict=True):
             try:
-                make_check(kind, each, self._way)
+                make_check(kind, mapping, self._way)
             except ValueError as error:
                 raise ValueError(f"{kind}: {error}") from None
-        answer = json.dumps([kinds, known])
+        answer = json.dumps([kinds, present])
         prompt = text_field(row, "prompt")
         key = row.get("key")
         id = f"{self.name}-{line - 1}" if key is None else str(key)
@@ -129,7 +209,8 @@ class IFEval(TextTask):
     def _make_checks(self, answer: str) -> list[Check]:
         kinds, arguments = json.loads(answer)
         return [
-            make_check(kind, each, self._way) for kind, each in zip(kinds, arguments, strict=True)
+            make_check(kind, mapping, self._way)
+            for kind, mapping in zip(kinds, arguments, strict=True)
         ]
 
     def _check_needs(self, problems: Sequence[Problem]) -> None:
@@ -150,7 +231,7 @@ class IFEval(TextTask):
 
 
 def _verdict(followed: Sequence[bool]) -> FollowedVerdict:
-    flags = "".join("1" if each else "0" for each in followed)
+    flags = "".join("1" if follows else "0" for follows in followed)
     return FollowedVerdict(
         flags, all(followed), sum(followed) / len(followed), followed=tuple(followed)
     )

@@ -23,6 +23,9 @@ from treegen.tasks.common.text_task import TextTask
 class Imported(TextTask):
     """The task of a run from `treegen import`; name, version and filters come from the log."""
 
+    name = "imported"
+    version = "0"
+    filters: tuple[str, ...] = ("score",)
     arguments: ClassVar = {
         "name": "the task's name in the log; default: imported",
         "version": "its version in the log; default: 0",
@@ -33,8 +36,6 @@ class Imported(TextTask):
 
     def __init__(self) -> None:
         """Use default values until `configure` sets those of the log."""
-        self.name, self.version = "imported", "0"
-        self.filters: tuple[str, ...] = ("score",)
         self._num_fewshot = 0
 
     def configure(self, arguments: Mapping[str, str]) -> None:
@@ -115,13 +116,13 @@ class Imported(TextTask):
         report = self.overall(scores, options)
         means = []
         for name in self.filters:
-            found = (sample.verdicts.get(name) for sample in scores)
-            if not any(each is not None and each.credit is not None for each in found):
+            verdicts = (sample.verdicts.get(name) for sample in scores)
+            if not any(verdict is not None and verdict.credit is not None for verdict in verdicts):
                 continue
             values = problem_values(scores, name)
-            ids = [each for each in options.problem_ids if each in values]
+            ids = [problem_id for problem_id in options.problem_ids if problem_id in values]
             clusters = clusters_of(options.problems, ids)
-            row = mean_row([values[each] for each in ids], None, clusters)
+            row = mean_row([values[problem_id] for problem_id in ids], None, clusters)
             head: dict[str, Any] = {"task": self.name, "version": self.version, "filter": name}
             means.append(
                 MetricRow(**head, num_fewshot=options.num_fewshot, metric="mean_score", **row)

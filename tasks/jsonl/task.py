@@ -40,8 +40,7 @@ from treegen.tasks.common.images import RowImages
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.jsonl.chats import chat_of, chat_text
-from treegen.tasks.jsonl.templates import Template, field_text, parse_template
+from treegen.tasks.jsonl.templates import Template, chat_of, chat_text, field_text, parse_template
 
 ANSWERS: Final = ("text", "contains", "number", "math", "choice", "regex")
 # The older names of answer types, which were called metrics.
@@ -107,8 +106,8 @@ class QuestionAnswer(TextTask):
             raise InputError("jsonl has no problems of its own; give --data a JSONL file")
         self._choose(options.extra)
         template = parse_template(_unescape(options.extra.get("template", _TEMPLATE)))
-        found, source = _SOURCE.read(options.data, options.split)
-        rows = list(found)
+        numbered, source = _SOURCE.read(options.data, options.split)
+        rows = list(numbered)
         answer_field = options.extra.get("answer_field", "answer")
         group_field = options.extra.get("group_field")
         image_field = options.extra.get("image_field")
@@ -189,9 +188,9 @@ class QuestionAnswer(TextTask):
         else:
             messages, question = (), template.fill(row)
             name = extra.get("image_field")
-            found = row.get(name) if name else None
+            value = row.get(name) if name else None
             image_values = (
-                found if isinstance(found, list) else [] if found in (None, "") else [found]
+                value if isinstance(value, list) else [] if value in (None, "") else [value]
             )
         return Problem(
             problem_id,
@@ -199,7 +198,9 @@ class QuestionAnswer(TextTask):
             json.dumps(answers),
             {"line": line},
             group=group,
-            images=tuple(images.read(each, problem_id, at) for at, each in enumerate(image_values)),
+            images=tuple(
+                images.read(image, problem_id, at) for at, image in enumerate(image_values)
+            ),
             messages=messages,
         )
 
@@ -256,7 +257,7 @@ def _answers(row: Mapping[str, Any], name: str) -> list[str]:
     if isinstance(value, list):
         if not value:
             raise ValueError(f"{name} is an empty list")
-        return [field_text({name: each}, name) for each in value]
+        return [field_text({name: answer}, name) for answer in value]
     return [field_text(row, name)]
 
 

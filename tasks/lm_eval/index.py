@@ -51,7 +51,7 @@ def index_of(files: Iterable[Path]) -> dict[str, Any]:
     """Return lm-eval's index entries of YAML files, by name, leaving out files without a name."""
     from lm_eval.tasks._index import Kind, TaskIndex
 
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     read = _Reader()
     for path in files:
         try:
@@ -61,9 +61,9 @@ def index_of(files: Iterable[Path]) -> dict[str, Any]:
         if Kind.UNKNOWN is (kind := _kind(keys, Kind)):
             continue
         name = keys["group"] if kind is Kind.GROUP else keys.get("task")
-        if isinstance(name, str) and name not in found:
-            TaskIndex.process_cfg(dict(keys), path, found)
-    return found
+        if isinstance(name, str) and name not in entries:
+            TaskIndex.process_cfg(dict(keys), path, entries)
+    return entries
 
 
 def _kind(keys: Mapping[str, Any], kind: Any) -> Any:
@@ -103,22 +103,22 @@ def keys_of(path: Path) -> dict[str, Any]:
     if not _ANY_KEY.search(text):  # JSON, or indented keys
         whole = load_yaml(path, resolve_func=False, recursive=False)
         return {name: whole[name] for name in _KEYS if name in whole}
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     for _, name, value in _TOP.findall(text):
         plain = _PLAIN.match(value)
         if plain and (plain[1] or plain[2].lower() not in _WORDS):
-            found[name] = plain[2]
+            keys[name] = plain[2]
         elif name == "class":
-            found[name] = value.strip()
+            keys[name] = value.strip()
         elif name == "task" and _LISTED.match(value):
-            found[name] = []  # the members of a group are not needed
+            keys[name] = []  # the members of a group are not needed
         else:
-            found[name] = yaml.load(f"{name}:{value}", Loader=loader)[name]
-    return found
+            keys[name] = yaml.load(f"{name}:{value}", Loader=loader)[name]
+    return keys
 
 
 def _files(folder: Path) -> list[Path]:
     """Return a folder's YAML files in lm-eval's order."""
-    found = (path for path in folder.glob("**/*.yaml") if _IGNORED.isdisjoint(path.parts))
-    return sorted(found, key=lambda path: path.as_posix())
+    paths = (path for path in folder.glob("**/*.yaml") if _IGNORED.isdisjoint(path.parts))
+    return sorted(paths, key=lambda path: path.as_posix())

@@ -1,4 +1,4 @@
-"""Loads lm-eval's task objects quietly, with its seeds, and with helpful errors."""
+"""Lists lm-eval's tasks, and loads them quietly, with its seeds and with helpful errors."""
 
 import io
 import logging
@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib.metadata import version
 from itertools import chain
@@ -67,15 +68,15 @@ def load_tasks(name: str) -> LoadedTasks:
     manager._index = index
     with quiet(), use_default_seeds(), _no_metric_of_this_folder():
         try:
-            found = manager.load(wanted)
+            loaded = manager.load(wanted)
         except InputError:
             raise
         except Exception as error:
             raise _failure(error, wanted) from error
-    leaves = dict(found["tasks"])
+    leaves = dict(loaded["tasks"])
     for leaf, task in leaves.items():
         _check(leaf, task)
-    return LoadedTasks(wanted, leaves, tuple(_outer_first(found["groups"].values())))
+    return LoadedTasks(wanted, leaves, tuple(_outer_first(loaded["groups"].values())))
 
 
 def _entry(name: str) -> tuple[str, dict[str, Any]]:
@@ -222,8 +223,8 @@ def _outer_first(groups: Any) -> list[Any]:
     """Return groups in an order in which each is before the groups in it."""
     from lm_eval.evaluator_utils import _collect_groups_bottom_up
 
-    found: list[Any] = _collect_groups_bottom_up({group.name: group for group in groups})
-    return found[::-1]
+    ordered: list[Any] = _collect_groups_bottom_up({group.name: group for group in groups})
+    return ordered[::-1]
 
 
 @contextmanager
@@ -252,3 +253,84 @@ def use_default_seeds() -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
+
+
+_FILES: Final = ("arrow", "csv", "json", "pandas", "parquet", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskListing:
+    """A task, group or tag of lm-eval.
+
+    kind: task, group or tag.
+    output: its output type, such as generate_until; empty if unknown.
+    shots: default number of solved examples.
+    needs: requirements that are not installed with lm-eval.
+    """
+
+    name: str
+    kind: str
+    output: str
+    shots: int | None
+    needs: str
+
+
+def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
+    """Return the tasks, groups and tags whose names match a pattern.
+
+    Args:
+        pattern: A pattern such as "*mmlu*", or a word that names contain.
+        place: A further folder of YAML files.
+
+    Raises:
+        InputError: lm-eval is not installed, or there is no such folder.
+    """
+    lm_eval_version()
+    if place is not None and not Path(place).is_dir():
+        raise InputError(f"{place!r} is no folder; give include_path= one with YAML files of tasks")
+    index = own_index() if place is None else index_with(Path(place))
+    wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+    names = sorted(name for name in index if fnmatchcase(name.lower(), wanted.lower()))
+    return [_make_listing(name, index[name]) for name in names]
+
+
+def _make_listing(name: str, entry: Any) -> TaskListing:
+    from lm_eval.tasks._index import Kind
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if entry.kind is Kind.TAG:
+        return TaskListing(name, "tag", "", None, f"its {len(entry.tags):,} tasks")
+    try:
+        config = load_yaml(entry.yaml_path, resolve_func=False)
+    except Exception as error:
+        return TaskListing(name, "task", "", None, f"cannot be read: {type(error).__name__}")
+    if entry.kind is Kind.GROUP:
+        members = config.get("task")
+        num = len(members) if isinstance(members, list) else 0
+        return TaskListing(name, "group", "", config.get("num_fewshot"), f"its {num:,} parts")
+    return TaskListing(
+        name, "task", _output(config), config.get("num_fewshot"), ", ".join(_needs(config))
+    )
+
+
+def _output(config: Mapping[str, Any]) -> str:
+    return "" if "class" in config else str(config.get("output_type", "generate_until"))
+
+
+def _needs(config: Mapping[str, Any]) -> list[str]:
+    needs = []
+    path = config.get("dataset_path")
+    if "class" in config:
+        needs.append("what its class says")
+    elif "custom_dataset" in config:
+        needs.append("what its function makes")
+    elif path is not None and path not in _FILES:
+        needs.append(f"hub: {path}")
+    if config.get("unsafe_code"):
+        needs.append("runs programs, not here")
+    if config.get("doc_to_image"):
+        drawn = config.get("output_type", "generate_until") == "generate_until"
+        needs.append("a model with --images" if drawn else "scores texts after images, not here")
+    if config.get("doc_to_audio"):
+        needs.append("sounds, not here")
+    return needs

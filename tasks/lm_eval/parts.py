@@ -103,8 +103,10 @@ def part_of(name: str, task: Any, options: TaskOptions, seed: int) -> TaskPart:
     else:
         start, stop = parse_limit(options.limit, len(docs))
         chosen = list(range(start, stop))
-    found = {f"{name}/{at}": docs[at] for at in chosen}
-    return TaskPart(name, task, num_fewshot, seed, found, tuple(chosen), len(chosen) == len(docs))
+    documents = {f"{name}/{at}": docs[at] for at in chosen}
+    return TaskPart(
+        name, task, num_fewshot, seed, documents, tuple(chosen), len(chosen) == len(docs)
+    )
 
 
 def _problem(task: Any, name: str, doc: Any) -> Problem:
@@ -153,9 +155,9 @@ def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:
         raise DataError(f"{name}: {error}") from None
 
 
-def _texts(found: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(map(_text, found))
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(map(_text, values))
 
 
-def _text(found: Any) -> str:
-    return found if isinstance(found, str) else json.dumps(found, default=str)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -91,26 +91,30 @@ def _judgements(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield filters and measures, of each sample or of all together if the task scores them so."""
     verdicts = [
-        {name: each for name, each in sample.verdicts.items() if isinstance(each, MetricVerdict)}
+        {
+            name: verdict
+            for name, verdict in sample.verdicts.items()
+            if isinstance(verdict, MetricVerdict)
+        }
         for sample in samples
     ]
     if part.repeats > 1 and samples:
         first = part.filters[0]
-        texts = [each[first].response for each in verdicts if first in each]
+        texts = [by_name[first].response for by_name in verdicts if first in by_name]
         for name, _, measures in compute_metrics(part, part.docs[samples[0].problem_id], [texts]):
             yield name, measures
         return
-    for each in verdicts:
+    for by_name in verdicts:
         for name in part.filters:
-            if name in each:
-                yield name, each[name].measures
+            if name in by_name:
+                yield name, by_name[name].measures
 
 
 def _missing(part: TaskPart, values: Values) -> Iterator[MetricRow]:
     """Yield rows without a value for filters that need more samples than were drawn."""
-    found = {name for _, name in values}
+    metrics = {name for _, name in values}
     for name in part.filters if values and part.repeats > 1 else ():
-        if name not in found:
+        if name not in metrics:
             why = f"it takes {part.repeats} samples of each problem together; draw as many"
             yield MetricRow(
                 task=part.name,
@@ -154,8 +158,8 @@ def _mean(values: Sequence[float]) -> dict[str, Any]:
 def _aggregate_corpus(how: Any, documents: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return a corpus metric: its mean over the first samples of all documents, the second, ..."""
     most = max(map(len, documents))
-    found = [float(how([mine[at] for mine in documents if at < len(mine)])) for at in range(most)]
-    value = math.fsum(found) / len(found)
+    scores = [float(how([mine[at] for mine in documents if at < len(mine)])) for at in range(most)]
+    value = math.fsum(scores) / len(scores)
     if not math.isfinite(value):
         return {"value": None, "reason": f"lm-eval's aggregation gives {value}"}
     return {"value": value}
@@ -164,8 +168,8 @@ def _aggregate_corpus(how: Any, documents: Sequence[Sequence[Any]]) -> dict[str,
 def _group_rows(
     group: Any, theirs: Mapping[str, Mapping[str, Any]], parts: Sequence[TaskPart]
 ) -> Iterator[MetricRow]:
-    known = {part.name: part for part in parts}
-    mine = [known[task.task_name] for task in group.get_all_tasks() if task.task_name in known]
+    part_of = {part.name: part for part in parts}
+    mine = [part_of[task.task_name] for task in group.get_all_tasks() if task.task_name in part_of]
     shots = {part.num_fewshot for part in mine}
     better: dict[str, bool] = {}
     for part in mine:
@@ -174,12 +178,12 @@ def _group_rows(
         name: {key: value for key, value in entry.items() if value is not None}
         for name, entry in theirs.items()
     }
-    found = group.aggregate(whole)
-    for key, value in found.items():
+    aggregated = group.aggregate(whole)
+    for key, value in aggregated.items():
         metric, comma, name = key.rpartition(",")
         if not comma or metric.endswith("_stderr"):
             continue
-        error = found.get(f"{metric}_stderr,{name}")
+        error = aggregated.get(f"{metric}_stderr,{name}")
         yield MetricRow(
             task=group.name,
             version=group.version,

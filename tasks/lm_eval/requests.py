@@ -20,7 +20,7 @@ from treegen.integrations.lm_eval.images import image_tokens, load_images, with_
 from treegen.integrations.lm_eval.lengths import Pair, fitting, truncate_prompt, windows
 from treegen.integrations.lm_eval.settings import GenSettings, gen_settings
 from treegen.integrations.lm_eval.tokenizer import HarnessTokenizer
-from treegen.prompts.images.table import get_image_table
+from treegen.prompts.images.table import ImageTable
 from treegen.prompts.reasoning import NAME, reasoning_arguments
 from treegen.prompts.tree import Node
 from treegen.tasks.lm_eval.load import quiet, use_default_seeds
@@ -54,6 +54,7 @@ def build_requests(
     settings: EvalSettings,
     tokenizer: Any,
     spec: "ModelSpec",
+    table: ImageTable | None,
 ) -> OwnRequests:
     """Return the requests of some tasks.
 
@@ -63,13 +64,14 @@ def build_requests(
         settings: Settings of the run.
         tokenizer: Tokenizer of the model.
         spec: Description of the model, which has the context length.
+        table: The model's images; None if it takes none.
 
     Raises:
         InputError: The chat template is missing or rejects a prompt, or a prompt does not fit.
         CapacityError: A scored text is too long for the model.
         TaskError: A task has a kind of request that is not supported.
     """
-    texts, table = _texts(settings, tokenizer), get_image_table(tokenizer)
+    texts = _texts(settings, tokenizer)
     instances: dict[str, list[Instance]] = {}
     for part in parts:
         instances |= _instances(part, settings, texts, has_images=table is not None)
@@ -80,9 +82,9 @@ def build_requests(
         scored = tuple(
             _choices(name, pairs.of(mine)) for name, mine in zip(ids, chosen, strict=True)
         )
-        leaves = [Node(each.context.tolist(), id=each.id, samples=1) for each in scored]
+        leaves = [Node(prompt.context.tolist(), id=prompt.id, samples=1) for prompt in scored]
         return OwnRequests(Node("", children=leaves, samples=0), scored=scored)
-    known: dict[str, tuple[GenSettings, SamplingParams]] = {}
+    settings_of: dict[str, tuple[GenSettings, SamplingParams]] = {}
     drawn, own_params = [], []
     until: dict[str, tuple[str, ...]] = {}
     for name, (request, *more) in zip(ids, chosen, strict=True):
@@ -91,12 +93,12 @@ def build_requests(
                 f"lm-eval asks several texts of {name}, which treegen cannot; leave the task out"
             )
         context, gen_kwargs, *rest = request.args
-        if (key := repr(gen_kwargs)) not in known:
+        if (key := repr(gen_kwargs)) not in settings_of:
             theirs = gen_settings(
                 gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=texts.eos, thinks=False
             )
-            known[key] = theirs, _params(theirs.params, settings)
-        theirs, params = known[key]
+            settings_of[key] = theirs, _params(theirs.params, settings)
+        theirs, params = settings_of[key]
         if images := load_images(table, rest[0]) if rest else []:
             assert table is not None
             tokens = image_tokens(context, images, table, texts.encode_prompt)
@@ -175,11 +177,11 @@ def _instances(
             fewshot_as_multiturn=settings.fewshot_as_multiturn,
             chat_template=chat if settings.apply_chat_template else None,
         )
-    found: dict[str, list[Instance]] = defaultdict(list)
+    instances: dict[str, list[Instance]] = defaultdict(list)
     names = part.ids  # lm-eval numbers documents in the order of the data
     for instance in task.instances:
-        found[names[instance.doc_id]].append(instance)
-    for mine in found.values():
+        instances[names[instance.doc_id]].append(instance)
+    for mine in instances.values():
         mine.sort(key=lambda instance: int(instance.idx))
         kinds = {instance.request_type for instance in mine}
         if len(kinds) > 1 or ("generate_until" in kinds) == part.scored:
@@ -187,7 +189,7 @@ def _instances(
             raise TaskError(
                 f"{part.name} asks for {listed}, which treegen cannot; leave the task out"
             )
-    return found
+    return instances
 
 
 def _examples_hold_problems(task: Any) -> bool:
@@ -265,7 +267,7 @@ def _choices(name: str, pairs: Sequence[Pair]) -> ChoicePrompt:
     starts = tuple(len(before) for before, _ in pairs)
     first = whole[0][: starts[0]]
     shared = min(
-        common_length(first, each[:start]) for each, start in zip(whole, starts, strict=True)
+        common_length(first, tokens[:start]) for tokens, start in zip(whole, starts, strict=True)
     )
     # The prompt in a record is the prefix that all texts share, which may be empty.
     return ChoicePrompt(name, first[: shared or len(first)], whole, starts)

@@ -44,10 +44,10 @@ def score_responses(
     task, kind = part.task, part.task.OUTPUT_TYPE
     kept = responses[0] if part.repeats > 1 else None
     better = task.higher_is_better()
-    found = {}
+    verdicts = {}
     # Repeat the response, because filters that use the first 8 responses require as many.
     for name, filtered, measures in compute_metrics(
-        part, doc, [[each] * part.repeats for each in responses]
+        part, doc, [[response] * part.repeats for response in responses]
     ):
         credit = _credit(measures, better)
         if kind == "loglikelihood_rolling":
@@ -62,8 +62,8 @@ def score_responses(
         elif answer is None and correct:
             answer = ""
         partial = credit if credit is not None and 0 < credit < 1 else None
-        found[name] = MetricVerdict(answer, correct, partial, measures, kept)
-    return found
+        verdicts[name] = MetricVerdict(answer, correct, partial, measures, kept)
+    return verdicts
 
 
 def compute_metrics(
@@ -82,7 +82,7 @@ def compute_metrics(
         Instance(part.task.OUTPUT_TYPE, doc, (), at, (part.name, 0, len(mine)), list(mine))
         for at, mine in enumerate(responses)
     ]
-    found = []
+    metrics = []
     for ensemble in part.task._filters:
         try:
             ensemble.apply(instances)
@@ -92,8 +92,8 @@ def compute_metrics(
             continue
         filtered = [instance.filtered_resps[ensemble.name] for instance in instances]
         measures = part.task.process_results(doc, filtered)
-        found.append((ensemble.name, filtered, dict(measures)))
-    return found
+        metrics.append((ensemble.name, filtered, dict(measures)))
+    return metrics
 
 
 def _credit(measures: Mapping[str, Any], better: Mapping[str, bool]) -> float | None:

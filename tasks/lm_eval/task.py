@@ -16,7 +16,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.registry import LM_EVAL
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
 from treegen.evals.thinking import get_answer_text
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
     from treegen.evals.config.eval_settings import EvalSettings
     from treegen.evals.requests import OwnRequests
+    from treegen.prompts.images.table import ImageTable
 
 
-class LmEvalTask:
-    """The task for `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml`.
-
-    place: the name by which it was requested.
-    """
+class LmEvalTask(Task):
+    """The task for `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml`."""
 
     arguments: Final = {
         "fewshot_seed": f"seed by which lm-eval draws solved examples; default: {FEWSHOT_SEED}",
@@ -51,7 +49,7 @@ class LmEvalTask:
             InputError: lm-eval is not installed, has no such task, or the task cannot be run here.
             DataError: The data of the task cannot be loaded.
         """
-        self.place = place
+        self._place = place
         self._loaded: LoadedTasks = load_tasks(place)
         self._parts: dict[str, TaskPart] = {}
         kinds = {is_scored(task) for task in self._tasks}
@@ -73,6 +71,11 @@ class LmEvalTask:
     def name(self) -> str:
         """The stored name of the task, without its folder, which may differ between machines."""
         return f"{LM_EVAL}{self._loaded.name}"
+
+    @property
+    def place(self) -> str:
+        """The name by which the task was requested, in one of the three forms."""
+        return self._place
 
     @cached_property
     def version(self) -> str:
@@ -123,7 +126,9 @@ class LmEvalTask:
         if options.ids is not None:
             problems = select(problems, options)
         if not problems:
-            raise InputError(f"{self.place} has no documents; look at the data that its YAML names")
+            raise InputError(
+                f"{self._place} has no documents; look at the data that its YAML names"
+            )
         shots = {part.num_fewshot for part in parts}
         return TaskData(
             problems=problems,
@@ -145,7 +150,12 @@ class LmEvalTask:
         )
 
     def requests(
-        self, data: TaskData, settings: "EvalSettings", tokenizer: Any, spec: "ModelSpec"
+        self,
+        data: TaskData,
+        settings: "EvalSettings",
+        tokenizer: Any,
+        spec: "ModelSpec",
+        images: "ImageTable | None",
     ) -> "OwnRequests":
         """Return lm-eval's requests as token ids.
 
@@ -154,6 +164,7 @@ class LmEvalTask:
             settings: Settings of the run.
             tokenizer: Tokenizer of the model.
             spec: Description of the model, which has the context length.
+            images: The model's images; None if it takes none.
 
         Raises:
             InputError: As for `build_requests`.
@@ -164,7 +175,7 @@ class LmEvalTask:
         ids = [problem.id for problem in data.problems]
         chosen = {_leaf(name) for name in ids}
         parts = [part for part in self._parts.values() if part.name in chosen]
-        return build_requests(parts, ids, settings, tokenizer, spec)
+        return build_requests(parts, ids, settings, tokenizer, spec, images)
 
     def verdicts(self, problem: Problem, record: Mapping[str, Any]) -> dict[str, Verdict]:
         """Return lm-eval's verdicts on a stored sample, by filter."""
@@ -178,7 +189,7 @@ class LmEvalTask:
         """
         if self._is_scored:
             raise InputError(
-                f"{self.place} scores given texts, and no text of a model; run it by evaluate"
+                f"{self._place} scores given texts, and no text of a model; run it by evaluate"
             )
         return self._score(problem, {}, text)
 
@@ -186,9 +197,11 @@ class LmEvalTask:
         from treegen.tasks.lm_eval.scoring import responses_of, score_responses
 
         part = self._parts[_leaf(problem.id)]
-        found = score_responses(part, part.docs[problem.id], responses_of(part, record, text), text)
-        first = next(iter(found.values()))
-        return {**{name: found.get(name, first) for name in self.filters}, **found}
+        verdicts = score_responses(
+            part, part.docs[problem.id], responses_of(part, record, text), text
+        )
+        first = next(iter(verdicts.values()))
+        return {**{name: verdicts.get(name, first) for name in self.filters}, **verdicts}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return lm-eval's metrics of groups and tasks, and pass@k and maj@k."""
@@ -206,13 +219,13 @@ def _leaf(problem_id: str) -> str:
 
 def _form(parts: Sequence[TaskPart]) -> str:
     """Return a hash of the tasks' definitions and of the way examples are drawn."""
-    found = []
+    definitions = []
     for part in parts:
         config = dict(part.task.dump_config())
         for name in ("metadata", "dataset_kwargs", "num_fewshot"):
             config.pop(name, None)
-        found.append([part.name, part.num_fewshot, part.seed, config])
-    text = json.dumps(found, sort_keys=True, default=_plain)
+        definitions.append([part.name, part.num_fewshot, part.seed, config])
+    text = json.dumps(definitions, sort_keys=True, default=_plain)
     return f"lm-eval:{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 

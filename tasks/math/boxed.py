@@ -52,9 +52,9 @@ def extract_stated(text: str) -> str:
     It is the content of the last box, otherwise the text between the first and the last dollar
     sign, otherwise the whole text.
     """
-    found = extract_boxed(text)
-    if found is not None:
-        return found
+    boxed = extract_boxed(text)
+    if boxed is not None:
+        return boxed
     first, last = text.find("$"), text.rfind("$")
     return text[first + 1 : last] if first < last else text
 

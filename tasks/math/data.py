@@ -59,10 +59,10 @@ def final_answer(row: dict[str, Any]) -> str:
     """
     if (answer := optional(row, ("answer",))) is not None:
         return without_dollars(answer)
-    found = extract_boxed(column(row, ("solution",)))
-    if not found or not found.strip():
+    boxed = extract_boxed(column(row, ("solution",)))
+    if not boxed or not boxed.strip():
         raise ValueError("no answer, and the solution boxes none")
-    return found
+    return boxed
 
 
 def read_problem(row: dict[str, Any], line: int) -> Problem:

@@ -24,7 +24,7 @@ from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.problems import RowsToRead, problems_of_all
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import REASONING, Loaded
-from treegen.tasks.math.competition import Competition
+from treegen.tasks.math.task import Competition
 
 CONTESTS: Final = ("feb_2025", "nov_2025", "feb_2026")
 _SOURCE: Final = Source(task="hmmt", bundled="hmmt_sample.jsonl")
@@ -74,7 +74,7 @@ def _problem(row: dict[str, Any], line: int, contest: str) -> Problem:
     kinds = row.get("problem_type")
     subject = kinds[0] if isinstance(kinds, list | tuple) and kinds else kinds
     return Problem(
-        id="-".join(each for each in ("hmmt", contest, number) if each),
+        id="-".join(part for part in ("hmmt", contest, number) if part),
         question=column(row, ("problem", "question")),
         answer=without_dollars(column(row, ("answer",))),
         metadata={

@@ -139,8 +139,8 @@ class MinervaAnswer(MathAnswer):
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
         """Return the answer in the sentence, and whether it equals one of the references."""
-        found = minerva_answer(text[-MAX_TEXT:])
-        form = minerva_form(found) if found and len(found) <= MAX_ANSWER else ""
+        answer = minerva_answer(text[-MAX_TEXT:])
+        form = minerva_form(answer) if answer and len(answer) <= MAX_ANSWER else ""
         if not form.strip():
             return Verdict(None, False)
         wanted = [minerva_form(reference) for reference in references]

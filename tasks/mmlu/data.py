@@ -16,8 +16,8 @@ from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
 from treegen.tasks.common.files import read_text
-from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.sources import load_table
 
 LETTERS: Final = "ABCD"
 _HUB_NAMES: Final = ("hf", "cais/mmlu")
@@ -102,13 +102,15 @@ def load_questions(
             "such as anatomy_test.csv"
         )
     end = f"_{split}.csv"
-    known = sorted(path.name.removesuffix(end) for path in (folder / split).glob(f"*{end}"))
-    if not known:
+    subjects_of_split = sorted(
+        path.name.removesuffix(end) for path in (folder / split).glob(f"*{end}")
+    )
+    if not subjects_of_split:
         raise DataError(
             f"{folder / split} has no file that is named like anatomy{end}; unpack the data anew"
         )
     test, dev = {}, {}
-    for subject in _select_subjects(subjects, known):
+    for subject in _select_subjects(subjects, subjects_of_split):
         test[subject] = read_csv(folder / split / f"{subject}{end}", subject, skipped)
         if with_dev:
             dev[subject] = read_csv(folder / "dev" / f"{subject}_dev.csv", subject, None)
@@ -163,17 +165,17 @@ def _collect(
     source: str,
     skipped: list[Skipped] | None,
 ) -> list[Question]:
-    found = []
+    questions = []
     for line, index, row in rows:
         try:
-            found.append(_question(row, subject, index, line))
+            questions.append(_question(row, subject, index, line))
         except ValueError as error:
             if skipped is None:
                 raise DataError(
                     f"{source}, line {line}: {error}; mend or remove the line"
                 ) from None
             skipped.append(Skipped(source, line, str(error)))
-    return found
+    return questions
 
 
 def _question(row: dict[str, Any], subject: str, index: int, line: int) -> Question:
@@ -198,11 +200,11 @@ def _letter(answer: object) -> str:
     raise ValueError(f"answer {str(answer)[:20]!r} must be A to D, or 0 to 3")
 
 
-def _select_subjects(subjects: Sequence[str], known: Sequence[str]) -> list[str]:
+def _select_subjects(subjects: Sequence[str], available: Sequence[str]) -> list[str]:
     for subject in subjects:
-        if subject not in known:
-            raise InputError(f"there is no subject {subject!r}{did_you_mean(subject, known)}")
-    return sorted(set(subjects)) or sorted(known)
+        if subject not in available:
+            raise InputError(f"there is no subject {subject!r}{did_you_mean(subject, available)}")
+    return sorted(set(subjects)) or sorted(available)
 
 
 def _hub(split: str, subjects: Sequence[str], skipped: list[Skipped]) -> dict[str, list[Question]]:

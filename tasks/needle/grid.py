@@ -106,9 +106,9 @@ class NeedleGrid(TextTask):
         """Return whether the text contains every key fact. The answer is the facts in it."""
         read = _plain(text)
         facts = problem.answer.split("|")
-        found = [fact for fact in facts if _contains(read, _plain(fact))]
-        answer = ", ".join(found) or read[:_SHOWN]
-        return {"contains": Verdict(answer or None, len(found) == len(facts))}
+        recalled = [fact for fact in facts if _contains(read, _plain(fact))]
+        answer = ", ".join(recalled) or read[:_SHOWN]
+        return {"contains": Verdict(answer or None, len(recalled) == len(facts))}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy over all cells, by length, by depth, and as a grid of both."""
@@ -146,14 +146,14 @@ class NeedleGrid(TextTask):
         return replace(report, tables=tables, grids=(grid,))
 
 
-def _needle(own: NeedleOptions) -> tuple[str, str, list[str]]:
+def _needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
     """Return the sentence to hide, the question, and the facts that an answer must contain."""
-    present = [name for name in ("needle", "question", "facts") if name in own]
+    present = [name for name in ("needle", "question", "facts") if name in arguments]
     if present and len(present) < 3:
         raise InputError(f"give needle, question and facts together; only {present[0]} is given")
-    needle = " ".join(own.text("needle", _NEEDLE).split())
-    question = " ".join(own.text("question", _QUESTION).split())
-    facts = [fact.strip() for fact in own.text("facts", _FACTS).split("|")]
+    needle = " ".join(arguments.text("needle", _NEEDLE).split())
+    question = " ".join(arguments.text("question", _QUESTION).split())
+    facts = [fact.strip() for fact in arguments.text("facts", _FACTS).split("|")]
     for fact in facts:
         if not _plain(fact):
             raise InputError(f"facts has an empty part: {'|'.join(facts)!r}; remove a bar (|)")

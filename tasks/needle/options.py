@@ -25,9 +25,13 @@ class NeedleOptions:
     """
 
     def __init__(
-        self, options: TaskOptions, task: str, known: Mapping[str, str], unused: Sequence[str] = ()
+        self,
+        options: TaskOptions,
+        task: str,
+        arguments: Mapping[str, str],
+        unused: Sequence[str] = (),
     ) -> None:
-        check_arguments(task, options.extra, known)
+        check_arguments(task, options.extra, arguments)
         for name in (*_OTHERS, *unused):
             if getattr(options, name) is not None:
                 raise InputError(

@@ -56,9 +56,10 @@ class Ruler(TextTask):
         "tokenizer": ARGUMENT,
     }
 
-    def __init_subclass__(cls) -> None:
-        """Set the name of the test."""
-        cls.name = f"ruler-niah-{cls.variant.name}"
+    @property
+    def name(self) -> str:
+        """The name of the test."""
+        return f"ruler-niah-{self.variant.name}"
 
     def load(self, options: TaskOptions) -> TaskData:
         """Return the problems of each length. Each has keys, values and places of its own.
@@ -136,9 +137,9 @@ class Ruler(TextTask):
         """Return whether the text contains all values. The credit is the share that it contains."""
         wanted = problem.answer.split(" ")
         read = text.casefold()
-        found = [value for value in wanted if value.casefold() in read]
-        answer = " ".join(find_values(text, self.variant.values)) or " ".join(found)
-        credit = len(found) / len(wanted)
+        recalled = [value for value in wanted if value.casefold() in read]
+        answer = " ".join(find_values(text, self.variant.values)) or " ".join(recalled)
+        credit = len(recalled) / len(wanted)
         return {"contains-all": Verdict(answer or None, bool(answer) and credit == 1, credit)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:

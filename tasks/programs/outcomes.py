@@ -50,7 +50,7 @@ class ProgramOutcome:
     def first(self, num_tests: int) -> ProgramVerdict:
         """Return the verdict by the first `num_tests` tests alone."""
         accepted = _LETTERS[ProgramStatus.ACCEPTED]
-        failed = next((each for each in self.tests[:num_tests] if each != accepted), None)
+        failed = next((status for status in self.tests[:num_tests] if status != accepted), None)
         verdict = self.verdict if failed else str(ProgramStatus.ACCEPTED)
         if self.program is None:
             verdict = NO_PROGRAM

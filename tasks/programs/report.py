@@ -13,7 +13,7 @@ from treegen.evals.statistics.metrics import (
     mean_row,
     summarise,
 )
-from treegen.evals.statistics.tables import problem_values, table_by
+from treegen.evals.statistics.tables import Table, problem_values, table_by
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.sandbox import ProgramStatus
 
@@ -78,9 +78,26 @@ def report_programs(
     overall = summarise(scores, summary_options, task=task, version=version, filters=tuple(filters))
     rows = [_rename_headline(row, headline) for row in overall.metrics if row.metric != "invalid"]
     cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
+    rows[cut:cut] = _outcome_rows(scores, rows[0], by_test=by_test)
+    tables = _difficulty_tables(
+        scores, _by_difficulty(options, difficulties), filters[0], headline, by_test=by_test
+    )
+    return replace(overall, metrics=tuple(rows), tables=(*overall.tables, *tables))
+
+
+def _outcome_rows(
+    scores: Sequence[SampleScore], like: MetricRow, *, by_test: bool
+) -> list[MetricRow]:
+    """Return the test-case average and the rates of outcomes, as means over problems.
+
+    Args:
+        scores: Scores of the samples.
+        like: A row of the report, which names the task, the filter and the shots.
+        by_test: Whether the share of passed tests is known.
+    """
     grouped: dict[str, list[ProgramVerdict]] = {}
     for sample in scores:
-        verdict = sample.verdicts[filters[0]]
+        verdict = sample.verdicts[like.filter]
         assert isinstance(verdict, ProgramVerdict)
         grouped.setdefault(sample.problem_id, []).append(verdict)
 
@@ -93,38 +110,54 @@ def report_programs(
             higher_is_better: Whether a higher value is better.
         """
         return MetricRow(
-            task=task,
-            version=version,
-            filter=filters[0],
-            num_fewshot=options.num_fewshot,
+            task=like.task,
+            version=like.version,
+            filter=like.filter,
+            num_fewshot=like.num_fewshot,
             metric=metric,
             higher_is_better=higher_is_better,
             **mean_row(values),
         )
 
     # fsum does not depend on the order of the samples.
-    passed = [math.fsum(v.credit or 0.0 for v in each) / len(each) for each in grouped.values()]
-    rows[cut:cut] = [
-        *([row("test_case_average", passed, higher_is_better=True)] if by_test else []),
-        *(
-            row(str(outcome), [_share(group, outcome) for group in grouped.values()])
-            for outcome in _RATES
-        ),
+    passed = [math.fsum(v.credit or 0.0 for v in group) / len(group) for group in grouped.values()]
+    rates = [
+        row(str(outcome), [_share(group, outcome) for group in grouped.values()])
+        for outcome in _RATES
     ]
+    return [*([row("test_case_average", passed, higher_is_better=True)] if by_test else []), *rates]
+
+
+def _difficulty_tables(
+    scores: Sequence[SampleScore],
+    groups: Sequence[tuple[str, list[str]]],
+    filter: str,
+    headline: str,
+    *,
+    by_test: bool,
+) -> list[Table]:
+    """Return tables of the headline, and of passed tests, by difficulty; none without groups.
+
+    Args:
+        scores: Scores of the samples.
+        groups: Problem ids of each difficulty.
+        filter: Name of the filter.
+        headline: Name of the accuracy metric.
+        by_test: Whether the share of passed tests is known.
+    """
+    if not groups:
+        return []
     flags = [
-        replace(s, verdicts={filters[0]: Verdict("", correct=s.verdicts[filters[0]].correct)})
+        replace(s, verdicts={filter: Verdict("", correct=s.verdicts[filter].correct)})
         for s in scores
     ]
-    groups = _by_difficulty(options, difficulties)
-    tables = []
-    if groups:
-        name = headline.replace("_", " ")
-        values = problem_values(flags, filters[0])
-        tables.append(table_by(f"{name} by difficulty", "Difficulty", groups, values))
-    if groups and by_test:
-        values = problem_values(scores, filters[0])
+    name = headline.replace("_", " ")
+    values = problem_values(flags, filter)
+    tables = [table_by(f"{name} by difficulty", "Difficulty", groups, values)]
+    if by_test:
+        values = problem_values(scores, filter)
         tables.append(table_by("test-case average by difficulty", "Difficulty", groups, values))
-    return replace(overall, metrics=tuple(rows), tables=(*overall.tables, *tables))
+    return tables
 
 
 def _rename_headline(row: MetricRow, headline: str) -> MetricRow:

@@ -3,21 +3,28 @@
 A judge error is not a verdict. It is not stored, and the sample runs again next time.
 """
 
+import hashlib
+import json
+import os
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.files.regular_files import open_regular
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.thinking import get_answer_text
-from treegen.runs import Key
+from treegen.runs import Key, RecordFile
+from treegen.runs.files import Lock
 from treegen.tasks.programs.outcomes import NO_OUTCOME, ProgramOutcome, outcome_of, program_hash
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.task import ProgramCases, ProgramTask
-from treegen.tasks.programs.verdict_file import VerdictFile
 from treegen.tasks.sandbox import (
     ProgramResult,
     ProgramStatus,
@@ -26,6 +33,91 @@ from treegen.tasks.sandbox import (
     TestResult,
     list_gaps,
 )
+
+_VERSION: Final = 3
+
+
+class VerdictFile:
+    """The stored verdicts of one way of scoring, in a file of the run directory.
+
+        verdicts-strict-1f0c8a2d.jsonl    {"problem_id": ..., "sample_index": ..., "verdict": ...}
+
+    So sampling, scoring and scoring in another way can each stop and resume at any time.
+
+    path: the file.
+    """
+
+    def __init__(self, task: ProgramTask, folder: Path, execution: ExecutionOptions | None) -> None:
+        """Open the verdicts stored in a run directory, for writing if programs may run.
+
+        Args:
+            task: The task of the run.
+            folder: The run directory.
+            execution: How programs may run; None if they may not.
+        """
+        self._task, self._execution = task, execution
+        self._lock: Lock | None = None
+        self.path = folder / self._name()
+        self._file = self._open(folder)
+
+    def read_stored(self) -> Iterator[tuple[Key, ProgramOutcome]]:
+        """Yield the stored verdicts with the keys of their samples."""
+        for record in self._file.records() if self._file else ():
+            key = (record.pop("problem_id"), record.pop("sample_index"))
+            yield key, ProgramOutcome(**record)
+
+    def append(self, key: Key, outcome: ProgramOutcome) -> None:
+        """Store a verdict."""
+        assert self._file is not None
+        self._file.append({"problem_id": key[0], "sample_index": key[1], **asdict(outcome)})
+
+    def sync(self) -> None:
+        """Write stored verdicts to disk, so that they survive a loss of power."""
+        if self._file is not None:
+            self._file.sync()
+
+    def close(self) -> None:
+        """Close the file, so that another process may write it."""
+        try:
+            if self._file is not None:
+                self._file.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that a verdict depends on, except the program and its tests."""
+        task, execution = self._task, self._execution
+        return {
+            "judge": _VERSION,
+            "comparer": task.judged_by,
+            "extract": task.extract,
+            "limits": {**asdict(task.limits), "wall_seconds": task.limits.wall},
+            "max_timeouts": task.max_timeouts,
+            "python": ".".join(map(str, sys.version_info[:2])),
+            # Without protection a program can forge its verdict, so such verdicts are stored apart.
+            "protected": execution is None or execution.sandbox != "none",
+        }
+
+    def _name(self) -> str:
+        settings = json.dumps(self.settings(), sort_keys=True)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        return f"verdicts-{self._task.judged_by}-{digest}.jsonl"
+
+    def _open(self, folder: Path) -> RecordFile | None:
+        if self._execution is None:
+            return RecordFile(self.path, writable=False) if self.path.exists() else None
+        self._lock = Lock(folder / "verdicts.lock")
+        try:
+            if self._execution.anew:
+                with suppress(FileNotFoundError):
+                    self.path.unlink()
+            os.close(open_regular(self.path, os.O_WRONLY | os.O_CREAT))
+            return RecordFile(self.path, writable=True)
+        except BaseException:
+            self._lock.release()
+            raise
+
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
@@ -189,7 +281,7 @@ class SandboxScoring(AccuracyCounter):
     def verdicts(self, record: Mapping[str, Any]) -> dict[str, ProgramVerdict] | None:
         """Return the verdict on a sample by filter; None if there is none yet."""
         outcome = self._outcomes.get((record["problem_id"], record["sample_index"]))
-        return None if outcome is None else self._task.verdicts(record["problem_id"], outcome)
+        return None if outcome is None else self._task.score_outcome(record["problem_id"], outcome)
 
     @property
     def missing(self) -> int:
@@ -198,7 +290,7 @@ class SandboxScoring(AccuracyCounter):
 
     def summary(self) -> dict[str, Any]:
         """Return how the samples were scored, as JSON values."""
-        tiers = Counter(each.sandbox for each in self._outcomes.values() if each.sandbox)
+        tiers = Counter(outcome.sandbox for outcome in self._outcomes.values() if outcome.sandbox)
         # Count stored verdicts of all commands, because this one may have run no program.
         unprotected = {
             name: {"samples": tiers[name], "gaps": list(list_gaps(name))}

@@ -1,10 +1,12 @@
 """Base class of tasks whose samples are programs, which are scored by running them."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar, Final, Protocol
 
+from treegen.common.formatting import parse_bytes
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.verdict import Verdict
@@ -12,6 +14,28 @@ from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.programs.outcomes import ProgramOutcome
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.sandbox import Compare, Limits, Program, SandboxPool, TestCase
+
+
+def judge_limits(arguments: Mapping[str, str], limits: Limits) -> Limits:
+    """Return limits with the `timeout` and the `memory` of a task's arguments.
+
+    Raises:
+        InputError: The timeout or the memory is invalid.
+    """
+    timeout, memory = arguments.get("timeout"), arguments.get("memory")
+    if timeout is not None:
+        try:
+            seconds = float(timeout)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds <= 3600:
+            raise InputError(
+                f"task argument timeout must be seconds above 0 and up to 3600, got {timeout!r}"
+            )
+        limits = replace(limits, cpu_seconds=seconds)
+    if memory is not None:
+        limits = replace(limits, memory=parse_bytes(memory))
+    return limits
 
 
 class ProgramCases(Protocol):
@@ -32,7 +56,7 @@ class ProgramCases(Protocol):
         ...
 
 
-class ProgramTask(TextTask, ABC):
+class ProgramTask(TextTask):
     """Programs in a sandbox. Sampling needs no permission; scoring runs the programs.
 
     limits: limits of each run of a program.
@@ -68,7 +92,7 @@ class ProgramTask(TextTask, ABC):
         """Return the tests of a loaded problem; see `cases`."""
 
     @abstractmethod
-    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
+    def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
 
     def cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:

@@ -1,4 +1,4 @@
-"""Base class of the make-the-target puzzle tasks: examples, prompts, scores, and search."""
+"""The make-the-target puzzles: their base class, prompts that judge states, and Countdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,30 +8,107 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
-from treegen.evals.search.task import SearchDefaults
+from treegen.evals.search.task import SearchDefaults, SearchTask
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.text_task import TextTask
+from treegen.tasks.common.problems import problems_of, row_id
+from treegen.tasks.common.sources import Source
+from treegen.tasks.common.text_task import Loaded, TextTask
 from treegen.tasks.puzzles.countdown_text import (
     SOLVE_HEADER,
+    VALUE_HEADER,
     apply_steps,
     numbers_text,
     prompt,
     read_step,
     solve_block,
     solve_head,
+    step_line,
+    value_block,
+    value_head,
+    value_label,
 )
-from treegen.tasks.puzzles.prompts import (
-    WORTH,
-    propose_prompt,
-    puzzle_value_prompt,
-    read_judgement,
-    read_proposals,
+from treegen.tasks.puzzles.puzzle import Number, PuzzleState, PuzzleStep, is_legal, moves, state_of
+
+# Score of each judgement, as in the tree-of-thoughts paper.
+WORTH: Final = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
+
+_PROPOSE_HEADER: Final = "List steps that may help to reach the target, one a line."
+_NUM_PROPOSED: Final = 6
+_PROPOSED: Final[tuple[tuple[PuzzleState, int], ...]] = (((2, 6, 7, 13), 24), ((3, 5, 8), 16))
+_JUDGED: Final[tuple[tuple[PuzzleState, int], ...]] = (
+    ((10, 14), 24),
+    ((11, 12), 24),
+    ((4, 4, 10), 24),
+    ((5, 9), 45),
+    ((3, 7, 12), 50),
+    ((2, 5, 8), 20),
+    ((7, 13), 6),
+    ((10, 10, 11), 24),
+    ((4, 6), 30),
+    ((17,), 17),
 )
-from treegen.tasks.puzzles.puzzle import PuzzleState, PuzzleStep, state_of
+
+
+def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
+    """Return the prompt for a judgement of a state, which ends where the judgement begins.
+
+    Args:
+        state: The numbers that are left.
+        target: The number to reach.
+        whole: Whether every result must be a whole number from 0 on.
+    """
+    blocks = [
+        value_block(left, goal, value_label(left, goal, whole=whole)) for left, goal in _JUDGED
+    ]
+    return prompt(VALUE_HEADER, blocks, value_head(state, target))
+
+
+def read_judgement(text: str) -> float:
+    """Return the score of a judgement; 0 for a text that is not a judgement."""
+    words = text.split(None, 1)
+    return WORTH.get(words[0].rstrip(".").lower(), 0.0) if words else 0.0
+
+
+def propose_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
+    """Return the prompt for a list of possible next steps, which ends where the list begins.
+
+    Args:
+        state: The numbers that are left.
+        target: The number to reach.
+        whole: Whether every result must be a whole number from 0 on.
+    """
+    blocks = []
+    for left, goal in _PROPOSED:
+        steps = moves(left, whole=whole)
+        # Show steps from the whole list, because the first ones all combine the same two numbers.
+        shown = steps[:: max(1, len(steps) // _NUM_PROPOSED)][:_NUM_PROPOSED]
+        blocks.append(_propose_head(left, goal) + "\n".join(map(step_line, shown)))
+    return prompt(_PROPOSE_HEADER, blocks, _propose_head(state, target))
+
+
+def read_proposals(text: str, state: PuzzleState, *, whole: bool) -> list[str]:
+    """Return the legal steps of an answer as lines with their newlines, without repeats.
+
+    Args:
+        text: The model's answer.
+        state: The numbers that are left before the step.
+        whole: Whether every result must be a whole number from 0 on.
+    """
+    proposals: dict[str, None] = {}
+    for line in text.split("\n"):
+        step = read_step(line.strip())
+        if step is not None and is_legal(state, step, whole=whole):
+            proposals[f"{step_line(step)}\n"] = None
+    return list(proposals)
+
+
+def _propose_head(numbers: Sequence[Number], target: Number) -> str:
+    return f"Numbers: {numbers_text(numbers)}\nTarget: {target}\nPossible next steps:\n"
+
 
 if TYPE_CHECKING:
     from treegen.search.evaluate import Evaluate
@@ -58,7 +135,7 @@ class Puzzle:
     steps: tuple[PuzzleStep, ...] = ()
 
 
-class PuzzleTask(TextTask):
+class PuzzleTask(TextTask, SearchTask):
     """Combine numbers step by step until the target alone is left.
 
     A sample's answer is the number that is left after its steps. A sample has no answer if a step
@@ -204,12 +281,12 @@ class PuzzleTask(TextTask):
         return evaluate.value_prompt(prompt_of, read_judgement, n=3)
 
     def _turns(self, examples: Sequence[Puzzle]) -> tuple[Turn, ...]:
-        found = []
+        turns = []
         for number, puzzle in enumerate(examples):
             head = self.head(puzzle)
             question = head if number else prompt(SOLVE_HEADER, (), head)
-            found.append((question, self.example(puzzle).removeprefix(head).lstrip(" ")))
-        return tuple(found)
+            turns.append((question, self.example(puzzle).removeprefix(head).lstrip(" ")))
+        return tuple(turns)
 
     def _remaining_numbers(self, problem: Problem, text: str) -> PuzzleState | None:
         return apply_steps(puzzle_of(problem).numbers, text, whole=self.whole)
@@ -275,3 +352,28 @@ def _is_whole(value: object) -> bool:
 def _ends_a_step(text: str) -> bool:
     # A blank line is not a step. It means that the model has given up.
     return text.endswith("\n") and not text.endswith("\n\n") and text != "\n"
+
+
+_SOURCE: Final = Source(task="countdown", bundled="countdown_sample.jsonl")
+
+
+class Countdown(PuzzleTask):
+    """Puzzles with their own targets; results are whole numbers from 0 on.
+
+    Data: JSON Lines, such as the puzzles that come with treegen:
+
+        {"id": "countdown-0", "numbers": [4, 6, 6], "target": 18}
+    """
+
+    name = "countdown"
+    whole = True
+    examples = "countdown_fewshot.jsonl"
+
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return the puzzles of a file, or the bundled ones."""
+        rows, source = _SOURCE.read(options.data, options.split)
+        return *problems_of(rows, source, _problem, noun="puzzle"), source
+
+
+def _problem(row: dict[str, Any], line: int) -> Problem:
+    return as_problem(row_id(row, line, "countdown"), *read_puzzle(row), line=line)

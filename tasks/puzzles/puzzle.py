@@ -69,7 +69,7 @@ def is_legal(state: PuzzleState, step: PuzzleStep, *, whole: bool) -> bool:
 
 def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
     """Return every legal step, each sum and product once, always in the same order."""
-    found: dict[PuzzleStep, None] = {}
+    steps: dict[PuzzleStep, None] = {}
     for i, j in combinations(range(len(state)), 2):
         rest = [number for k, number in enumerate(state) if k not in (i, j)]
         small, large = state[i], state[j]
@@ -83,8 +83,8 @@ def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
         ):
             c = combine(a, op, b)
             if c is not None and is_allowed(c, whole=whole):
-                found[PuzzleStep(a, op, b, c, state_of((*rest, c)))] = None
-    return list(found)
+                steps[PuzzleStep(a, op, b, c, state_of((*rest, c)))] = None
+    return list(steps)
 
 
 @lru_cache(maxsize=1 << 18)

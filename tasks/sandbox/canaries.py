@@ -180,13 +180,13 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxRep
         why = tier.unavailable()
         if not why:
             try:
-                held, not_checked = unless_killed(functools.partial(verify_tier, tier, runtime))
+                passed, not_checked = unless_killed(functools.partial(verify_tier, tier, runtime))
             except HelperKilledError:
                 raise  # says nothing about this sandbox, so do not fall back to a weaker one
             except SandboxError as error:
                 why = str(error)
             else:
-                report = SandboxReport(name, tier.missing(), held, not_checked, tuple(refused))
+                report = SandboxReport(name, tier.missing(), passed, not_checked, tuple(refused))
                 return tier, report
         refused.append(f"{name}: {why}")
     raise SandboxError(
@@ -234,8 +234,8 @@ def verify_tier(tier: SandboxTier, runtime: Runtime) -> tuple[tuple[str, ...], t
             f"the sandbox does not hold: from inside, a program could {', '.join(escaped)}; run no "
             "programs of models with it, and try another with sandbox="
         )
-    held = tuple(name for name, success in outside.items() if success)
-    return held, tuple(name for name, success in outside.items() if not success)
+    passed = tuple(name for name, success in outside.items() if success)
+    return passed, tuple(name for name, success in outside.items() if not success)
 
 
 def _check_works(tier: SandboxTier, runtime: Runtime) -> None:

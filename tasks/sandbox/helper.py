@@ -282,10 +282,10 @@ def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
         space = os.statvfs(scratch)
         return space.f_files - space.f_ffree - 1, 0
     with os.scandir(scratch) as entries:
-        found = [entry.stat(follow_symlinks=False) for entry in entries]
+        stats = [entry.stat(follow_symlinks=False) for entry in entries]
     # Use the larger of both numbers: a hole has a size and no blocks; space allocated beyond the
     # end of a file has blocks and no size.
-    return len(found), sum(max(each.st_size, 512 * each.st_blocks) for each in found)
+    return len(stats), sum(max(stat.st_size, 512 * stat.st_blocks) for stat in stats)
 
 
 def _stop(scratch: str, code: int = 1) -> NoReturn:

@@ -127,16 +127,16 @@ def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
 
 def _find_hidden(roots: Sequence[str]) -> list[str]:
     """Return the directories below `roots` with installed packages, treegen's among them."""
-    found = [str(Path(file).parents[2]) for file in (__file__, os.path.realpath(__file__))]
+    paths = [str(Path(file).parents[2]) for file in (__file__, os.path.realpath(__file__))]
     left = [root for root in roots if not os.path.islink(root)]
     while left:
         with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
             for entry in entries:
                 if entry.name in _PACKAGES:
-                    found += [entry.path, os.path.realpath(entry.path)]
+                    paths += [entry.path, os.path.realpath(entry.path)]
                 elif entry.is_dir(follow_symlinks=False):
                     left.append(entry.path)
-    inside = [path for path in found if any(path.startswith(root + "/") for root in roots)]
+    inside = [path for path in paths if any(path.startswith(root + "/") for root in roots)]
     return _outermost([path for path in inside if not os.path.islink(path)])
 
 

@@ -131,8 +131,8 @@ def _numpy(name: Any, dimensions: Any, item: Any) -> Any:
     if name == "longdouble" and len(item) > _MAX_LONG:
         raise ValueError(f"a long double of more than {_MAX_LONG} characters")
     with np.errstate(all="ignore"):
-        found = np.array(item, dtype=name).reshape((1,) * (dimensions or 0))
-    return found[()] if dimensions is None else found
+        array = np.array(item, dtype=name).reshape((1,) * (dimensions or 0))
+    return array[()] if dimensions is None else array
 
 
 def _fraction(numerator: Any, denominator: Any) -> Any:
@@ -154,12 +154,12 @@ def _decimal(text: Any) -> Any:
     if len(text) > _MAX_DIGITS:
         raise ValueError(f"a decimal of more than {_MAX_DIGITS:,} digits")
     try:
-        found = Decimal(text)
+        number = Decimal(text)
     except DecimalException:
         raise ValueError("not a decimal") from None
-    if found.is_snan():
+    if number.is_snan():
         raise ValueError("a signaling nan, which cannot be compared")
-    return found
+    return number
 
 
 def _keys(body: Any, depth: int) -> list[Any]:

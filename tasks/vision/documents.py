@@ -23,8 +23,63 @@ from treegen.evals.task import TaskDefaults
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.files import column
 from treegen.tasks.common.sources import HubTable
-from treegen.tasks.vision.approximate_match import anls, is_relaxed_match, number_of
 from treegen.tasks.vision.task import Images, VisionTask
+
+_TOLERANCE: Final = 0.05
+_WORST: Final = 0.5
+
+
+def is_relaxed_match(text: str, answer: str) -> bool:
+    """Return whether a number is within 5% of the right one; any other text must be equal.
+
+    Case is ignored. This is relaxed_correctness of https://github.com/google-research/pix2struct
+    (metrics.py), from section 5.1 of https://arxiv.org/abs/2203.10244.
+    """
+    number, right = number_of(text), number_of(answer)
+    if number is not None and right:
+        return abs(number - right) / abs(right) <= _TOLERANCE
+    return text.lower() == answer.lower()
+
+
+def number_of(text: str) -> float | None:
+    """Return a text as a number, a percentage as hundredths; None if it is not a number."""
+    try:
+        return float(text.rstrip("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return None
+
+
+def anls(text: str, answers: Sequence[str]) -> float:
+    """Return the normalised similarity of a text and the closest of some answers.
+
+    The similarity is 1 minus the edits per character, and 0 if that is below 0.5. Case and spacing
+    are ignored. This is anls of lmms-eval (api/metrics.py), from https://arxiv.org/abs/1907.00490.
+    """
+    best = 0.0
+    found = " ".join(text.lower().split())
+    for answer in answers:
+        right = " ".join(answer.lower().split())
+        length = max(len(answer.upper()), len(text.upper()))
+        # The difference of the lengths bounds the edits, so distant texts need no count.
+        if length and 1 - abs(len(right) - len(found)) / length < _WORST:
+            continue
+        best = max(best, 1 - _edits(right, found) / length if length else 1.0)
+    return best if best >= _WORST else 0.0
+
+
+def _edits(a: str, b: str) -> int:
+    """Return the Levenshtein distance of two texts."""
+    if len(a) > len(b):
+        a, b = b, a
+    row = list(range(len(a) + 1))
+    for i, letter in enumerate(b, start=1):
+        before, row[0] = row[0], i
+        for j, other in enumerate(a, start=1):
+            same = before
+            before = row[j]
+            row[j] = same if letter == other else 1 + min(same, before, row[j - 1])
+    return row[-1]
+
 
 _FINAL: Final = re.compile(r"answer\W*?:[\s*]*([^\n]*)", re.IGNORECASE)
 _SHORT: Final = replace(VisionTask.defaults.sampling, max_tokens=64)
@@ -66,12 +121,12 @@ class ChartQA(VisionTask):
         kind = row.get("type", row.get("human_or_machine"))
         if not isinstance(kind, str | int | float | None):
             raise ValueError(f"type is {kind!r:.40}, not a text or a number")
-        known = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
+        kind_of = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
         return Problem(
             name,
             question,
             json.dumps(_texts(row, ("answer", "label"))),
-            {"line": line, "type": known.get(kind, "")},
+            {"line": line, "type": kind_of.get(kind, "")},
             images=images(name, [image]),
         )
 
@@ -141,10 +196,10 @@ def _near(text: str, answers: Sequence[str]) -> Verdict:
     number = number_of(text)
     shown = text.lower()
     # If 0 is right, answers are compared as texts: 0.0 is wrong, so it must not vote with 0.
-    if number is not None and all(number_of(each) != 0 for each in answers):
+    if number is not None and all(number_of(answer) != 0 for answer in answers):
         shown = f"{number:.12g}"
     return Verdict(
-        shown or None, bool(shown) and any(is_relaxed_match(text, each) for each in answers)
+        shown or None, bool(shown) and any(is_relaxed_match(text, answer) for answer in answers)
     )
 
 

@@ -23,8 +23,7 @@ from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import HubTable
-from treegen.tasks.vision.letters import LETTERS, guess, mmmu_letter, mmmu_pro_letter
-from treegen.tasks.vision.open_answers import readings
+from treegen.tasks.vision.mmmu_answers import LETTERS, guess, mmmu_letter, mmmu_pro_letter, readings
 from treegen.tasks.vision.task import Images, VisionTask, numbered_images
 
 DISCIPLINES: Final = {
@@ -191,12 +190,14 @@ def _by_letter(
     letter: str | None,
     problem: Problem,
     text: str,
-    told: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     filters: tuple[str, ...],
 ) -> dict[str, Verdict]:
-    guessed = letter or guess(problem.id, text, len(told["options"]))
-    published = Verdict(guessed, guessed == told["answer"])
-    return dict(zip(filters, (published, Verdict(letter, letter == told["answer"])), strict=True))
+    guessed = letter or guess(problem.id, text, len(metadata["options"]))
+    published = Verdict(guessed, guessed == metadata["answer"])
+    return dict(
+        zip(filters, (published, Verdict(letter, letter == metadata["answer"])), strict=True)
+    )
 
 
 def _setting(extra: Mapping[str, str]) -> str:
@@ -204,16 +205,16 @@ def _setting(extra: Mapping[str, str]) -> str:
 
 
 def _subjects(extra: Mapping[str, str]) -> tuple[str, ...]:
-    found = words(extra, "subjects")
-    for each in found:
-        one_of({"subjects": each}, "subjects", SUBJECTS, "")
-    return found
+    subjects = words(extra, "subjects")
+    for subject in subjects:
+        one_of({"subjects": subject}, "subjects", SUBJECTS, "")
+    return subjects
 
 
 def _place(row: Mapping[str, Any], name: str, line: int) -> dict[str, Any]:
     """Return the fields by which tables group problems. The authors' ids contain the subject."""
-    found = _ID.fullmatch(name)
-    subject = optional(row, ("subject",)) or (found[1] if found else "")
+    match = _ID.fullmatch(name)
+    subject = optional(row, ("subject",)) or (match[1] if match else "")
     return {"line": line, "subject": subject, "discipline": _DISCIPLINE.get(subject, "")}
 
 
@@ -229,10 +230,10 @@ def _parse_list(value: Any, name: str) -> Any:
 
 
 def _options(row: Mapping[str, Any]) -> list[str]:
-    found = _parse_list(row.get("options"), "options")
-    if not isinstance(found, list) or not 2 <= len(found) <= len(LETTERS):
+    options = _parse_list(row.get("options"), "options")
+    if not isinstance(options, list) or not 2 <= len(options) <= len(LETTERS):
         raise ValueError(f"options must be a list of 2 to {len(LETTERS)} texts")
-    return [str(each) for each in found]
+    return [str(option) for option in options]
 
 
 def _letter(row: Mapping[str, Any], options: list[str]) -> str:
@@ -243,9 +244,9 @@ def _letter(row: Mapping[str, Any], options: list[str]) -> str:
 
 
 def _answers(row: Mapping[str, Any]) -> list[str]:
-    found = _parse_list(row.get("answer"), "answer")
-    values = found if isinstance(found, list) else [found]
-    answers = [str(each) for each in values if isinstance(each, str | int | float)]
+    values_of_row = _parse_list(row.get("answer"), "answer")
+    values = values_of_row if isinstance(values_of_row, list) else [values_of_row]
+    answers = [str(value) for value in values if isinstance(value, str | int | float)]
     if not answers or any(not answer.strip() or answer.strip() == "?" for answer in answers):
         raise ValueError("answer is no text; the test split has none")
     return answers

@@ -55,7 +55,7 @@ class VisionTask(TextTask):
     def read(self, options: TaskOptions) -> Loaded:
         """Return the questions that the task's arguments select, with their images."""
         table = self.hub(options.extra)
-        files = {each: (f"{each}-00000-of-00001.parquet",) for each in table.splits}
+        files = {split: (f"{split}-00000-of-00001.parquet",) for split in table.splits}
         places = Source(task=self.name, bundled=self.bundled, hub=table, files=files)
         rows, source = places.read(options.data, options.split)
         in_files = options.data is not None and not places.on_hub(options.data)
@@ -75,11 +75,11 @@ def numbered_images(row: Mapping[str, Any]) -> list[Any]:
     """Return the images in the columns image_1, image_2 and so on, or in the list `images`."""
     if isinstance(listed := row.get("images"), list):
         return listed
-    found = [row.get(f"image_{number}") for number in range(1, MOST_IMAGES + 1)]
-    while found and found[-1] is None:
-        found.pop()
-    if None in found:
-        raise ValueError(f"there is no image_{found.index(None) + 1}, but a later one")
-    if not found:
+    values = [row.get(f"image_{number}") for number in range(1, MOST_IMAGES + 1)]
+    while values and values[-1] is None:
+        values.pop()
+    if None in values:
+        raise ValueError(f"there is no image_{values.index(None) + 1}, but a later one")
+    if not values:
         raise ValueError("no image_1")
-    return found
+    return values

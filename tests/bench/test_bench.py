@@ -316,7 +316,7 @@ def test_below_an_image_the_roofline_counts_the_language_model_alone() -> None:
     size = size_of(model)
     assert isinstance(size, ModelSize)
     assert size.layer_weights + 2 * size.hidden * size.vocab_size == text.num_weights
-    image = image_of(model, tokenizer, 60)
+    image = image_of(model, 60)
     assert image.num == 64  # 8 x 8; the others are 7 x 7 and 9 x 9
     job = Workload(
         "",
@@ -333,7 +333,7 @@ def test_below_an_image_the_roofline_counts_the_language_model_alone() -> None:
     assert found.usage.prompt_tokens_computed == image.num + 2 * 5
     for tokens in (1, 70_000):
         with pytest.raises(InputError, match="--image-tokens"):
-            image_of(model, tokenizer, tokens)
+            image_of(model, tokens)
 
 
 def test_models_without_a_roofline_say_why() -> None:

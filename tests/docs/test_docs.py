@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from treegen.cli.main import cli
-from treegen.evals.arguments import known_arguments
 from treegen.tasks import get_task, list_tasks
 
 _PAGES = (
@@ -94,7 +93,7 @@ def test_the_pages_of_tasks_have_each_task_and_argument(repository: Path) -> Non
         f"{info.name} {argument}"
         for info in list_tasks()
         if info.source == "treegen"
-        for argument in ("", *known_arguments(get_task(info.name)))
+        for argument in ("", *get_task(info.name).arguments)
         if f"`{info.name}`" not in text or (argument and f"`-T {argument}=" not in text)
     ]
     assert not missing

@@ -23,7 +23,6 @@ from treegen.evals.search.methods import METHODS, methods_with_setting
 from treegen.evals.search.run import make_record, run_searches, write_search_results
 from treegen.evals.search.searcher import search_function
 from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
-from treegen.evals.search.task import Evaluator
 from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.records import SearchTree
@@ -168,7 +167,6 @@ def test_without_solutions_a_search_ends_with_its_budget(tmp_path: Path) -> None
 
 def test_a_search_that_fails_fails_alone(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(data, method="beam")
-    assert isinstance(job.task, Evaluator)
     evaluate = job.task.evaluate
 
     def broken(problem: Any, how: str) -> Any:
@@ -567,7 +565,6 @@ def test_the_text_that_is_judged_never_reaches_the_prompt_of_another(data: str) 
     """A search asks about the numbers that are left, not about text of the model."""
     job = job_of(data, method="tot-bfs", limit=1)
     seen: list[SearchNode] = []
-    assert isinstance(job.task, Evaluator)
     original = job.task.evaluate(job.data.problems[0], "judge")
 
     async def spy(nodes: Any) -> Any:

@@ -16,6 +16,7 @@ from cli_cases import OWN_TASK
 from treegen.errors import InputError
 from treegen.evals.job import load_task_data
 from treegen.evals.registry import ENTRY_POINT_GROUP, get_task_name, load_file
+from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.evals.selection import parse_limit
 from treegen.tasks import (
     Problem,
@@ -126,7 +127,7 @@ def test_known_task_is_found_and_listed() -> None:
     ("name", "told"),
     [
         ("gsm8", "did you mean 'gsm8k'"),
-        ("zzz", "known: aime, apps, .*countdown, docvqa, game24"),
+        ("zzz", "known: aime, apps, .*countdown, .*game24"),
         ("none.py:Mine", "does not exist"),
         ("mine.py", "name the task's class too"),
     ],
@@ -209,13 +210,59 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> Non
         assert problem.question == f"say {name}"
 
 
-def test_the_documentation_of_tasks_names_every_member_that_is_read(repository: Path) -> None:
-    read = set()
-    for path in (repository / "treegen" / "evals").rglob("*.py"):
-        text = path.read_text()
-        read |= set(re.findall(r'getattr\((?:self[.])?(?:job[.])?task, "(\w+)"', text))
-    named = set(re.findall(r"^    (\w+): ", Task.__doc__ or "", re.MULTILINE))
-    assert len(read) >= 9 and read <= named
+@pytest.mark.parametrize("base", [Task, SearchTask])
+def test_the_documentation_of_tasks_names_every_member(base: type[Task], repository: Path) -> None:
+    members = {name for name in vars(base) if not name.startswith("_")}
+    named = set(re.findall(r"`(\w+)`", base.__doc__ or ""))
+    assert members <= named and all(getattr(base, name).__doc__ for name in members)
+    for path in (repository / "treegen").rglob("*.py"):
+        assert not re.findall(r'getattr\(\S*\btask, "\w+"', path.read_text()), path
+
+
+def test_a_task_that_inherits_nothing_has_the_defaults_of_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        OWN_TASK + "\nclass Named(Echo):\n    arguments = {'loud': 'yes or no'}\n"
+        "    def verdicts(self, problem, record):\n        return {'exact': self}\n"
+    )
+    echo, named = get_task(f"{path}:Echo"), get_task(f"{path}:Named")
+    assert isinstance(echo, Task) and not isinstance(echo, SearchTask)
+    assert (echo.arguments, echo.answer_types, echo.shorter) == ({}, {}, None)
+    assert echo.rubric == "correctness"
+    (problem,) = echo.load(TaskOptions()).problems
+    assert echo.verdicts(problem, {}) is None and not echo.executes_code
+    assert named.arguments == {"loud": "yes or no"}
+    original = sys.modules[type(named).__module__].Named
+    assert isinstance((named.verdicts(problem, {}) or {})["exact"], original)
+    assert get_task_name(named) == f"{path}:Named"
+    assert isinstance(get_task(named), Task)
+
+
+def test_a_task_that_inherits_must_define_the_abstract_members(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("from treegen.tasks import Task\nclass Half(Task):\n    name = 'half'\n")
+    with pytest.raises(
+        InputError, match=r"abstract methods aggregate, defaults, .*; mend its code"
+    ):
+        get_task(f"{path}:Half")
+
+
+def test_a_task_with_steps_that_inherits_nothing_can_be_searched(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    members = {"root": "", "state": "s", "done": True, "answer": "hi", "is_solved": True}
+    steps = "".join(
+        f"    def {name}(self, *args):\n        return {value!r}\n"
+        for name, value in members.items()
+    )
+    path.write_text(
+        OWN_TASK + "\nfrom treegen.tasks.gsm8k.task import GSM8K\nclass Steps(Echo):\n"
+        "    search_defaults = GSM8K.search_defaults\n" + steps
+    )
+    task = get_search_task(f"{path}:Steps")
+    assert isinstance(task, SearchTask) and task.checkable is False
+    assert task.state(Problem("a", "q", "1"), "") == "s" and task.search_defaults.method == "beam"
+    with pytest.raises(InputError, match="no way of its own to propose 'list'"):
+        task.propose(Problem("a", "q", "1"), "list")
 
 
 def test_a_file_is_run_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,14 @@ from treegen.errors import DataError, InputError
 from treegen.evals.chat import as_chat
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskOptions, get_task
-from treegen.tasks.code.answers import block_that_defines
 from treegen.tasks.code.humaneval import HumanEval
 from treegen.tasks.code.lcb_tests import packed_text, read_tests, same_lines, same_value
 from treegen.tasks.code.livecodebench import LiveCodeBench
 from treegen.tasks.code.mbpp import MBPP
-from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus
+from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus, mbpp_arguments
 from treegen.tasks.code.plus_compare import OTHER, CallValue, build_expected, is_expected
-from treegen.tasks.code.plus_inputs import mbpp_arguments
 from treegen.tasks.code.task import CodeTask
+from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.programs.outcomes import ProgramOutcome
 from treegen.tasks.sandbox import (
     ProgramResult,
@@ -416,11 +415,12 @@ def test_evalplus_has_a_verdict_for_each_part() -> None:
     task = HumanEvalPlus()
     task.load(TaskOptions())
     outcome = ProgramOutcome("x", "wrong_answer", "AW")
-    verdicts = task.verdicts("Own/0", outcome)
+    verdicts = task.score_outcome("Own/0", outcome)
     assert (verdicts["base"].correct, verdicts["plus"].correct) == (True, False)
     assert verdicts["plus"].credit is None and verdicts["plus"].outcome == "wrong_answer"
-    assert task.verdicts("Own/0", ProgramOutcome("x", "timeout", "T-"))["base"].outcome == "timeout"
-    assert not task.verdicts("Own/0", ProgramOutcome(None, "no_program", ""))["base"].correct
+    timed_out = task.score_outcome("Own/0", ProgramOutcome("x", "timeout", "T-"))
+    assert timed_out["base"].outcome == "timeout"
+    assert not task.score_outcome("Own/0", ProgramOutcome(None, "no_program", ""))["base"].correct
 
 
 def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def judged(task: CodeTask, samples: Sequence[tuple[str, str]]) -> list[dict[str,
                 result = future.result()
                 assert result.verdict is not ProgramStatus.JUDGE_ERROR, result.tests[-1].detail
                 outcome = outcome_of("x", result.tests, num, result.sandbox)
-            verdicts = task.verdicts(problem_id, outcome)
+            verdicts = task.score_outcome(problem_id, outcome)
             found.append({name: verdict.correct for name, verdict in verdicts.items()})
     return found
 

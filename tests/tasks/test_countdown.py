@@ -14,8 +14,7 @@ from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, SampleScore, Task, TaskOptions, get_task
 from treegen.tasks.gsm8k.task import GSM8K
-from treegen.tasks.puzzles.base import PuzzleTask, read_puzzle
-from treegen.tasks.puzzles.countdown import Countdown
+from treegen.tasks.puzzles.base import Countdown, PuzzleTask, read_puzzle
 from treegen.tasks.puzzles.countdown_text import apply_steps
 from treegen.tasks.puzzles.game24 import Game24
 

@@ -5,8 +5,7 @@ import time
 import pytest
 
 from treegen.tasks.apps.prompts import extract_program
-from treegen.tasks.code.answers import block_that_defines
-from treegen.tasks.common.fences import fenced_blocks
+from treegen.tasks.common.fences import block_that_defines, fenced_blocks
 
 CODE = "def f(x):\n    return x\n"
 INDENTED = "   def f(x):\n       return x\n"

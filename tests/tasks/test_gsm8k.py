@@ -12,13 +12,11 @@ import pytest
 
 from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
-from treegen.evals.arguments import configure_task
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.common.answers import canonical_number, numeric_answer, strict_match
 from treegen.tasks.common.sources import bundled_rows
-from treegen.tasks.gsm8k.data import reasoning_and_number
-from treegen.tasks.gsm8k.task import GSM8K
+from treegen.tasks.gsm8k.task import GSM8K, reasoning_and_number
 
 ROW = {"question": "How many?", "answer": "2+1=<<2+1=3>>3\n#### 3"}
 
@@ -83,10 +81,9 @@ def test_a_form_has_its_stops_in_subclasses_too() -> None:
     class Brief(GSM8K):
         defaults = TaskDefaults(SamplingParams(max_tokens=9, stop=(".",)), 1, 0)
 
-    fewer, brief = (
-        configure_task(Fewer(), {"form": "self-consistency"}),
-        configure_task(Brief(), {}),
-    )
+    fewer, brief = Fewer(), Brief()
+    fewer.configure({"form": "self-consistency"})
+    brief.configure({})
     assert (fewer.defaults.num_samples, fewer.defaults.sampling.stops) == (5, ("Q:", "\n\n"))
     assert brief.defaults.sampling.stops == (".",)
     assert "\n\n" not in GSM8K().defaults.sampling.stops

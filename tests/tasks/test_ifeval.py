@@ -14,8 +14,7 @@ from treegen.errors import DataError, InputError
 from treegen.tasks import Problem, ReportOptions, SampleScore, TaskOptions
 from treegen.tasks.ifeval import language, sentences
 from treegen.tasks.ifeval.instructions import KINDS, NEED_LANGUAGE, make_check
-from treegen.tasks.ifeval.report import FollowedVerdict
-from treegen.tasks.ifeval.task import IFEval
+from treegen.tasks.ifeval.task import FollowedVerdict, IFEval
 
 Row = dict[str, Any]
 RELATIONS = ("less than", "at least")

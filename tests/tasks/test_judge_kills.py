@@ -17,10 +17,10 @@ from hostile_cases import LIMITS, USABLE, compare
 from processes import Process, descendants
 
 from treegen.tasks.sandbox import Program, ProgramStatus, SandboxPool, TestCase
+from treegen.tasks.sandbox.pool import decide
 from treegen.tasks.sandbox.process import ProcessOutcome
 from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
 from treegen.tasks.sandbox.runtime import find_runtime
-from treegen.tasks.sandbox.status import decide
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not USABLE, reason="no sandbox can be used here"

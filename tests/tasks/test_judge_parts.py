@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.tasks.sandbox import Program, ProgramStatus, TestCase, seccomp, value_json
+from treegen.tasks.sandbox.pool import decide
 from treegen.tasks.sandbox.process import ProcessOutcome
-from treegen.tasks.sandbox.status import decide
 from treegen.tasks.sandbox.syscalls import ALWAYS, SOMETIMES
 
 

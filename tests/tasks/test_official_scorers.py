@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from math_outputs import aime_outputs, letter_outputs, math_outputs, some_answers
 
-from treegen.evals.answer_types import answer_types, unify_answers
+from treegen.evals.answer_types import unify_answers
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.estimators import pass_at_k
 from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.votes import Tally
 from treegen.evals.verdict import SampleScore
-from treegen.tasks.aime.task import AIME
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa.task import GPQA
+from treegen.tasks.math.aime import AIME
 from treegen.tasks.math.boxed import equivalent, extract_boxed, hendrycks_form
 from treegen.tasks.math.minerva import minerva_answer, minerva_form
 from treegen.tasks.math.task import Math, Math500
@@ -141,7 +141,7 @@ def test_metrics_of_64_samples_follow_from_math_verifys_judgements() -> None:
     found = [("p", task.score(problem(wanted), text)) for text in texts]
     scores = [
         SampleScore("p", number, "stop", verdicts)
-        for number, verdicts in enumerate(unify_answers(found, answer_types(task)))
+        for number, verdicts in enumerate(unify_answers(found, task.answer_types))
     ]
     options = ReportOptions(problem_ids=["p"], num_samples=64, pass_ks=(1, 8), maj_ks=(1, 8, 64))
     report = task.aggregate(scores, options)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from puzzle_model import solutions
 
+from treegen.tasks.puzzles.base import puzzle_value_prompt, read_judgement, read_proposals
 from treegen.tasks.puzzles.countdown_text import (
     SOLVE_HEADER,
     apply_steps,
@@ -25,7 +26,6 @@ from treegen.tasks.puzzles.countdown_text import (
     value_label,
 )
 from treegen.tasks.puzzles.expression import of_steps, parse, value_with
-from treegen.tasks.puzzles.prompts import puzzle_value_prompt, read_judgement, read_proposals
 from treegen.tasks.puzzles.puzzle import (
     Number,
     PuzzleState,

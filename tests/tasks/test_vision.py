@@ -19,10 +19,9 @@ from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskOptions, get_task
-from treegen.tasks.common.tree import interleave_images
-from treegen.tasks.vision.approximate_match import anls, is_relaxed_match
-from treegen.tasks.vision.letters import guess, mmmu_letter, mmmu_pro_letter
-from treegen.tasks.vision.open_answers import readings
+from treegen.tasks.common.text_task import interleave_images
+from treegen.tasks.vision.documents import anls, is_relaxed_match
+from treegen.tasks.vision.mmmu_answers import guess, mmmu_letter, mmmu_pro_letter, readings
 
 NAMES = ("mmmu", "mmmu-pro", "chartqa", "docvqa")
 WORDS = (

@@ -178,7 +178,7 @@ def judge(
     path = _path(run)
     with ExitStack() as stack:
         runs = open_runs([path, *(given_path("pairs", each) for each in pairs)], reading, stack)
-        usual = getattr(runs.jobs[0].task, "rubric", "correctness")
+        usual = runs.jobs[0].task.rubric
         judge_rubric = named or load_rubric("pairwise" if pairs else usual)
         settings = _resolve_judge_settings(
             judge_rubric,

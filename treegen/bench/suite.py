@@ -401,7 +401,7 @@ def time_decoding(
             if shape
             else load_checkpoint(model or "", images=True, **usual)
         )
-        image = image_of(built, tokenizer, image_tokens)
+        image = image_of(built, image_tokens)
         cases = [_add_image(image, case) for case in cases]
     else:
         built, tokenizer = _build_model(shape, model, **kind)

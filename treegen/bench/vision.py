@@ -121,7 +121,6 @@ def build_vision_model(
     from treegen.model.memory import empty_device_cache
     from treegen.model.vision.processor import load_processor
     from treegen.model.vision.tower import VisionTower
-    from treegen.prompts.images.table import set_image_table
 
     shape = VISION_SHAPES[name]
     tokenizer: Any = byte_tokenizer()
@@ -146,7 +145,7 @@ def build_vision_model(
     with tempfile.TemporaryDirectory() as folder:
         _write_processor(Path(folder), shape)
         processor = load_processor(Path(folder), config, tokenizer)
-    set_image_table(tokenizer, processor.table(model.spec.vocab_size))
+    model.images = processor.enable_images(tokenizer, model.spec.vocab_size)
     return model, tokenizer
 
 
@@ -158,7 +157,7 @@ def load_checkpoint(
     Args:
         path: The directory or hub name of the checkpoint.
         ranks: GPUs that compute the model together. Default: 1.
-        images: Whether the tokenizer takes images. Default: False.
+        images: Whether the model takes images. Default: False.
         kind: Further fields of `EngineOptions`.
 
     Raises:
@@ -168,23 +167,21 @@ def load_checkpoint(
     from treegen.model.options import EngineOptions
     from treegen.model.rank_processes import load_from_options
     from treegen.model.tokenizer import load_image_processor, load_tokenizer
-    from treegen.prompts.images.table import set_image_table
 
     options = EngineOptions(model=path, images=images, tensor_parallel_size=ranks, **kind)
     tokenizer = load_tokenizer(path)
     processor = load_image_processor(options, tokenizer) if images else None
     model = load_from_options(options)
     if processor is not None:
-        set_image_table(tokenizer, processor.table(model.spec.vocab_size))
+        model.images = processor.enable_images(tokenizer, model.spec.vocab_size)
     return model, tokenizer
 
 
-def image_of(model: Model, tokenizer: Any, tokens: int) -> PlacedImage:
+def image_of(model: Model, tokens: int) -> PlacedImage:
     """Return a square image that becomes as close to `tokens` tokens as possible.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer, with the images of the model.
+        model: A model that takes images.
         tokens: Desired number of tokens.
 
     Raises:
@@ -192,9 +189,7 @@ def image_of(model: Model, tokenizer: Any, tokens: int) -> PlacedImage:
     """
     from PIL import Image
 
-    from treegen.prompts.images.table import get_image_table
-
-    table = get_image_table(tokenizer)
+    table = model.images
     assert table is not None
     if tokens > model.spec.context_length:
         raise InputError(

@@ -34,7 +34,6 @@ from treegen.llm import LLM
 from treegen.llm.base import BaseLLM
 from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_image_processor, load_tokenizer
-from treegen.prompts.images.table import get_image_table, set_image_table
 from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import check_vocabulary, token_ids
@@ -138,11 +137,12 @@ class Cluster(BaseLLM):
         first = loaded[0]
         self.spec, self.fingerprint = first.facts.spec, first.fingerprint
         if processor is not None:
-            set_image_table(self.tokenizer, processor.table(self.spec.vocab_size))
+            self.images = processor.enable_images(self.tokenizer, self.spec.vocab_size)
         self.facts = replace(
             first.facts,
             engine=options,
             tokenizer=self.tokenizer,
+            images=self.images,
             num_pages=min(slot.num_pages for slot in loaded),
         )
         self._before = DrawCounter()
@@ -218,7 +218,7 @@ class Cluster(BaseLLM):
         for problem in problems:
             if not isinstance(problem.content, str):
                 ids = token_ids(problem.name, problem.content)
-                check_vocabulary(problem.name, ids, self.spec, get_image_table(self.tokenizer))
+                check_vocabulary(problem.name, ids, self.spec, self.images)
         problems = self._with_origins(problems, params.seed)
         job = SearchingJob(fn, problems, params, **how)
         names = [problem.name for problem in problems]
@@ -238,8 +238,7 @@ class Cluster(BaseLLM):
         parts: int | None = None,
     ) -> ClusterRun:
         self._check_ready()
-        table = get_image_table(self.tokenizer)
-        if table is not None and (images := table.export_images(prompts)):
+        if self.images is not None and (images := self.images.export_images(prompts)):
             job = ImageJob(images, job)
         slots = self._crew.slots[: self._most]
         if all(slot.over for slot in slots):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.cluster.packed_plan import PackedPlan
 from treegen.cluster.serialization import sendable_result
 from treegen.common.params import SamplingParams
-from treegen.prompts.images.table import PlacedImage, get_image_table
+from treegen.prompts.images.table import PlacedImage
 
 if TYPE_CHECKING:
     from treegen.engine.on_demand import OnDemandStream
@@ -123,9 +123,8 @@ class ImageJob(WorkerJob):
 
     def begin(self, llm: LLM) -> JobShare:
         """Start the job; an image is encoded when this worker computes a prompt with it."""
-        table = get_image_table(llm.tokenizer)
-        assert table is not None
-        table.import_images(self.images)
+        assert llm.images is not None
+        llm.images.import_images(self.images)
         return self.job.begin(llm)
 
 

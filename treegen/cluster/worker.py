@@ -53,7 +53,7 @@ class WorkerFailure:
 class WorkerInfo:
     """Facts about a worker whose model is loaded.
 
-    facts: facts about its model, without the tokenizer.
+    facts: facts about its model, without the tokenizer and the images.
     fingerprint: identifies the weights.
     device: name of its device.
     where: name of its machine.
@@ -130,7 +130,7 @@ class Worker:
         except Exception as error:
             return WorkerFailure.of(error)
         return WorkerInfo(
-            facts=replace(llm.facts, tokenizer=None),
+            facts=replace(llm.facts, tokenizer=None, images=None),
             fingerprint=llm.fingerprint,
             device=_device_name(llm),
             where=socket.gethostname(),

@@ -27,7 +27,6 @@ from treegen.model.model_info import ModelInfo
 from treegen.model.options import EngineOptions
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype
 from treegen.ops.cache.pool import PagedCache
-from treegen.prompts.images.table import get_image_table
 from treegen.prompts.plan.cost import DEVICE_COSTS, Sharing
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import plan_requests
@@ -100,10 +99,9 @@ class Engine:
         # continues, so this state would have to be computed again.
         is_hybrid = bool(model.spec.states)
         self.searches_ahead = self.run_ahead and not (is_hybrid and options.run_ahead is None)
-        table = get_image_table(tokenizer)
         self.encodings: EncoderCache | None = None
-        if table is not None and model.tower is not None:
-            self.encodings = EncoderCache(table, model.tower)
+        if model.images is not None and model.tower is not None:
+            self.encodings = EncoderCache(model.images, model.tower)
         self.kept = PrefixCache(self.cache, max_pages=self.cache.pool.num_pages // 2)
         self._version = model.check_weights()
         self._starting = threading.Lock()
@@ -121,6 +119,7 @@ class Engine:
             engine=options,
             spec=model.spec,
             tokenizer=tokenizer,
+            images=model.images,
             dtype=str(model.dtype).removeprefix("torch."),
             device_type=model.device.type,
             max_rows=self.max_rows,

@@ -36,15 +36,9 @@ class AnswerType(Protocol):
         ...
 
 
-def answer_types(task: object) -> Mapping[str, AnswerType]:
-    """Return the answer types that a task declares, by filter; may be empty."""
-    types: Mapping[str, AnswerType] = getattr(task, "answer_types", {})
-    return types
-
-
-def check_ready(task: object) -> None:
+def check_ready(types: Mapping[str, AnswerType]) -> None:
     """Raise InputError if something that a task's answer types need is not installed."""
-    for kind in answer_types(task).values():
+    for kind in types.values():
         ready = getattr(kind, "ready", None)
         if ready is not None:
             ready()

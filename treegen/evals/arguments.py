@@ -2,22 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 
 TRUTHS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 """The words for true and false that users may write, in lower case."""
-_Task = TypeVar("_Task")
-
-
-def configure_task(task: _Task, given: Mapping[str, str]) -> _Task:
-    """Pass a task its arguments if its defaults depend on them, and return the task."""
-    configure = getattr(task, "configure", None)
-    if configure is not None:
-        configure(given)
-    return task
 
 
 def read_arguments(texts: Iterable[str], of: str = "task") -> dict[str, str]:
@@ -43,12 +34,6 @@ def read_arguments(texts: Iterable[str], of: str = "task") -> dict[str, str]:
             )
         arguments[name] = value
     return arguments
-
-
-def known_arguments(task: object) -> Mapping[str, str]:
-    """Return the arguments that a task takes, with a line of help each."""
-    known: Mapping[str, str] = getattr(task, "arguments", {})
-    return known
 
 
 def check_arguments(task: str, given: Iterable[str], known: Iterable[str]) -> None:

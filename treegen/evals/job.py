@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError
 from treegen.evals.answer_types import check_ready
-from treegen.evals.arguments import check_arguments, configure_task, known_arguments
+from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import as_chat
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.config.eval_settings import EvalSettings, default_sampling
@@ -32,6 +32,7 @@ from treegen.prompts.tree import Node, prompts_of
 if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
     from treegen.model.model_info import ModelInfo
+    from treegen.prompts.images.table import ImageTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,13 @@ class Job(AnyJob):
         scored = self.data.scored
         return {problem.id: problem for problem in self.data.problems if problem.choices or scored}
 
-    def choice_prompts(self, tokenizer: Any) -> Sequence[ChoicePrompt]:
+    def choice_prompts(
+        self, tokenizer: Any, images: "ImageTable | None" = None
+    ) -> Sequence[ChoicePrompt]:
         """Return the tokens of the prompts with their choices."""
         if self.own is not None:
             return self.own.scored
-        return choice_prompts(self.tree, self.choices, tokenizer)
+        return choice_prompts(self.tree, self.choices, tokenizer, images)
 
     @property
     def drawing(self) -> SamplingParams | list[SamplingParams]:
@@ -104,9 +107,9 @@ def load_task_data(task: Task, options: TaskOptions) -> TaskData:
         DataError, InputError: the data or arguments cannot be used.
         TaskError: the task's own code fails.
     """
-    check_arguments(task.name, options.extra, known_arguments(task))
+    check_arguments(task.name, options.extra, task.arguments)
     data = load_data(task, wrap_task_method(task.load, task.name)(options))
-    if getattr(task, "limits_parts", False):
+    if task.limits_parts:
         return data
     chosen = select_if_needed(data.problems, options)
     return data if chosen is data.problems else replace(data, problems=tuple(chosen))
@@ -119,10 +122,11 @@ def load_job(settings: EvalSettings) -> Job:
         DataError, InputError: the data or settings cannot be used.
         TaskError: the task's own code fails.
     """
-    task = configure_task(get_task(settings.task), settings.options.extra)
+    task = get_task(settings.task)
+    task.configure(settings.options.extra)
     data = load_task_data(task, settings.options)
     if settings.score:
-        check_ready(task)
+        check_ready(task.answer_types)
     if is_multiple_choice(data):
         default = default_sampling(task.defaults, chat=settings.apply_chat_template)
         check_settings(task, settings.num_samples, settings.sampling, default)
@@ -146,7 +150,7 @@ def _check_votes(task: Task, data: TaskData) -> None:
     why = ""
     if is_multiple_choice(data):
         why = "picks the likeliest choice and draws nothing"
-    elif getattr(task, "executes_code", False):
+    elif task.executes_code:
         why = "asks for programs, of which no two have one answer"
     if why:
         raise InputError(
@@ -165,10 +169,9 @@ def plan_job(job: Job, facts: "ModelInfo") -> Plan:
     try:
         return _plan_truncated(job, facts)
     except CapacityError as error:
-        shorter: str | None = getattr(job.task, "shorter", None)
-        if shorter is None:
+        if job.task.shorter is None:
             raise
-        raise CapacityError(f"{error}; {job.task.name}: {shorter}") from error
+        raise CapacityError(f"{error}; {job.task.name}: {job.task.shorter}") from error
 
 
 def _check_structure(job: Job, facts: "ModelInfo") -> None:
@@ -182,11 +185,12 @@ def first_prompt(job: Job, facts: "ModelInfo") -> str:
     """Return a job's first prompt as the model gets it, and its reference, as text for people."""
     from treegen.prompts.tokens import prompt_text
 
-    prompt = prompts_of(truncate_job(job, facts.tokenizer, facts.spec).tree)[0]
+    fitted = truncate_job(job, facts.tokenizer, facts.spec, facts.images)
+    prompt = prompts_of(fitted.tree)[0]
     problem = next(p for p in job.data.problems if p.id == prompt.id)
     lines = [
         f"{job.task.name}: the prompt of {prompt.id}, from the next line on",
-        prompt_text(prompt, facts.tokenizer),
+        prompt_text(prompt, facts.tokenizer, facts.images),
         "(the prompt ends with the line before)",
     ]
     if problem.choices:
@@ -199,23 +203,27 @@ def _plan_truncated(job: Job, facts: "ModelInfo") -> Plan:
     from treegen.prompts.thinking import thinking_of
 
     thinking_of(job.settings.sampling, facts.tokenizer)  # raises for a budget without tags
-    job = truncate_job(job, facts.tokenizer, facts.spec)
+    tokenizer, spec, images = facts.tokenizer, facts.spec, facts.images
+    job = truncate_job(job, tokenizer, spec, images)
     if job.choices:
-        return facts.plan(choice_requests(job.choice_prompts(facts.tokenizer), facts.spec))
-    return facts.plan(build_sample_requests(job.tree, facts.tokenizer, job.drawing, facts.spec))
+        return facts.plan(choice_requests(job.choice_prompts(tokenizer, images), spec))
+    return facts.plan(build_sample_requests(job.tree, tokenizer, job.drawing, spec, images))
 
 
-def truncate_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
+def truncate_job(
+    job: Job, tokenizer: Any, spec: "ModelSpec", images: "ImageTable | None" = None
+) -> Job:
     """Return a job with its final prompts; too long ones are shortened as the task allows.
 
     Args:
         job: The job. A task that tokenizes its prompts itself makes its requests now.
         tokenizer: The model's tokenizer.
         spec: The model's specification, whose context length is the limit.
+        images: The model's images; None if it takes none.
     """
-    requests = getattr(job.task, "requests", None)
-    if requests is not None:
-        own = wrap_task_method(requests, job.task.name)(job.data, job.settings, tokenizer, spec)
+    make_requests = wrap_task_method(job.task.requests, job.task.name)
+    own: OwnRequests | None = make_requests(job.data, job.settings, tokenizer, spec, images)
+    if own is not None:
         return replace(job, own=own, tree=own.tree)
     from treegen.prompts.plan.requests import check_length
     from treegen.prompts.tokens import tokenize
@@ -223,11 +231,12 @@ def truncate_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
     def lengths(tree: Node) -> dict[str, int]:
         dressed = _apply_chat_format(tree, job.settings)
         if job.choices:
-            return {p.id: p.longest for p in choice_prompts(dressed, job.choices, tokenizer)}
-        return {p.id: len(p.tokens) for p in tokenize(dressed, tokenizer)}
+            prompts = choice_prompts(dressed, job.choices, tokenizer, images)
+            return {prompt.id: prompt.longest for prompt in prompts}
+        return {p.id: len(p.tokens) for p in tokenize(dressed, tokenizer, images)}
 
     shortest = _apply_chat_format(barest(job.bare), job.settings)
-    check_length(shortest, tokenizer, spec, drawn=not job.choices)
+    check_length(shortest, tokenizer, spec, images, drawn=not job.choices)
     room = 0 if job.choices else job.settings.sampling.max_tokens
     fitted = truncate_prompts(job.bare, lengths, spec.context_length - room)
     if not fitted.dropped:

@@ -41,7 +41,7 @@ def sample_choices(
     """
     problems, score = job.choices, job.settings.score
     done = {problem_id for problem_id, _ in run.done}
-    prompts = [p for p in job.choice_prompts(llm.tokenizer) if p.id not in done]
+    prompts = [p for p in job.choice_prompts(llm.tokenizer, llm.images) if p.id not in done]
     tally = ScoringAccuracyCounter(job)
     if score:
         for record in run.records():

@@ -94,7 +94,6 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
     from treegen.model.reproducible import ALIGN, check_dtype, reproducible_spec
     from treegen.model.tokenizer import load_tokenizer
     from treegen.model.vision.processor import load_processor
-    from treegen.prompts.images.table import set_image_table
 
     source = _source(engine)
     ranks = engine.tensor_parallel_size
@@ -118,9 +117,10 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
     if size is None and device.type == "cpu":
         size = memory.default_bytes(device)
     tokenizer = load_tokenizer(engine.model, **source)
+    images = None
     if engine.images:
         processor = load_processor(numbers.directory, numbers.config, tokenizer)
-        set_image_table(tokenizer, processor.table(spec.vocab_size))
+        images = processor.enable_images(tokenizer, spec.vocab_size)
     if engine.draft_model is not None:
         from treegen.engine.speculative.draft_model import inspect_draft_model
 
@@ -135,6 +135,7 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
         engine=engine,
         spec=spec,
         tokenizer=tokenizer,
+        images=images,
         dtype=numbers.dtype,
         device_type=numbers.device_type,
         max_rows=max_rows,

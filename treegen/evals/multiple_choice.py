@@ -16,6 +16,7 @@ from treegen.prompts.tree import Node, Prompt, prompts_of
 
 if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
+    from treegen.prompts.images.table import ImageTable
     from treegen.prompts.radix import Tokens
 
 
@@ -112,7 +113,10 @@ def check_settings(
 
 
 def choice_prompts(
-    tree: Node, problems: Mapping[str, Problem], tokenizer: Any
+    tree: Node,
+    problems: Mapping[str, Problem],
+    tokenizer: Any,
+    images: "ImageTable | None" = None,
 ) -> list[ChoicePrompt]:
     """Return the tokens of a tree's prompts with their choices, in the tree's order.
 
@@ -123,6 +127,7 @@ def choice_prompts(
         tree: The prompt tree.
         problems: The problems by id, with their choices and openings.
         tokenizer: The model's tokenizer.
+        images: The model's images; None if it takes none.
     """
     from treegen.prompts.tokens import tokenize
 
@@ -132,7 +137,8 @@ def choice_prompts(
         for number, prompt in enumerate(prompts)
         for leaf in _leaves(prompt, str(number), problems[prompt.id])
     ]
-    tokens = {p.id: p.tokens for p in tokenize(Node("", children=leaves, samples=0), tokenizer)}
+    leaf_tree = Node("", children=leaves, samples=0)
+    tokens = {p.id: p.tokens for p in tokenize(leaf_tree, tokenizer, images)}
     choice_tokens: dict[str, Tokens] = {}
     prompts_with_choices = []
     for number, prompt in enumerate(prompts):

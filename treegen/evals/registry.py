@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import os
 import sys
+from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -19,7 +20,6 @@ from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, TreegenError
 from treegen.evals.answer_types import AnswerType
-from treegen.evals.arguments import known_arguments
 from treegen.evals.task import Task, TaskDefaults
 
 ENTRY_POINT_GROUP: Final = "treegen.tasks"
@@ -28,17 +28,17 @@ LM_EVAL: Final = "lm-eval:"
 
 # The classes of the tasks that come with treegen. A module is imported when its task is used.
 _BUILTIN: Final = {
-    "aime": "treegen.tasks.aime.task:AIME",
+    "aime": "treegen.tasks.math.aime:AIME",
     "apps": "treegen.tasks.apps.task:APPS",
-    "arc-challenge": "treegen.tasks.choices.arc:ARCChallenge",
-    "arc-easy": "treegen.tasks.choices.arc:ARCEasy",
+    "arc-challenge": "treegen.tasks.choices.benchmarks:ARCChallenge",
+    "arc-easy": "treegen.tasks.choices.benchmarks:ARCEasy",
     "chartqa": "treegen.tasks.vision.documents:ChartQA",
-    "countdown": "treegen.tasks.puzzles.countdown:Countdown",
+    "countdown": "treegen.tasks.puzzles.base:Countdown",
     "docvqa": "treegen.tasks.vision.documents:DocVQA",
     "game24": "treegen.tasks.puzzles.game24:Game24",
     "gpqa": "treegen.tasks.gpqa.task:GPQA",
     "gsm8k": "treegen.tasks.gsm8k.task:GSM8K",
-    "hellaswag": "treegen.tasks.choices.hellaswag:HellaSwag",
+    "hellaswag": "treegen.tasks.choices.benchmarks:HellaSwag",
     "hmmt": "treegen.tasks.math.hmmt:HMMT",
     "humaneval": "treegen.tasks.code.humaneval:HumanEval",
     "humaneval-plus": "treegen.tasks.code.plus:HumanEvalPlus",
@@ -56,7 +56,7 @@ _BUILTIN: Final = {
     "mmmu-pro": "treegen.tasks.vision.mmmu:MMMUPro",
     "needle": "treegen.tasks.needle.task:Needle",
     "needle-grid": "treegen.tasks.needle.grid:NeedleGrid",
-    "piqa": "treegen.tasks.choices.piqa:PIQA",
+    "piqa": "treegen.tasks.choices.benchmarks:PIQA",
     "ruler-niah-multikey-1": "treegen.tasks.needle.ruler:MultiKey1",
     "ruler-niah-multikey-2": "treegen.tasks.needle.ruler:MultiKey2",
     "ruler-niah-multikey-3": "treegen.tasks.needle.ruler:MultiKey3",
@@ -66,12 +66,10 @@ _BUILTIN: Final = {
     "ruler-niah-single-2": "treegen.tasks.needle.ruler:Single2",
     "ruler-niah-single-3": "treegen.tasks.needle.ruler:Single3",
     "simpleqa": "treegen.tasks.simpleqa.task:SimpleQA",
-    "winogrande": "treegen.tasks.choices.winogrande:WinoGrande",
+    "winogrande": "treegen.tasks.choices.benchmarks:WinoGrande",
 }
 
 _OF_LM_EVAL: Final = "treegen.tasks.lm_eval.task:LmEvalTask"
-
-_MEMBERS: Final = ("name", "version", "filters", "defaults", "load", "tree", "score", "aggregate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
                 "num_samples": defaults.num_samples,
                 "temperature": defaults.sampling.temperature,
                 "max_tokens": defaults.sampling.max_tokens,
-                "arguments": dict(known_arguments(task)),
+                "arguments": dict(task.arguments),
             }
         )
     return documents
@@ -186,8 +184,8 @@ def get_task_name(task: str | Task) -> str:
     if isinstance(task, str):
         return task
     kind = type(task)
-    if isinstance(place := getattr(task, "place", None), str) and is_lm_eval(place):
-        return place
+    if isinstance(task, Task) and task.place is not None:
+        return task.place
     target = f"{kind.__module__}:{kind.__qualname__}"
     for info in list_tasks():
         if info.target == target:
@@ -291,17 +289,47 @@ def _make(found: object, name: str) -> Task:
     if not callable(found):
         raise InputError(f"{name!r} is {found!r:.40}, not a class of a task")
     try:
-        task = found()
-        missing = [member for member in _MEMBERS if not hasattr(task, member)]
-        is_task = not missing and isinstance(task, Task)
-        wrong = _wrong(task) if is_task else f"it has no {', '.join(missing)}"
+        made = found()
+        missing = find_missing(made, Task)
+        task: Task | None = None if missing else adapt_task(made, Task)
+        wrong = _wrong(task) if task else ""
     except (Exception, SystemExit) as error:
         raise InputError(
             f"cannot make task {name!r}: {format_error(error)}; mend its code"
         ) from error
-    if wrong or not isinstance(task, Task):
+    if task is None:
+        raise InputError(
+            f"{name!r} is not a task: it has no {', '.join(missing)}; inherit from "
+            "treegen.tasks.Task, and define these members"
+        )
+    if wrong:
         raise InputError(f"{name!r} is not a task: {wrong}")
     return task
+
+
+def find_missing(task: object, base: ABCMeta) -> list[str]:
+    """Return the required members of a base class that a task lacks."""
+    members = (name for kind in reversed(base.__mro__) for name in vars(kind))
+    required = (name for name in members if name in base.__abstractmethods__)
+    return [name for name in required if not hasattr(task, name)]
+
+
+def adapt_task(task: object, base: ABCMeta) -> Any:
+    """Return a task as an instance of a base class; it has all required members.
+
+    A task whose class does not inherit from `base` is wrapped: its own members are read from it,
+    and the optional members that it lacks have the defaults of `base`.
+    """
+    if isinstance(task, base):
+        return task
+
+    def delegate(name: str) -> property:
+        return property(lambda self: getattr(task, name))
+
+    kind = type(task)
+    members = {name: delegate(name) for name in dir(task) if not name.startswith("_")}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (base,), {**members, **names})()
 
 
 def _wrong(task: Task) -> str:
@@ -316,9 +344,9 @@ def _wrong(task: Task) -> str:
         return f"its filters must be a tuple of names that differ, got {filters!r:.60}"
     if not isinstance(task.defaults, TaskDefaults):
         return f"its defaults must be TaskDefaults, got {task.defaults!r:.60}"
-    if not isinstance(getattr(task, "arguments", {}), Mapping):
+    if not isinstance(task.arguments, Mapping):
         return "its arguments must be a mapping from names to a line of help each"
-    types = getattr(task, "answer_types", {})
+    types = task.answer_types
     if not isinstance(types, Mapping) or not set(types) <= set(filters):
         return f"its answer_types must be a mapping from filters to types, got {types!r:.60}"
     for name, kind in types.items():

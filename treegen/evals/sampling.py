@@ -53,8 +53,8 @@ def sample(
     """
     if run.missing <= 0:
         return
-    job = truncate_job(job, llm.tokenizer, llm.spec)
-    keep_job_images(job, run, llm.tokenizer)
+    job = truncate_job(job, llm.tokenizer, llm.spec, llm.images)
+    keep_job_images(job, run, llm)
     if job.choices:
         # Imported here because only likelihood runs need it.
         from treegen.evals.likelihood import sample_choices

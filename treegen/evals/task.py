@@ -1,4 +1,4 @@
-"""The interface of a task: it provides problems, a prompt tree and scores.
+"""The base class of tasks: a task provides problems, a prompt tree and scores.
 
 A task is data, a tree, a score and a way to aggregate. It neither samples nor prints. Scoring needs
 only a problem and a text, so any stored text can be scored again without a model.
@@ -6,19 +6,25 @@ only a problem and a text, so any stored text can be scored again without a mode
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from treegen.common.checks import checked_class
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
+from treegen.evals.answer_types import AnswerType
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
+
+if TYPE_CHECKING:
+    from treegen.common.spec import ModelSpec
+    from treegen.prompts.images.table import ImageTable
 
 
 @checked_class
@@ -115,72 +121,135 @@ class TaskData:
         return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()
 
 
-@runtime_checkable
-class Task(Protocol):
-    """The interface that treegen needs of a task; any class with these members works.
+class Task(ABC):
+    """Problems with a prompt tree, a score and a way to aggregate.
 
-    The class is called without arguments.
+    A task inherits from this class and defines the abstract members: `name`, `version`, `filters`,
+    `defaults`, `load`, `tree`, `score` and `aggregate`. The class is called without arguments. A
+    member that is no method may be a class attribute or a property.
 
-    name: what users call it.
-    version: changes when samples or scores change; a run of another version cannot be resumed.
-    filters: names of the ways to read an answer from a text. The first is used for headlines.
-    defaults: how the task is sampled if the user does not choose.
-
-    More members are optional:
-
-    arguments: for a task that reads `TaskOptions.extra`, a mapping from each argument's name to a
-    line of help.
-    configure: a method that is called first and takes the arguments, for a task whose defaults
-    depend on them.
-    shorter: a text that says how prompts can be shortened, for prompts that do not fit.
-    answer_types: by filter, an `AnswerType` that decides which of its answers are equal without
-    being equal strings. Votes and reports then count them as one.
-    limits_parts: whether the task itself applies the limit, to each of its parts.
-    requests: a method that takes the data, the settings, the tokenizer and the model's
-    specification, and returns `OwnRequests`, for a task that tokenizes its prompts itself.
-    verdicts: a method that takes a problem and a stored sample's record and returns what `score`
-    does, for verdicts that need more than the text.
-    executes_code: whether scoring runs programs that a model has written, which the user must
-    allow; such a task also has a method `judging`, see `treegen.evals.scoring.code_execution`.
-    place: the name by which another process finds the task, if it is an lm-eval task.
+    The other members have defaults: `arguments`, `answer_types`, `shorter`, `limits_parts`,
+    `executes_code`, `rubric`, `place`, `configure`, `requests` and `verdicts`.
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The name by which users select the task."""
-        ...
 
     @property
+    @abstractmethod
     def version(self) -> str:
-        """The version; it changes when samples or scores change."""
-        ...
+        """The version; it changes when samples or scores change.
+
+        A run of another version cannot be resumed.
+        """
 
     @property
+    @abstractmethod
     def filters(self) -> tuple[str, ...]:
-        """Names of the ways to read an answer; the first is used for headlines."""
-        ...
+        """Names of the ways to read an answer from a text; the first is used for headlines."""
 
     @property
+    @abstractmethod
     def defaults(self) -> TaskDefaults:
         """How the task is sampled if the user does not choose."""
-        ...
 
+    @abstractmethod
     def load(self, options: TaskOptions) -> TaskData:
         """Read the problems that `options` select; `treegen.tasks.select` chooses them.
 
         Raises:
             DataError: the data cannot be used.
         """
-        ...
 
+    @abstractmethod
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return the prompt tree: one sampled node per problem, with the problem's id."""
-        ...
 
+    @abstractmethod
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return one verdict for each filter, for any text."""
-        ...
 
+    @abstractmethod
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return the metrics over all scored samples; their order must not matter."""
-        ...
+
+    @property
+    def arguments(self) -> Mapping[str, str]:
+        """The arguments that the task reads from `TaskOptions.extra`, with a line of help each."""
+        return {}
+
+    @property
+    def answer_types(self) -> Mapping[str, AnswerType]:
+        """By filter, the type that decides which answers are equal without being equal strings.
+
+        Votes and reports then count equal answers as one.
+        """
+        return {}
+
+    @property
+    def shorter(self) -> str | None:
+        """How the user can shorten prompts, for the error about prompts that do not fit."""
+        return None
+
+    @property
+    def limits_parts(self) -> bool:
+        """Whether `load` applies the limit itself, to each part of the task."""
+        return False
+
+    @property
+    def executes_code(self) -> bool:
+        """Whether scoring runs programs that a model has written, which the user must allow.
+
+        Such a task is a `treegen.evals.scoring.code_execution.CodeExecutionTask`.
+        """
+        return False
+
+    @property
+    def rubric(self) -> str:
+        """The name of the rubric by which a judge grades answers if the user names none."""
+        return "correctness"
+
+    @property
+    def place(self) -> str | None:
+        """The name by which another process finds the task, if it is an lm-eval task."""
+        return None
+
+    def configure(self, arguments: Mapping[str, str]) -> None:
+        """Receive the arguments before `defaults` is read; for defaults that depend on them."""
+        return
+
+    def requests(
+        self,
+        data: TaskData,
+        settings: Any,
+        tokenizer: Any,
+        spec: "ModelSpec",
+        images: "ImageTable | None",
+    ) -> Any:
+        """Return the requests of a task that tokenizes its prompts itself.
+
+        Args:
+            data: The loaded problems.
+            settings: The run's `EvalSettings`.
+            tokenizer: The model's tokenizer.
+            spec: The model's specification, which has the context length.
+            images: The model's images; None if it takes none.
+
+        Returns:
+            A `treegen.evals.requests.OwnRequests`; None if treegen tokenizes the prompts of `tree`.
+        """
+        return None
+
+    def verdicts(self, problem: Problem, record: Mapping[str, Any]) -> Mapping[str, Verdict] | None:
+        """Return the verdicts on a stored sample that need more than its text.
+
+        Args:
+            problem: The problem that the sample answers.
+            record: The sample's line of samples.jsonl.
+
+        Returns:
+            What `score` returns; None if the text is enough, so that `score` is called.
+        """
+        return None

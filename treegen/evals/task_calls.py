@@ -115,13 +115,10 @@ def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Map
     """
     if record["finish_reason"] == STOPPED:
         return {name: Verdict(None, False) for name in task.filters}
-    judge = getattr(task, "verdicts", None)
-    if judge is not None:
-        verdicts: Mapping[str, Verdict] = wrap_task_method(judge, task.name, problem.id)(
-            problem, record
-        )
-        return verdicts
-    return score_text(task, problem, get_answer_text(record))
+    verdicts = wrap_task_method(task.verdicts, task.name, problem.id)(problem, record)
+    if verdicts is None:
+        return score_text(task, problem, get_answer_text(record))
+    return verdicts
 
 
 def _wrong(task: Task, method: str, what: str) -> TaskError:

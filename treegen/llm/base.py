@@ -52,8 +52,8 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
     Use it in a `with` statement, or `close` it, to release its resources.
 
-    tokenizer, spec: those of the model.
-    facts: the tokenizer, the spec and everything else that plans depend on.
+    tokenizer, spec, images: those of the model; `images` is None if it takes none.
+    facts: the tokenizer, the spec, the images and everything else that plans depend on.
     fingerprint: identifies the weights; empty for a module that is not from a checkpoint.
     """
 
@@ -105,6 +105,11 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     def _open_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
         """Start a run of a plan that draws only the samples added by `Stream.add_work`."""
 
+    def _sample_requests(
+        self, tree: Node, params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[Request]:
+        return build_sample_requests(tree, self.tokenizer, params, self.spec, self.images)
+
     # Sampling
 
     def plan(self, tree: Node, params: Params | None = None) -> Plan:
@@ -124,8 +129,8 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         """
         params = check_tree_params(params)
         if not has_expansions(tree):
-            return self._plan(build_sample_requests(tree, self.tokenizer, params, self.spec))
-        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+            return self._plan(self._sample_requests(tree, params))
+        requests = expand_requests(tree, self.tokenizer, params, self.spec, self.images)
         levels = [each.levels for each in expansions_of(tree)]
         return replace(self._plan(requests), generated=sum_levels(levels, params))
 
@@ -158,7 +163,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             CapacityError: from the iterator, the GPU's memory is full.
         """
         given = _check_node_params(params)
-        requests = build_sample_requests(tree, self.tokenizer, given, self.spec)
+        requests = self._sample_requests(tree, given)
         each = [given] * len(requests) if isinstance(given, SamplingParams) else given
         known = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
@@ -190,7 +195,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             params: As for `stream`.
         """
         given = _check_node_params(params)
-        requests = build_sample_requests(tree, self.tokenizer, given, self.spec)
+        requests = self._sample_requests(tree, given)
         self._check_ready()
         each = [given] * len(requests) if isinstance(given, SamplingParams) else given
         return self._open_stream(self._plan(requests), each)
@@ -256,7 +261,9 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         if not contents:
             return []
         template = chat_arguments(tools, chat_template_kwargs)
-        requests = build_flat_requests(contents, each, self.tokenizer, self.spec, template)
+        requests = build_flat_requests(
+            contents, each, self.tokenizer, self.spec, template, self.images
+        )
         self._check_ready()
         before = DrawCounter(self._before)
         requests = before.continue_numbering_flat(requests, [own.seed for own in each])
@@ -335,7 +342,9 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             TreegenError: as for `score`; NumericsError comes from the iterator.
         """
         check_int("top", top, least=0, most=MAX_COUNT)
-        requests = build_score_requests(as_list("pairs", pairs), self.tokenizer, self.spec, top=top)
+        requests = build_score_requests(
+            as_list("pairs", pairs), self.tokenizer, self.spec, self.images, top=top
+        )
         plan = self._plan(requests)
         params = [SamplingParams()] * len(requests)
         return ScoreStream(self._start(plan, params, [[] for _ in requests]))

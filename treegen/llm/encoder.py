@@ -16,7 +16,6 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.llm.async_call import AsyncCall
 from treegen.prompts.chat_images import has_images, open_images
-from treegen.prompts.images.table import get_image_table
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.prompt_cache import PromptCache, key_of
 
@@ -89,7 +88,8 @@ class PromptEncoder:
         known = self._known.get(key)
         if known is not None:
             contents, template = [known.tolist()], {}
-        requests = build_flat_requests(contents, each, self._tokenizer, self._llm.spec, template)
+        spec, images = self._llm.spec, self._llm.images
+        requests = build_flat_requests(contents, each, self._tokenizer, spec, template, images)
         if key is not None:
             self._known.put(key, requests[0].tokens)
         return requests
@@ -120,7 +120,7 @@ class PromptEncoder:
             self._thread.submit(self._encode, call, contents, template)
 
     def _open_images(self, contents: list[Any]) -> None:
-        open_images(contents, get_image_table(self._tokenizer), self._max_image_pixels)
+        open_images(contents, self._llm.images, self._max_image_pixels)
 
     def _encode(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         failure: Exception | None = None

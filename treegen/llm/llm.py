@@ -27,11 +27,9 @@ from treegen.model.rank_processes import load_from_options
 from treegen.model.tokenizer import load_image_processor, load_tokenizer
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.bos_eos import end_ids
-from treegen.prompts.images.table import set_image_table
 from treegen.prompts.plan.cost import Sharing
 from treegen.prompts.plan.draw_counts import DrawCounter
 from treegen.prompts.plan.plan import Plan, Request
-from treegen.prompts.plan.requests import build_sample_requests
 from treegen.prompts.stops import StopConditions, StopConditionsCache
 from treegen.prompts.tree import Node
 
@@ -175,10 +173,12 @@ class LLM(BaseLLM):
             processor = load_image_processor(options, self.tokenizer) if images else None
             self.model = load_from_options(options)
             if processor is not None:
-                set_image_table(self.tokenizer, processor.table(self.model.spec.vocab_size))
+                vocab_size = self.model.spec.vocab_size
+                self.model.images = processor.enable_images(self.tokenizer, vocab_size)
         ends = end_ids(self.model.spec.eos_token_ids, self.tokenizer)
         self.model.spec = replace(self.model.spec, eos_token_ids=ends)
-        self.spec, self.fingerprint = self.model.spec, self.model.fingerprint
+        self.spec, self.images = self.model.spec, self.model.images
+        self.fingerprint = self.model.fingerprint
         self.engine = Engine(self.model, options, self.tokenizer)
         self.facts = self.engine.facts(options, self.tokenizer)
         self._stoppings = StopConditionsCache()
@@ -319,6 +319,7 @@ class LLM(BaseLLM):
         return LiveBackend(
             tokenizer=self.tokenizer,
             spec=self.spec,
+            images=self.images,
             params=params,
             max_rows=self.max_rows,
             stopping_of=self.stopping_of,
@@ -356,7 +357,7 @@ class LLM(BaseLLM):
             name = f"prefix-{self._num_named}"
         if any(name == other for other, _ in self.list_prefixes()):
             raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
-        requests = build_sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
+        requests = self._sample_requests(tree, SamplingParams())
         kept, device_type = self.engine.kept, self.model.device.type
         plan = plan_prefix(name, requests, self.spec, device_type, self.cache, kept)
         try:

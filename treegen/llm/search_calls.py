@@ -13,6 +13,7 @@ from treegen.prompts.plan.requests import expand_requests
 from treegen.prompts.tree import Node, chat_arguments, expansions_of
 
 if TYPE_CHECKING:
+    from treegen.prompts.images.table import ImageTable
     from treegen.search.budget import Budget
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn, SearchNode
@@ -25,6 +26,7 @@ class SearchCalls(ABC):
 
     tokenizer: Any
     spec: ModelSpec
+    images: ImageTable | None = None
 
     @abstractmethod
     def _start_searches(
@@ -121,7 +123,7 @@ class SearchCalls(ABC):
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
         found = name_problems(
-            problems, lambda content: flat_content(content, self.tokenizer, template)
+            problems, lambda content: flat_content(content, self.tokenizer, template, self.images)
         )
         return self._start_searches(
             fn,
@@ -160,7 +162,7 @@ class SearchCalls(ABC):
 
         params = check_tree_params(params)
         expansions = {each.id: each for each in expansions_of(tree)}
-        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+        requests = expand_requests(tree, self.tokenizer, params, self.spec, self.images)
         rows = max(request.rows for request in requests) if rows is None else rows
 
         async def run(root: SearchNode) -> SearchOutcome:

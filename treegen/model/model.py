@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from treegen.model.compiled import CompiledLayers
     from treegen.model.parallel.ranks import Ranks
     from treegen.model.vision.tower import VisionTower
+    from treegen.prompts.images.table import ImageTable
 
 # T tokens of a pass, S rows whose logits are returned, V vocabulary, L latents to expand
 
@@ -65,6 +66,7 @@ class Model:
         uncompiled_because: Why the layers could not be compiled; empty if they were.
         ranks: The processes of a tensor-parallel model; None if this process computes all of it.
         tower: The encoder of images; None for a model that was loaded for text only.
+        images: The images of prompts; None if prompts have text only.
         close: Ends the other ranks.
     """
 
@@ -90,6 +92,7 @@ class Model:
         self.impl = impl
         self.device: torch.device = module.device
         self.tower: VisionTower | None = None
+        self.images: ImageTable | None = None
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None

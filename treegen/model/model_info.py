@@ -8,6 +8,7 @@ from typing import Any
 
 from treegen.common.spec import ModelSpec
 from treegen.model.options import EngineOptions
+from treegen.prompts.images.table import ImageTable
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import plan_requests
 
@@ -20,6 +21,7 @@ class ModelInfo:
         engine: The options from which the other values follow.
         spec: The model's shape.
         tokenizer: Its tokenizer.
+        images: The images of prompts; None if the model takes none.
         dtype: The name of the type to compute in, such as "bfloat16".
         device_type: "cpu" or "cuda".
         max_rows: Maximum rows decoded at once.
@@ -36,6 +38,7 @@ class ModelInfo:
     engine: EngineOptions
     spec: ModelSpec
     tokenizer: Any
+    images: ImageTable | None
     dtype: str
     device_type: str
     max_rows: int

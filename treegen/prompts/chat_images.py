@@ -8,7 +8,7 @@ from typing import Any
 from treegen.common.bounded.templates import render_chat
 from treegen.errors import InputError
 from treegen.prompts.images.loading import check_pixels, is_image, source_of
-from treegen.prompts.images.table import ImageTable, PlacedImage, get_image_table
+from treegen.prompts.images.table import ImageTable, PlacedImage
 
 
 def extract_images(
@@ -91,7 +91,7 @@ def _sources(contents: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def render_parts(
-    parts: Sequence[Mapping[str, Any]], tokenizer: Any, name: str
+    parts: Sequence[Mapping[str, Any]], tokenizer: Any, table: ImageTable | None, name: str
 ) -> tuple[str, list[PlacedImage]]:
     """Return content parts as one text to append, with its images' placeholders, and the images.
 
@@ -100,12 +100,12 @@ def render_parts(
     Args:
         parts: The parts: texts and images.
         tokenizer: The model's tokenizer.
+        table: The model's images; None if it takes none.
         name: The text's name in error messages.
 
     Raises:
         InputError: an image cannot be used, or the model takes none.
     """
-    table = get_image_table(tokenizer)
     message: dict[str, Any] = {"content": list(parts)}
     images = extract_images(message, name, table)
     if table is None:

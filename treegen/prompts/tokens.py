@@ -13,7 +13,7 @@ from treegen.common.bounded.templates import TemplateError, render_chat
 from treegen.errors import InputError
 from treegen.prompts.bos_eos import warn_of_double_bos
 from treegen.prompts.chat_images import expand_image_markers, extract_images, get_reply_prefix
-from treegen.prompts.images.table import PlacedImage, get_image_table
+from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.reasoning import check_known, reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
 from treegen.prompts.surrogates import describe_lone_surrogate
@@ -60,12 +60,19 @@ class _Text:
     shown: str | None = None
 
 
-def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt]:
+def tokenize(
+    root: Node, tokenizer: PreTrainedTokenizerBase, table: ImageTable | None = None
+) -> list[TokenPrompt]:
     """Return the token ids of every prompt of a tree, in the order of `prompts_of`.
 
     The text along a path is tokenised jointly, never node by node; messages are rendered jointly.
     Token ids stay as they are. They split the text of a path into runs, and each run is tokenised
     separately. The run at the start of the path gets the tokenizer's special tokens.
+
+    Args:
+        root: The root of the prompt tree.
+        tokenizer: The model's tokenizer.
+        table: The model's images; None if it takes none.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
@@ -73,8 +80,7 @@ def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt
     """
     prompts = prompts_of(root)
     known: dict[int, Ids] = {}
-    parts = [list(_runs(prompt, tokenizer, known)) for prompt in prompts]
-    table = get_image_table(tokenizer)
+    parts = [list(_runs(prompt, tokenizer, known, table)) for prompt in prompts]
     images = {} if table is None else _images_in(prompts, parts)
     for special in (True, False):
         runs = [
@@ -99,7 +105,7 @@ def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt
 
 
 def longer_prompt(
-    root: Node, tokenizer: PreTrainedTokenizerBase, most: int
+    root: Node, tokenizer: PreTrainedTokenizerBase, most: int, table: ImageTable | None = None
 ) -> tuple[str, int] | None:
     """Return a prompt that surely has more than `most` tokens, if any.
 
@@ -110,6 +116,7 @@ def longer_prompt(
         root: The root of the prompt tree.
         tokenizer: The model's tokenizer.
         most: The largest allowed number of tokens.
+        table: The model's images; None if it takes none.
 
     Returns:
         The prompt's id and a lower bound of its number of tokens, or None.
@@ -127,7 +134,7 @@ def longer_prompt(
             continue
         num = sum(
             least.of_text(run.text) if isinstance(run, _Text) else len(run)
-            for run in _runs(prompt, tokenizer, {})
+            for run in _runs(prompt, tokenizer, {}, table)
         )
         if num > most:
             return prompt.id, num
@@ -146,10 +153,17 @@ def _num_chars(node: Node) -> int:
     )
 
 
-def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+def prompt_text(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTable | None = None
+) -> str:
     """Return the text of a prompt as passed to the tokenizer, with token ids decoded.
 
     The special tokens that the tokenizer adds are left out.
+
+    Args:
+        prompt: The prompt.
+        tokenizer: The model's tokenizer.
+        table: The model's images; None if it takes none.
 
     Raises:
         InputError: its messages cannot be rendered.
@@ -158,7 +172,7 @@ def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
         (run.text if run.shown is None else run.shown)
         if isinstance(run, _Text)
         else tokenizer.decode(run.tolist())
-        for run in _runs(prompt, tokenizer, {})
+        for run in _runs(prompt, tokenizer, {}, table)
     )
 
 
@@ -344,7 +358,10 @@ def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids
 
 
 def _runs(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, known: dict[int, Ids]
+    prompt: Prompt,
+    tokenizer: PreTrainedTokenizerBase,
+    known: dict[int, Ids],
+    table: ImageTable | None,
 ) -> Iterator[_Text | Ids]:
     """Yield the parts of a prompt in order: runs of text, and token ids."""
     nodes = [node for node in prompt.path if node.content]
@@ -356,7 +373,7 @@ def _runs(
     if not nodes:
         yield _Text("", True)
     elif nodes[0].has_messages:
-        yield _render(prompt, tokenizer)
+        yield _render(prompt, tokenizer, table)
     else:
         for is_text, group in groupby(nodes, key=lambda node: isinstance(node.content, str)):
             run = list(group)
@@ -380,12 +397,11 @@ def _images_in(
     }
 
 
-def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
+def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTable | None) -> _Text:
     """Return the text of a prompt of chat messages, up to where the assistant continues.
 
     If the last message is the assistant's, its turn begins with that message.
     """
-    table = get_image_table(tokenizer)
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "

@@ -22,6 +22,7 @@ from treegen.search.tree.result import SearchResult
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler
+    from treegen.prompts.images.table import ImageTable
     from treegen.search.live.backend import LiveBackend
     from treegen.search.session import Session
 
@@ -32,6 +33,7 @@ class SessionFactory(Protocol):
     """The interface of an LLM that `search_with` needs."""
 
     tokenizer: Any
+    images: ImageTable | None
 
     def session(self, params: SamplingParams | None = None) -> Session:
         """Open a session with search trees of its own."""
@@ -276,7 +278,10 @@ def search_with(
     with ExitStack() as stack:
         sessions = {name: stack.enter_context(llm.session(params)) for name, llm in llms.items()}
         contents: list[Mapping[str, Content]] = [
-            {name: flat_content(each.content, llm.tokenizer) for name, llm in llms.items()}
+            {
+                name: flat_content(each.content, llm.tokenizer, images=llm.images)
+                for name, llm in llms.items()
+            }
             for each in listed
         ]
         backend = MultiModelBackend({n: s.backend for n, s in sessions.items()}, contents)

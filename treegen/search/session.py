@@ -18,6 +18,7 @@ from treegen.common.outputs import Score, Usage
 from treegen.common.params import Params, SamplingParams, check_params
 from treegen.common.synchronization import ExclusiveSection
 from treegen.errors import InputError
+from treegen.prompts.images.table import ImageTable
 from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.budget import Budget, BudgetIgnored, SearchUsage, check_budget
@@ -122,7 +123,7 @@ class Session(Closeable, NonCopyable):
         """
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
-        flat = flat_content(content, self.backend.tokenizer, template)
+        flat = flat_content(content, self.backend.tokenizer, template, self.backend.images)
         params = self.params if params is None else check_params(params)
         if params.n != 1:
             raise InputError(f"n={params.n} is for LLM.generate; a search says it as it samples")
@@ -260,6 +261,7 @@ def flat_content(
     content: str | Sequence[int] | Sequence[Message],
     tokenizer: Any,
     template: Mapping[str, Any] | None = None,
+    images: ImageTable | None = None,
 ) -> str | Sequence[int]:
     """Return text and token ids unchanged, and chat messages as token ids.
 
@@ -267,9 +269,10 @@ def flat_content(
         content: Text, token ids or chat messages.
         tokenizer: Renders and tokenizes messages.
         template: Arguments of the chat template; see `Node`.
+        images: The model's images; None if it takes none.
     """
     node = Node(content, template=template or {})
     if node.has_messages or node.template:
-        ids: list[int] = tokenize(node, tokenizer)[0].tokens.tolist()
+        ids: list[int] = tokenize(node, tokenizer, images)[0].tokens.tolist()
         return ids
     return cast(str | Sequence[int], content)

@@ -22,7 +22,7 @@ from treegen import LLM, AsyncLLM, InputError, ModelError, Node, SamplingParams,
 from treegen.model.checkpoint.families import IMAGES
 from treegen.prompts.chat_images import render_parts
 from treegen.prompts.images import loading
-from treegen.prompts.images.table import ImageTable, get_image_table
+from treegen.prompts.images.table import ImageTable
 from treegen.prompts.tokens import TAIL, append_text
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
@@ -49,7 +49,7 @@ def url(image: Image.Image) -> str:
 
 
 def table_of(llm: LLM) -> ImageTable:
-    table = get_image_table(llm.tokenizer)
+    table = llm.images
     assert table is not None
     return table
 
@@ -192,7 +192,7 @@ def test_images_may_be_appended_to_nodes(llm: LLM) -> None:
     assert "[the image]" in done.path_text
     assert other.tokens != drawn.tokens
     path = llm.plan(Node(turns)).requests[0].tokens.tolist()
-    text, images = render_parts(more, llm.tokenizer, "it")
+    text, images = render_parts(more, llm.tokenizer, llm.images, "it")
     ids = np.array(llm.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
     placed = table_of(llm).place(ids, images, "it").tolist()
     (wanted,) = llm.generate([[*path, *drawn.tokens, *placed]], GREEDY)[0]

@@ -15,7 +15,7 @@ from tiny_images import MAKERS, NEEDED, TEXT, picture, save_tiny_vision_model
 
 from treegen import LLM, Completion, ModelError, SamplingParams
 from treegen.model.checkpoint.families import IMAGES, refuse_images
-from treegen.prompts.images.table import ImageTable, get_image_table
+from treegen.prompts.images.table import ImageTable
 
 STEPS = 5
 GREEDY = SamplingParams(max_tokens=STEPS, temperature=0, ignore_eos=True)
@@ -108,7 +108,7 @@ def stock_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def table_of(llm: LLM) -> ImageTable:
-    table = get_image_table(llm.tokenizer)
+    table = llm.images
     assert table is not None
     return table
 

@@ -31,7 +31,6 @@ from treegen.prompts.images.loading import (
     open_image,
     read_image,
 )
-from treegen.prompts.images.table import get_image_table
 from treegen.prompts.images.thumbnails import thumbnail
 from treegen.runs.images import RunImages
 
@@ -91,13 +90,13 @@ def _of(data: bytes, _: LLM, folder: Path) -> None:
 
 
 def _table(data: bytes, llm: LLM, _: Path) -> None:
-    table = get_image_table(llm.tokenizer)
+    table = llm.images
     assert table is not None
     table.add(url(data))
 
 
 def _pil(data: bytes, llm: LLM, _: Path) -> None:
-    table = get_image_table(llm.tokenizer)
+    table = llm.images
     assert table is not None
     table.add(Image.open(io.BytesIO(data)))
 
@@ -225,7 +224,7 @@ def test_pixels_of_a_call_are_limited_by_their_headers_alone(llm: LLM) -> None:
 
 def test_a_large_image_keeps_nobody_waiting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts are answered, and known images are read, while an image is being processed."""
-    table = get_image_table(llm.tokenizer)
+    table = llm.images
     assert table is not None
     known = table.add(picture(21))
     begun, go_on, threads = threading.Event(), threading.Event(), set[str]()

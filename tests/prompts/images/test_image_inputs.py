@@ -18,7 +18,6 @@ from treegen.model.checkpoint.families import IMAGES, ON_TEXT, SOUND, inputs_of
 from treegen.model.config import read_config
 from treegen.model.tokenizer import load_tokenizer
 from treegen.model.vision.processor import load_processor
-from treegen.prompts.images.table import get_image_table
 
 
 def told(command: Command, *words: object) -> dict[str, Any]:
@@ -56,7 +55,6 @@ def test_a_checkpoint_tells_how_many_tokens_images_become(tmp_path: Path, treege
     assert (small["width"], small["height"], large["width"]) == (40, 32, 300)
     config = read_config(str(tmp_path), tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
-    assert get_image_table(tokenizer) is None
     table = load_processor(tmp_path, config, tokenizer).table(384)
     for each in (small, large):
         image = picture(1, each["width"], each["height"])

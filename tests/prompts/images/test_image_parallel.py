@@ -17,7 +17,6 @@ from treegen.model.load import load_model
 from treegen.model.rank_processes import RankGroup
 from treegen.model.tokenizer import load_tokenizer
 from treegen.model.vision.processor import load_processor
-from treegen.prompts.images.table import set_image_table
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=6, seed=4, ignore_eos=True, temperature=0.8)
@@ -37,7 +36,7 @@ def load(group: RankGroup, directory: Path, **options: Any) -> LLM:
     model = group.load(partial(load_model, str(directory), images=True))
     tokenizer = load_tokenizer(str(directory))
     processor = load_processor(directory, read_config(str(directory), directory), tokenizer)
-    set_image_table(tokenizer, processor.table(model.spec.vocab_size))
+    model.images = processor.enable_images(tokenizer, model.spec.vocab_size)
     return LLM(model, tokenizer=tokenizer, memory="16MiB", **options)
 
 

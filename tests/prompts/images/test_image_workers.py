@@ -17,7 +17,7 @@ from treegen.cluster.jobs import ImageJob, SamplingJob
 from treegen.cluster.packed_plan import PackedPlan
 from treegen.cluster.serialization import pickle_job
 from treegen.cluster.worker import Worker, WorkerInfo, from_checkpoint
-from treegen.prompts.images.table import ImageTable, get_image_table
+from treegen.prompts.images.table import ImageTable
 from treegen.prompts.plan.requests import build_sample_requests
 from treegen.search import SearchNode
 
@@ -76,7 +76,7 @@ def test_workers_search_below_images(llm: LLM, cluster: Cluster) -> None:
 
 
 def table_of(llm: Any) -> ImageTable:
-    table = get_image_table(llm.tokenizer)
+    table: ImageTable | None = llm.images
     assert table is not None
     return table
 

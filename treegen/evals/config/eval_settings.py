@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import PENALTIES, STRUCTURES, SamplingParams
 from treegen.errors import InputError
-from treegen.evals.arguments import configure_task
 from treegen.evals.config.base import BaseSettings, build_settings, last_choices, merge_choices
 from treegen.evals.config.early_stopping import NEVER, StopRule, parse_stop_rule
 from treegen.evals.recommended_sampling import load_recommended, sources_of
@@ -238,7 +237,9 @@ def resolve_eval_settings(
     choices = merge_choices(EvalSettings, asked, stored)
     if not choices.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
-    defaults = configure_task(get_task(choices["task"]), choices.get("extra", {})).defaults
+    task = get_task(choices["task"])
+    task.configure(choices.get("extra", {}))
+    defaults = task.defaults
     chat = choices.get("apply_chat_template", False)
     choices.setdefault("fewshot_as_multiturn", chat)
     if "system_instruction" in choices and choices["system_instruction"] == "":

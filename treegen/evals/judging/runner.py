@@ -173,7 +173,7 @@ class _JudgePrompts:
 
         if not nodes:
             return []
-        prompts = tokenize(Node("", children=nodes, samples=0), self.llm.tokenizer)
+        prompts = tokenize(Node("", children=nodes, samples=0), self.llm.tokenizer, self.llm.images)
         return [len(prompt.tokens) for prompt in prompts]
 
     def has(self, case: JudgedCase, repeat: int) -> bool:
@@ -267,7 +267,8 @@ def _by_likelihood(
     room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
     if not (left := asking.due(deciding, lead=_LEAD, room=room)):
         return
-    prompts = tokenize(Node("", children=[node for _, node in left], samples=0), tokenizer)
+    tree = Node("", children=[node for _, node in left], samples=0)
+    prompts = tokenize(tree, tokenizer, asking.llm.images)
     ends: dict[bytes, list[list[int]]] = {}
     pairs: list[tuple[list[int], list[int]]] = []
     for prompt in prompts:

@@ -1,23 +1,25 @@
 """Copies of the images of a job's problems in its run directory."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from treegen.errors import InputError
 from treegen.evals.job import Job
-from treegen.prompts.images.table import get_image_table
 from treegen.runs import RunDir
 from treegen.runs.images import RunImage, RunImages, keep_images
 
+if TYPE_CHECKING:
+    from treegen.llm.base import BaseLLM
 
-def keep_job_images(job: Job, run: RunDir, tokenizer: Any = None) -> None:
+
+def keep_job_images(job: Job, run: RunDir, llm: "BaseLLM | None" = None) -> None:
     """Copy the images of a job into its run, so that the run does not depend on the originals.
 
     Args:
         job: The job of the run.
         run: The run.
-        tokenizer: The model's tokenizer, which counts the tokens of images. None for a run without
-            missing samples: lost images are then copied again if the originals still exist.
+        llm: The model, which counts the tokens of images. None for a run without missing samples:
+            lost images are then copied again if the originals still exist.
 
     Raises:
         InputError: an image has changed since the job was loaded.
@@ -27,7 +29,7 @@ def keep_job_images(job: Job, run: RunDir, tokenizer: Any = None) -> None:
     kept = RunImages.read(run.path) if files else None
     if kept is None or all(name in kept.images and kept.file(name) for name in files):
         return
-    table = None if tokenizer is None else get_image_table(tokenizer)
+    table = None if llm is None else llm.images
     known = {
         name: kept.images.get(name)
         or RunImage(
@@ -45,7 +47,7 @@ def keep_job_images(job: Job, run: RunDir, tokenizer: Any = None) -> None:
         try:
             return files[name].content()
         except InputError:
-            if tokenizer is None:
+            if llm is None:
                 return None
             raise
 

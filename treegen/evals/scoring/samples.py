@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from treegen.errors import RunError, TaskError
-from treegen.evals.answer_types import answer_types, unify_answers
+from treegen.evals.answer_types import unify_answers
 from treegen.evals.config.early_stopping import NEVER, Rounds
 from treegen.evals.job import Job
 from treegen.evals.multiple_choice import pick_length_normalized
@@ -59,7 +59,7 @@ def score_samples(
     """
     problems = {problem.id: problem for problem in job.data.problems}
     headline = job.task.filters[0]
-    types = {} if judging else answer_types(job.task)
+    types = {} if judging else job.task.answer_types
     once = _VerdictInterner()
     # Rounds need answers as the task reads them, before equal answers become equal strings, which
     # cached verdicts do not have.
@@ -225,7 +225,7 @@ def rounds_of(job: Job) -> Rounds | None:
     """Create the sampling rounds of a job, before any sample; None without early stopping."""
     if not job.settings.in_rounds:
         return None
-    kind = answer_types(job.task).get(job.task.filters[0])
+    kind = job.task.answer_types.get(job.task.filters[0])
     ids = [problem.id for problem in job.data.problems]
     return Rounds(job.settings.stop_rule, ids, kind.representatives if kind else None)
 

@@ -18,7 +18,7 @@ from treegen.evals.search.job import search_names
 from treegen.evals.search.method_arguments import to_call_values
 from treegen.evals.search.method_types import Method, TreeSettings
 from treegen.evals.search.settings import SearchSettings
-from treegen.evals.search.task import Proposer, SearchTask
+from treegen.evals.search.task import SearchTask
 from treegen.evals.search.value_functions import (
     ValueFunction,
     general_value_function,
@@ -226,7 +226,6 @@ class Searcher:
         if self._settings.propose == "sample":
             return await self.step(node, self._settings.expand)
         self._check()
-        assert isinstance(self._task, Proposer), "settings name only ways that the task has"
         way = self._ask(self._task.propose)(self._problem, self._settings.propose)
         return self._prune_checked(await way(node))
 

@@ -1,12 +1,13 @@
 """What tree search needs of a task: a prompt, states, their values, and the ends of solutions."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
-from treegen.evals.registry import get_task, list_tasks
+from treegen.evals.registry import adapt_task, find_missing, get_task, list_tasks
 from treegen.evals.task import Task, TaskData
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ class SearchDefaults:
     evaluator: the default way to evaluate states.
     worth: the value of the best state in the task's own ways to evaluate; the worst has 0.
     propose, evaluate: names of the task's own ways to make next steps and to evaluate states, in
-    addition to those that all tasks share (see `names.py`). A task that has some is a Proposer or
-    Evaluator.
+    addition to those that all tasks share (see `names.py`). The methods of these names make them.
     prune_below: depth-first search prunes states of a lower value, on the scale of these ways.
     """
 
@@ -46,67 +46,59 @@ class SearchDefaults:
     prune_below: float | None = None
 
 
-@runtime_checkable
-class SearchTask(Task, Protocol):
+class SearchTask(Task):
     """A task whose solutions consist of steps.
 
-    The text after the prompt (`SearchNode.path_text`) alone decides the state.
+    It also defines the abstract members `search_defaults`, `root`, `state`, `done`, `answer` and
+    `is_solved`. The other members have defaults: `checkable`, `propose` and `evaluate`.
 
-    checkable: whether a problem alone decides if a text solves it, as a puzzle does. A search may
-    then call `is_solved`, and ends with a correct solution. Otherwise `is_solved` needs the
-    reference, and only scoring may call it.
+    The text after the prompt (`SearchNode.path_text`) alone decides the state.
     """
 
     @property
+    @abstractmethod
     def search_defaults(self) -> SearchDefaults:
         """How the task is searched if the user does not choose."""
-        ...
+
+    @abstractmethod
+    def root(self, data: TaskData, problem: Problem) -> str:
+        """Return the prompt that a solution continues."""
+
+    @abstractmethod
+    def state(self, problem: Problem, text: str) -> str | None:
+        """Return the state of a text; equal if the same steps can follow, None for a dead end."""
+
+    @abstractmethod
+    def done(self, problem: Problem, text: str) -> bool:
+        """Return whether a text is a whole solution, right or wrong."""
+
+    @abstractmethod
+    def answer(self, problem: Problem, text: str) -> str | None:
+        """Return the answer of a solution, in canonical form; None if it has none."""
+
+    @abstractmethod
+    def is_solved(self, problem: Problem, text: str) -> bool:
+        """Return whether a text solves the problem. It must accept any text."""
 
     @property
     def checkable(self) -> bool:
-        """Whether a problem alone decides if a text solves it."""
-        ...
+        """Whether a problem alone decides if a text solves it, as a puzzle does.
 
-    def root(self, data: TaskData, problem: Problem) -> str:
-        """Return the prompt that a solution continues."""
-        ...
-
-    def state(self, problem: Problem, text: str) -> str | None:
-        """Return the state of a text; equal if the same steps can follow, None for a dead end."""
-        ...
-
-    def done(self, problem: Problem, text: str) -> bool:
-        """Return whether a text is a whole solution, right or wrong."""
-        ...
-
-    def answer(self, problem: Problem, text: str) -> str | None:
-        """Return the answer of a solution, in canonical form; None if it has none."""
-        ...
-
-    def is_solved(self, problem: Problem, text: str) -> bool:
-        """Return whether a text solves the problem. It must accept any text."""
-        ...
-
-
-@runtime_checkable
-class Proposer(Protocol):
-    """A task with its own ways to make next steps; `SearchDefaults.propose` names them."""
+        A search may then call `is_solved`, and ends with a correct solution. Otherwise `is_solved`
+        needs the reference, and only scoring may call it.
+        """
+        return False
 
     def propose(self, problem: Problem, how: str) -> "Propose":
-        """Return a function that makes next steps in one of the task's own ways."""
-        ...
-
-
-@runtime_checkable
-class Evaluator(Protocol):
-    """A task with its own ways to evaluate states; `SearchDefaults.evaluate` names them."""
+        """Return a function that makes next steps in a way of `SearchDefaults.propose`."""
+        raise InputError(f"task {self.name!r} has no way of its own to propose {how!r}")
 
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
-        """Return a function that evaluates nodes in one of the task's ways; higher is better."""
-        ...
+        """Return a function that evaluates nodes in a way of `SearchDefaults.evaluate`.
 
-
-_OPTIONAL: Final = {"propose": Proposer, "evaluate": Evaluator}
+        A higher value is better.
+        """
+        raise InputError(f"task {self.name!r} has no way of its own to evaluate {how!r}")
 
 
 def get_search_task(name: str | Task) -> SearchTask:
@@ -116,17 +108,18 @@ def get_search_task(name: str | Task) -> SearchTask:
         InputError: there is no such task, or it cannot be searched.
     """
     task = get_task(name)
-    if isinstance(task, SearchTask):
-        for member, protocol in _OPTIONAL.items():
-            ways = getattr(task.search_defaults, member)
-            if ways and not isinstance(task, protocol):
-                raise InputError(
-                    f"task {task.name!r} names ways to {member} ({', '.join(ways)}) in its "
-                    f"search_defaults, but has no method {member!r} that makes them"
-                )
-        return task
-    known = [info.name for info in list_tasks() if info.source == "treegen"]
-    able = [other for other in known if isinstance(get_task(other), SearchTask)]
-    raise InputError(
-        f"task {task.name!r} has no steps to search over; those that have: {', '.join(able)}"
-    )
+    if find_missing(task, SearchTask):
+        known = [info.name for info in list_tasks() if info.source == "treegen"]
+        able = [other for other in known if isinstance(get_task(other), SearchTask)]
+        raise InputError(
+            f"task {task.name!r} has no steps to search over; those that have: {', '.join(able)}"
+        )
+    searched: SearchTask = adapt_task(task, SearchTask)
+    for member in ("propose", "evaluate"):
+        ways = getattr(searched.search_defaults, member)
+        if ways and getattr(type(searched), member) is getattr(SearchTask, member):
+            raise InputError(
+                f"task {task.name!r} names ways to {member} ({', '.join(ways)}) in its "
+                f"search_defaults, but has no method {member!r} that makes them"
+            )
+    return searched

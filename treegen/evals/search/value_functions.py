@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from treegen.evals.problem import Problem
 from treegen.evals.search.names import REWARD
-from treegen.evals.search.task import Evaluator, SearchTask
+from treegen.evals.search.task import SearchTask
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.tree.node import SearchNode
 
@@ -35,11 +35,10 @@ def own_value_function(task: SearchTask, problem: Problem, how: str) -> ValueFun
     """Return one of the task's own ways to evaluate states.
 
     Args:
-        task: The task, an `Evaluator`.
+        task: The task, whose `SearchDefaults.evaluate` has the way.
         problem: The problem that is searched.
         how: The name of the way.
     """
-    assert isinstance(task, Evaluator), "settings name only ways that the task has"
     worth = task.search_defaults.worth
     return ValueFunction(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
 

@@ -32,7 +32,7 @@ from treegen.llm.base import BaseLLM
 from treegen.model.checkpoint.files import locate
 from treegen.model.config import read_config
 from treegen.model.options import check_known
-from treegen.prompts.images.table import PlacedImage, get_image_table
+from treegen.prompts.images.table import PlacedImage
 from treegen.runs import model_identity
 from treegen.runs.new_directory import NewDirectory
 
@@ -118,7 +118,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             pretrained if isinstance(pretrained, BaseLLM) else LLM(str(pretrained), **options)
         )
         self.tokenizer = self.llm.tokenizer
-        self._images = get_image_table(self.tokenizer)
+        self._images = self.llm.images
         if self._images is not None:
             self.MULTIMODAL = True
         self._texts = HarnessTokenizer(

@@ -151,11 +151,14 @@ def _parts(
 
 def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
     try:
-        return build_score_requests([(e.context, e.text) for e in batch], llm.tokenizer, llm.spec)
+        pairs = [(entry.context, entry.text) for entry in batch]
+        return build_score_requests(pairs, llm.tokenizer, llm.spec, llm.images)
     except TreegenError as error:
         for each in batch:  # find the text at fault
             try:
-                build_score_requests([(each.context, each.text)], llm.tokenizer, llm.spec)
+                build_score_requests(
+                    [(each.context, each.text)], llm.tokenizer, llm.spec, llm.images
+                )
             except TreegenError as own:
                 reason = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
                 between = "" if reason[:1] in (" ", ":") else ": "

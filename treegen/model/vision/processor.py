@@ -39,6 +39,13 @@ class Processor:
         """Return an empty table of images for a model with `vocab_size` token ids."""
         return ImageTable(self.processor, self.placeholder, vocab_size, sees_ahead=self.sees_ahead)
 
+    def enable_images(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> ImageTable:
+        """Give a tokenizer the processor's chat template, if it has one; return an empty table."""
+        table = self.table(vocab_size)
+        if table.chat_template:
+            tokenizer.chat_template = table.chat_template
+        return table
+
 
 def load_processor(
     directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase

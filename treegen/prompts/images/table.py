@@ -32,7 +32,6 @@ Ahead = Literal["all", "windowed"]
 """Layers in which image tokens attend to later ones: all, or those with a window."""
 _MOST_ID: Final = 2**31 - 1
 _MOST_BYTES: Final = 2**31  # of processor outputs, kept because prompts may need them again
-_TABLE: Final = "treegen_images"  # the attribute of a tokenizer
 _NOT_IMAGE: Final = (
     "input_ids",
     "attention_mask",
@@ -102,10 +101,6 @@ class ImageTable:
         self._inputs: OrderedDict[str, dict[str, Any]] = OrderedDict()
         # Images sorted by first id, and these ids. Replaced together, because threads read both.
         self._placed: tuple[list[PlacedImage], NDArray[np.int64]] = ([], np.empty(0, np.int64))
-
-    def __deepcopy__(self, memo: object) -> ImageTable:
-        """Return the table itself: a copied tokenizer shares its images."""
-        return self
 
     def add(self, source: Source) -> PlacedImage:
         """Return the entry of an image, which is processed only the first time.
@@ -291,19 +286,6 @@ class ImageTable:
             while len(self._inputs) > 1 and sum(map(_size, self._inputs.values())) > _MOST_BYTES:
                 self._inputs.popitem(last=False)
         return text, num, inputs
-
-
-def get_image_table(tokenizer: Any) -> ImageTable | None:
-    """Return the images of a tokenizer's model; None if the model takes none."""
-    found: ImageTable | None = getattr(tokenizer, _TABLE, None)
-    return found
-
-
-def set_image_table(tokenizer: Any, table: ImageTable) -> None:
-    """Accept images in chats that are encoded with this tokenizer."""
-    setattr(tokenizer, _TABLE, table)
-    if table.chat_template:
-        tokenizer.chat_template = table.chat_template
 
 
 class BidirectionalBlocks:

@@ -13,7 +13,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, ContextError, InputError
 from treegen.prompts.bos_eos import warn_of_unended_turns
 from treegen.prompts.expansion import bound_levels
-from treegen.prompts.images.table import ImageTable, get_image_table
+from treegen.prompts.images.table import ImageTable
 from treegen.prompts.plan.compile import compile_plan
 from treegen.prompts.plan.cost import DEVICE_COSTS, Sharing
 from treegen.prompts.plan.draw_counts import hash_prompt
@@ -32,7 +32,11 @@ _MOST_SAMPLES: Final = 10**8  # of a run, because memory holds a number for each
 
 
 def build_sample_requests(
-    tree: Node, tokenizer: Any, params: SamplingParams | Sequence[SamplingParams], spec: ModelSpec
+    tree: Node,
+    tokenizer: Any,
+    params: SamplingParams | Sequence[SamplingParams],
+    spec: ModelSpec,
+    images: ImageTable | None = None,
 ) -> list[Request]:
     """Return one request for each sampled node of a tree, in declared order.
 
@@ -41,6 +45,7 @@ def build_sample_requests(
         tokenizer: The model's tokenizer.
         params: The sampling parameters of all nodes, or one for each node.
         spec: The model's sizes and limits.
+        images: The model's images; None if it takes none.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
@@ -49,8 +54,8 @@ def build_sample_requests(
         CapacityError: a prompt leaves no room for a token in the model's context, or there are more
             than 100 million samples.
     """
-    check_length(tree, tokenizer, spec)
-    prompts = tokenize(tree, tokenizer)
+    check_length(tree, tokenizer, spec, images)
+    prompts = tokenize(tree, tokenizer, images)
     of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     if len(of_each) != len(prompts):
         raise InputError(
@@ -65,7 +70,7 @@ def build_sample_requests(
             "ask for fewer, or for several runs with other seeds"
         )
     return [
-        _request(prompt, prompt.samples, each, spec, get_image_table(tokenizer))
+        _request(prompt, prompt.samples, each, spec, images)
         for prompt, each in zip(prompts, of_each, strict=True)
     ]
 
@@ -76,6 +81,7 @@ def build_flat_requests(
     tokenizer: Any,
     spec: ModelSpec,
     template: Mapping[str, Any],
+    images: ImageTable | None = None,
 ) -> list[Request]:
     """Return one request per flat prompt, named by its index and seeded by its token ids.
 
@@ -85,6 +91,7 @@ def build_flat_requests(
         tokenizer: The model's tokenizer.
         spec: The model's sizes and limits.
         template: Arguments of the chat template.
+        images: The model's images; None if it takes none.
 
     Raises:
         InputError: a prompt has no tokens, or tokens that the model does not have.
@@ -97,12 +104,16 @@ def build_flat_requests(
     tree = Node("", children=leaves, samples=0)
     return [
         replace(request, origin=hash_prompt(request.tokens))
-        for request in build_sample_requests(tree, tokenizer, params, spec)
+        for request in build_sample_requests(tree, tokenizer, params, spec, images)
     ]
 
 
 def expand_requests(
-    tree: Node, tokenizer: Any, params: SamplingParams, spec: ModelSpec
+    tree: Node,
+    tokenizer: Any,
+    params: SamplingParams,
+    spec: ModelSpec,
+    images: ImageTable | None = None,
 ) -> list[Request]:
     """Return one request for each node of a tree that generates levels, in declared order.
 
@@ -113,6 +124,7 @@ def expand_requests(
         tokenizer: The model's tokenizer.
         params: The sampling parameters of the run; levels may override some.
         spec: The model's sizes and limits.
+        images: The model's images; None if it takes none.
 
     Raises:
         TreeError: the tree generates no levels, or has samples too.
@@ -128,30 +140,38 @@ def expand_requests(
         rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
         paths.append((prompt, rows))
     whole = Node("", children=[path for path, _ in paths], samples=0)
-    check_length(whole, tokenizer, spec)
-    prompts = tokenize(whole, tokenizer)
+    check_length(whole, tokenizer, spec, images)
+    prompts = tokenize(whole, tokenizer, images)
     if any(prompt.node.has_messages for prompt in prompts):
         warn_of_unended_turns(tokenizer, spec.eos_token_ids, [params])
     return [
-        _request(prompt, rows, params, spec, get_image_table(tokenizer))
+        _request(prompt, rows, params, spec, images)
         for prompt, (_, rows) in zip(prompts, paths, strict=True)
     ]
 
 
-def check_length(tree: Node, tokenizer: Any, spec: ModelSpec, *, drawn: bool = True) -> None:
+def check_length(
+    tree: Node,
+    tokenizer: Any,
+    spec: ModelSpec,
+    images: ImageTable | None = None,
+    *,
+    drawn: bool = True,
+) -> None:
     """Reject prompts whose number of characters alone shows that they do not fit; encodes nothing.
 
     Args:
         tree: The root of the prompt tree.
         tokenizer: The model's tokenizer.
         spec: The model's sizes and limits.
+        images: The model's images; None if it takes none.
         drawn: Whether at least one token will be drawn after the prompt. Default: True.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
         ContextError: a prompt is too long for the model's context.
     """
-    if too_long := longer_prompt(tree, tokenizer, spec.context_length - drawn):
+    if too_long := longer_prompt(tree, tokenizer, spec.context_length - drawn, images):
         raise _too_long(*too_long, spec, least="at least ", drawn=drawn)
 
 
@@ -243,6 +263,7 @@ def build_score_requests(
     pairs: Sequence[tuple[ScoreContext, ScoreInput]],
     tokenizer: Any,
     spec: ModelSpec,
+    images: ImageTable | None = None,
     *,
     top: int = 0,
 ) -> list[Request]:
@@ -259,6 +280,7 @@ def build_score_requests(
         pairs: The (context, continuation) pairs.
         tokenizer: The model's tokenizer.
         spec: The model's sizes and limits.
+        images: The model's images; None if it takes none.
         top: How many likeliest tokens to report at each position. Default: 0.
 
     Raises:
@@ -269,7 +291,6 @@ def build_score_requests(
     """
     texts: list[str] = []
     chats: list[Node] = []
-    images = get_image_table(tokenizer)
     for index, pair in enumerate(pairs):
         is_pair = isinstance(pair, Sequence) and not isinstance(pair, str | bytes)
         if not is_pair or len(pair) != 2:
@@ -285,7 +306,8 @@ def build_score_requests(
         if isinstance(context, str) and isinstance(continuation, str):
             texts += [context, context + continuation]
     encoded = iter(encode_texts(texts, tokenizer))
-    rendered = iter(tokenize(Node("", children=chats, samples=0), tokenizer) if chats else ())
+    chat_tree = Node("", children=chats, samples=0)
+    rendered = iter(tokenize(chat_tree, tokenizer, images) if chats else ())
     requests = []
     for index, (context, continuation) in enumerate(pairs):
         name = f"pair {index}"

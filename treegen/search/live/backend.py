@@ -23,7 +23,7 @@ from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError
 from treegen.prompts.chat_images import render_parts
 from treegen.prompts.detokenize import Detokenizer
-from treegen.prompts.images.table import PlacedImage, get_image_table
+from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import check_scored, check_vocabulary, token_ids
@@ -55,6 +55,7 @@ class LiveBackend:
         ],
         make_plan: Callable[[Sequence[Request]], Plan],
         before: DrawCounter | None = None,
+        images: ImageTable | None = None,
     ) -> None:
         """Create a backend without any tree.
 
@@ -68,8 +69,10 @@ class LiveBackend:
                 to call with every finished sample.
             make_plan: Finds what prompts share.
             before: Counts of earlier samples of unnamed prompts, so that new samples differ.
+            images: The model's images; None if it takes none.
         """
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
+        self.images = images
         self._make_plan, self._stopping_of = make_plan, stopping_of
         self._before, self._own_before = before or DrawCounter(), DrawCounter()
         self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
@@ -113,7 +116,7 @@ class LiveBackend:
         for index, ids in enumerate(tokens):
             if not len(ids):
                 raise InputError(f"prompt {index} has no tokens; give it some text or token ids")
-            check_vocabulary(str(index), ids, self.spec, get_image_table(self.tokenizer))
+            check_vocabulary(str(index), ids, self.spec, self.images)
         return tokens
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> LiveContext:
@@ -126,10 +129,10 @@ class LiveBackend:
         """Return the context with text, or with texts and images, appended."""
         self._check_open()
         assert isinstance(context, LiveContext)
-        segment, given, table = context.segment, context.given, get_image_table(self.tokenizer)
+        segment, given, table = context.segment, context.given, self.images
         images: list[PlacedImage] = []
         if not isinstance(content, str):
-            content, images = render_parts(content, self.tokenizer, "extension")
+            content, images = render_parts(content, self.tokenizer, table, "extension")
         if given is not None and not images:
             given, tokens = self._appender.append(given, segment.path_tokens(), content)
             check_vocabulary("extension", tokens, self.spec, table)

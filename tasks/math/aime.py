@@ -1,16 +1,29 @@
-"""Reads AIME problems from files with the columns of the hub's tables, or from these tables."""
+r"""AIME: problems of the American Invitational Mathematics Examination, answers 0 to 999.
+
+Data: the problems belong to the Mathematical Association of America and do not come with treegen.
+`hf` is HuggingFaceH4/aime_2024, math-ai/aime25 and MathArena/aime_2026; Maxwell-Jia/AIME_2024 and
+opencompass/AIME2025 can be read too, and so can files with their columns. One row:
+
+    {"ID": "2024-I-1", "Problem": "How many ...?", "Solution": "...", "Answer": 204}
+
+The prompt is the problem and a line that asks for a boxed answer. Samples are drawn as for
+DeepSeek-R1 (2025): 64 of each problem, temperature 0.6, top-p 0.95, at most 32,768 tokens.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.errors import InputError
+from treegen.evals.arguments import words
 from treegen.evals.problem import Problem
+from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.problems import RowsToRead, problems_of_all
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.common.text_task import Loaded
+from treegen.tasks.common.text_task import REASONING, Loaded
+from treegen.tasks.math.task import Competition
 
 YEARS: Final = ("2024", "2025", "2026")
 _SOURCE: Final = Source(task="aime", bundled="aime_sample.jsonl")
@@ -49,15 +62,15 @@ def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> 
 
 
 def _tables(data: str | None, split: str | None, years: Sequence[str]) -> Iterator[RowsToRead]:
-    known = (
+    tables = (
         [(year, _OF_YEAR[year]) for year in years] if data == "hf" else [_TABLES.get(data or "")]
     )
-    for each in known:
-        if each is None:
+    for entry in tables:
+        if entry is None:
             rows, source = _SOURCE.read(data, split)
             yield rows, source, partial(_problem, year=None)
         else:
-            year, table = each
+            year, table = entry
             yield table.rows(split), table.name, partial(_problem, year=year)
 
 
@@ -79,23 +92,49 @@ def _problem(row: dict[str, Any], line: int, year: str | None) -> Problem:
     )
 
 
-def _year(row: dict[str, Any], given: str | None) -> str | None:
+def _year(row: dict[str, Any], stated_id: str | None) -> str | None:
     """Return the year in a row's column, id or address; None if they have none."""
-    for text in (optional(row, ("year",)), given, optional(row, ("url",))):
-        if found := re.search(r"(?<![0-9])(?:19|20)[0-9]{2}(?![0-9])", text or ""):
-            return found[0]
+    for text in (optional(row, ("year",)), stated_id, optional(row, ("url",))):
+        if match := re.search(r"(?<![0-9])(?:19|20)[0-9]{2}(?![0-9])", text or ""):
+            return match[0]
     return None
 
 
 def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) -> Sequence[Problem]:
     if not years:
         return problems
-    found = [problem for problem in problems if problem.metadata["year"] in years]
-    if not found:
-        known = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
-        have = f"has those of {', '.join(known)}" if known else "does not tell the year of its rows"
+    selected = [problem for problem in problems if problem.metadata["year"] in years]
+    if not selected:
+        available = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
+        have = (
+            f"has those of {', '.join(available)}"
+            if available
+            else "does not tell the year of its rows"
+        )
         raise InputError(
             f"{source} has no problem of {' or '.join(years)}; it {have}; "
             "leave out -T year or give another"
         )
-    return found
+    return selected
+
+
+class AIME(Competition):
+    """AIME with 64 samples of each problem; the headline filter is math-verify's verdict."""
+
+    name = "aime"
+    groups = ("year",)
+    arguments: ClassVar = {
+        "year": "2024, 2025, 2026 or several with a comma; default: all that the data have"
+    }
+    defaults: Final = TaskDefaults(sampling=REASONING, num_samples=64, num_fewshot=0)
+
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return the problems of the requested years."""
+        years = words(options.extra, "year")
+        for year in years:
+            if options.data == "hf" and year not in YEARS:
+                raise InputError(
+                    f"hf has AIME of {', '.join(YEARS)}, not of {year!r}; "
+                    "give one of these, or a file"
+                )
+        return load_problems(options.data, options.split, years)

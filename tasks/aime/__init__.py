@@ -1,1 +1,0 @@
-"""AIME: competition problems whose answers are whole numbers."""

@@ -1,0 +1,218 @@
+"""ARC, HellaSwag, PIQA and WinoGrande, each read and scored as in lm-eval."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError
+from treegen.tasks.choices.task import ChoiceItem, ChoiceTask, check, id_of, place, texts_of
+from treegen.tasks.common.files import Rows, read_text
+from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.sources import HubTable, Source
+
+
+def _source(task: str, part: str, bundled: str) -> Source:
+    return Source(
+        task=task,
+        bundled=bundled,
+        hub=HubTable("allenai/ai2_arc", ("test", "validation", "train"), (part,)),
+        files={
+            "test": (f"{part}-Test.jsonl",),
+            "validation": (f"{part}-Dev.jsonl",),
+            "train": (f"{part}-Train.jsonl",),
+        },
+    )
+
+
+class ARCEasy(ChoiceTask):
+    r"""ARC: science questions for schools with three to five choices, in an easy and a hard set.
+
+    Data: https://allenai.org/data/arc, or allenai/ai2_arc on the Hugging Face hub. A row of each:
+
+        {"id": "A1", "question": {"stem": "What melts?", "choices": [{"text": "ice", "label": "A"},
+         {"text": "sand", "label": "B"}]}, "answerKey": "A"}
+        {"id": "A1", "question": "What melts?", "choices": {"text": ["ice", "sand"],
+         "label": ["A", "B"]}, "answerKey": "A"}
+
+    Prompt and score are those of lm-eval's `arc_easy` and `arc_challenge`: `Question:
+    {question}\nAnswer:` and the text of each choice after a space; `acc` and `acc_norm`.
+    """
+
+    name = "arc-easy"
+    source = _source("arc-easy", "ARC-Easy", "arc_easy_sample.jsonl")
+
+    def item(self, row: dict[str, Any]) -> ChoiceItem:
+        """Return the item of a row in either form; a label names the right choice."""
+        question, choices = row.get("question"), row.get("choices")
+        if isinstance(question, dict):
+            choices = question.get("choices")
+            question = question.get("stem")
+        if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+            choices = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
+        if not isinstance(choices, dict):
+            raise ValueError("choices must be a list, or an object of lists")
+        labels = texts_of(choices.get("label"), "label")
+        key = text_field({"answerKey": row.get("answerKey")}, "answerKey")
+        if key not in labels:
+            raise ValueError(f"answerKey {key!r:.40} is none of its labels; it must be one of them")
+        question_text = text_field({"question": question}, "question")
+        texts = texts_of(choices.get("text"), "text")
+        name = id_of(row, "id")
+        return check(
+            ChoiceItem(name, f"Question: {question_text}\nAnswer:", texts, labels.index(key))
+        )
+
+
+class ARCChallenge(ARCEasy):
+    """The questions of ARC that simple methods get wrong."""
+
+    name = "arc-challenge"
+    source = _source("arc-challenge", "ARC-Challenge", "arc_challenge_sample.jsonl")
+
+
+_BRACKETS: Final = re.compile(r"\[[^\]\n]*\]")
+
+
+class HellaSwag(ChoiceTask):
+    r"""HellaSwag: which of four endings follows a short text.
+
+    Data: https://github.com/rowanz/hellaswag (hellaswag_val.jsonl), or Rowan/hellaswag on the
+    Hugging Face hub. The answers of the test split are not published. One row:
+
+        {"ind": 1, "activity_label": "Baking", "ctx_a": "A man opens an oven.", "ctx_b": "he",
+         "endings": ["takes a cake out.", "swims.", "sings to it.", "paints."], "label": 0}
+
+    Prompt and score are those of lm-eval's `hellaswag`: `{activity_label}: {ctx_a} {ctx_b}`, the
+    first letter of ctx_b in upper case and the rest of it in lower case, without the text in
+    brackets from WikiHow's pages; the endings, cleaned in the same way, after a space; `acc` and
+    `acc_norm`.
+    """
+
+    name = "hellaswag"
+    source = Source(
+        task="hellaswag",
+        bundled="hellaswag_sample.jsonl",
+        hub=HubTable("Rowan/hellaswag", ("validation", "train")),
+        files={"validation": ("hellaswag_val.jsonl",), "train": ("hellaswag_train.jsonl",)},
+    )
+
+    def item(self, row: dict[str, Any]) -> ChoiceItem:
+        """Return the item of a row."""
+        label, first = text_field(row, "activity_label"), text_field(row, "ctx_a")
+        second = row.get("ctx_b")
+        if not isinstance(second, str):
+            raise ValueError("ctx_b must be text")
+        endings = texts_of(row.get("endings"), "endings")
+        return check(
+            ChoiceItem(
+                id="",
+                prompt=_clean_text(f"{label}: {first} {second.capitalize()}"),
+                choices=tuple(map(_clean_text, endings)),
+                gold=place(row.get("label"), "label"),
+                metadata={"activity": label},
+            )
+        )
+
+
+def _clean_text(text: str) -> str:
+    """Return a text without the marks of WikiHow's pages, by the same steps as lm-eval."""
+    text = text.strip().replace(" [title]", ". ")
+    return _BRACKETS.sub("", text).replace("  ", " ")
+
+
+class PIQA(ChoiceTask):
+    r"""PIQA: which of two ways reaches an everyday goal.
+
+    Data: https://yonatanbisk.com/piqa (valid.jsonl, with valid-labels.lst in the same folder), or
+    baber/piqa on the Hugging Face hub. The answers of the test split are not published. One row;
+    its label may be in the other file, one label per line:
+
+        {"goal": "Dry wet shoes.", "sol1": "Fill them with paper.", "sol2": "Fill them with water.",
+         "label": 0}
+
+    Prompt and score are those of lm-eval's `piqa`: `Question: {goal}\nAnswer:` and each solution
+    after a space; `acc` and `acc_norm`.
+    """
+
+    name = "piqa"
+    source = Source(
+        task="piqa",
+        bundled="piqa_sample.jsonl",
+        hub=HubTable("baber/piqa", ("validation", "train")),
+        files={"validation": ("valid.jsonl",)},
+    )
+
+    def item(self, row: dict[str, Any]) -> ChoiceItem:
+        """Return the item of a row."""
+        goal = text_field(row, "goal")
+        solutions = text_field(row, "sol1"), text_field(row, "sol2")
+        gold = place(row.get("label"), "label")
+        return check(ChoiceItem(id_of(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold))
+
+    def add_answers(self, rows: Rows, place: str) -> Rows:
+        """Return rows with the labels of the label file in the same folder, if there is one."""
+        path = Path(place)
+        labels = path.with_name(f"{path.stem}-labels.lst")
+        if not path.is_file() or not labels.is_file():
+            return rows
+        return _add_labels(rows, labels)
+
+
+def _add_labels(rows: Rows, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    labels = read_text(path).split()
+    numbered = list(rows)
+    if len(labels) != len(numbered):
+        raise DataError(
+            f"{path} has {len(labels)} labels for {len(numbered)} rows; "
+            "take both files of one split"
+        )
+    for (line, row), label in zip(numbered, labels, strict=True):
+        yield line, {**row, "label": label}
+
+
+_BLANK: Final = "_"
+
+
+class WinoGrande(ChoiceTask):
+    r"""WinoGrande: which of two words fills a blank.
+
+    Data: https://winogrande.allenai.org (dev.jsonl, train_xl.jsonl), or allenai/winogrande on the
+    Hugging Face hub. The answers of the test split are not published. One row:
+
+        {"qID": "1", "sentence": "The cup did not fit on the shelf as the _ was too big.",
+         "option1": "cup", "option2": "shelf", "answer": "1"}
+
+    The score is that of lm-eval's `winogrande`, and of Trinh and Le
+    (https://arxiv.org/abs/1806.02847), who call it partial scoring. The prompt is the sentence up
+    to the blank, filled with each option. The rest of the sentence, the same for both, is scored,
+    and the option with the likelier rest is the answer. So a long or rare option has no
+    disadvantage. The metric is `acc`.
+    """
+
+    name = "winogrande"
+    metrics = ("acc",)
+    source = Source(
+        task="winogrande",
+        bundled="winogrande_sample.jsonl",
+        hub=HubTable("allenai/winogrande", ("validation", "train"), ("winogrande_xl",)),
+        files={"validation": ("dev.jsonl",), "train": ("train_xl.jsonl",)},
+    )
+
+    def item(self, row: dict[str, Any]) -> ChoiceItem:
+        """Return the item of a row; its options fill the gap between the parts of the sentence."""
+        before, blank, after = text_field(row, "sentence").partition(_BLANK)
+        if not blank:
+            raise ValueError("sentence must have a blank (_)")
+        if not after.strip():
+            raise ValueError("nothing of the sentence is left after the blank, so nothing to score")
+        options = text_field(row, "option1"), text_field(row, "option2")
+        return check(
+            ChoiceItem(
+                id=id_of(row, "qID"),
+                prompt=before,
+                choices=options,
+                gold=place(row.get("answer"), "answer") - 1,
+                rest=after.strip(),
+            )
+        )

@@ -1,0 +1,273 @@
+"""Checks of an answer's words, letters, lengths, content and form, in time linear in the text.
+
+The published code uses regular expressions, some of which take quadratic time on long runs of
+spaces or brackets. The results are the same. Patterns in the data may take longer; their checks
+fail after a time limit.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from treegen.common.bounded.patterns import CountedPattern
+from treegen.tasks.common.jsonl import text_field
+
+Check = Callable[[str], bool]
+"""Returns whether an answer follows an instruction, in time linear in the answer."""
+
+
+def number(given: Mapping[str, Any], name: str) -> int:
+    """Return a whole number from 0; raise ValueError if it is missing or invalid."""
+    value = given.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is {value!r:.40}, not a whole number from 0")
+    return value
+
+
+def text(given: Mapping[str, Any], name: str) -> str:
+    """Return a text; raise ValueError if it is missing or invalid."""
+    return text_field(dict(given), name)
+
+
+def texts(given: Mapping[str, Any], name: str) -> list[str]:
+    """Return a list of texts; raise ValueError if it is missing or invalid."""
+    values = given.get(name)
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{name} is not a list of texts")
+    return [text_field({name: value}, name) for value in values]
+
+
+def relation(given: Mapping[str, Any], name: str, bound: int) -> Callable[[int], bool]:
+    """Return the test of a count against a bound.
+
+    Args:
+        given: Arguments of the instruction.
+        name: Name of the argument with the relation: "less than" or "at least".
+        bound: The bound.
+
+    Raises:
+        ValueError: The relation is unknown.
+    """
+    word = given.get(name)
+    if word == "less than":
+        return lambda count: count < bound
+    if word == "at least":
+        return lambda count: count >= bound
+    raise ValueError(f"{name} is {word!r:.40}, neither 'less than' nor 'at least'")
+
+
+_OPTIONS: Final = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_POSTSCRIPTS: Final = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
+# A line that begins with a single star, or a dash. The end of the line may follow the star.
+_STARS: Final = re.compile(r"^[^\S\n]*+\*[^*].*$", re.MULTILINE)
+_DASHES: Final = re.compile(r"^[^\S\n]*+-.*$", re.MULTILINE)
+_HIGHLIGHT: Final = re.compile(r"\*[^\n*]*+\*")
+_DOUBLE: Final = re.compile(r"\*\*[^\n*]*+\*\*")
+_RESPONSES: Final = "******"
+
+
+def number_placeholders(given: Mapping[str, Any]) -> Check:
+    """Require at least a number of texts in square brackets, each within a line."""
+    wanted = number(given, "num_placeholders")
+    return lambda answer: sum(map(_brackets, answer.split("\n"))) >= wanted
+
+
+def _brackets(line: str) -> int:
+    count, at = 0, 0
+    while (start := line.find("[", at)) >= 0 and (end := line.find("]", start + 1)) >= 0:
+        count, at = count + 1, end + 1
+    return count
+
+
+def postscript(given: Mapping[str, Any]) -> Check:
+    """Require the mark of a postscript; marks are patterns, as published."""
+    marker = text(given, "postscript_marker").strip()
+    if marker in _POSTSCRIPTS:
+        pattern = re.compile(_POSTSCRIPTS[marker])
+        return lambda answer: pattern.search(answer.lower()) is not None
+    counted = CountedPattern(marker.lower())
+    return lambda answer: bool(counted.count(answer.lower()))
+
+
+def number_bullet_lists(given: Mapping[str, Any]) -> Check:
+    """Require an exact number of lines that begin with a star or a dash."""
+    wanted = number(given, "num_bullets")
+    return lambda answer: (
+        sum(1 for pattern in (_STARS, _DASHES) for _ in pattern.finditer(answer)) == wanted
+    )
+
+
+def constrained_response(given: Mapping[str, Any]) -> Check:
+    """Require one of three sentences."""
+    return lambda answer: any(option in answer for option in _OPTIONS)
+
+
+def number_highlighted_sections(given: Mapping[str, Any]) -> Check:
+    """Require at least a number of texts between stars; texts between double stars count too."""
+    wanted = number(given, "num_highlights")
+
+    def check(answer: str) -> bool:
+        single = (match[0].strip("*") for match in _HIGHLIGHT.finditer(answer))
+        double = (match[0][2:-2] for match in _DOUBLE.finditer(answer))
+        return sum(bool(section.strip()) for part in (single, double) for section in part) >= wanted
+
+    return check
+
+
+def multiple_sections(given: Mapping[str, Any]) -> Check:
+    """Require at least a number of marks such as "Section 2"; the word is a pattern."""
+    wanted, word = number(given, "num_sections"), text(given, "section_spliter").strip()
+    mark = CountedPattern(word, r"\s?{}\s?\d+\s?")
+    return lambda answer: (mark.count(answer) or 0) >= wanted
+
+
+def json_format(given: Mapping[str, Any]) -> Check:
+    """Require that the whole answer is JSON, with or without a fence."""
+
+    def check(answer: str) -> bool:
+        inner = answer.strip()
+        # Remove each in turn, so that an unmarked fence may follow a marked one.
+        for fence in ("```json", "```Json", "```JSON", "```"):
+            inner = inner.removeprefix(fence)
+        try:
+            json.loads(inner.removesuffix("```").strip())
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    return check
+
+
+def title(given: Mapping[str, Any]) -> Check:
+    """Require a line with a text between << and >>."""
+
+    def has_title(line: str) -> bool:
+        start, end = line.find("<<"), line.rfind(">>")
+        return start >= 0 and end >= start + 3 and bool(_bare(line[start : end + 2]))
+
+    return lambda answer: any(map(has_title, answer.split("\n")))
+
+
+def _bare(found: str) -> str:
+    return found.lstrip("<").rstrip(">").strip()
+
+
+def two_responses(given: Mapping[str, Any]) -> Check:
+    """Require two different texts with ****** between them; only the ends may be empty."""
+
+    def check(answer: str) -> bool:
+        parts = [part.strip() for part in answer.split(_RESPONSES)]
+        filled = [part for part in parts if part]
+        return all(parts[1:-1]) and len(filled) == 2 and filled[0] != filled[1]
+
+    return check
+
+
+def repeat_prompt(given: Mapping[str, Any]) -> Check:
+    """Require that the answer begins with the request, ignoring case."""
+    request = text(given, "prompt_to_repeat").strip().lower()
+    return lambda answer: answer.strip().lower().startswith(request)
+
+
+def end_checker(given: Mapping[str, Any]) -> Check:
+    """Require that the answer ends with a phrase, ignoring case and quotation marks after it."""
+    phrase = text(given, "end_phrase").strip().lower()
+    return lambda answer: answer.strip().strip('"').lower().endswith(phrase)
+
+
+def quotation(given: Mapping[str, Any]) -> Check:
+    """Require that the whole answer is between double quotation marks."""
+
+    def check(answer: str) -> bool:
+        inner = answer.strip()
+        return len(inner) > 1 and inner[0] == inner[-1] == '"'
+
+    return check
+
+
+_WORD: Final = re.compile(r"\w+")
+_DIVIDER: Final = re.compile(r"\s?\*\*\*\s?")
+_AFTER_WORD: Final = re.compile("[.,?!'\"]")
+
+
+def existence(given: Mapping[str, Any]) -> Check:
+    """Require every keyword, ignoring case; keywords are patterns, as published."""
+    wanted = [CountedPattern(word, ignore_case=True) for word in texts(given, "keywords")]
+    return lambda answer: all(pattern.count(answer) for pattern in wanted)
+
+
+def frequency(given: Mapping[str, Any]) -> Check:
+    """Require a number of occurrences of a keyword."""
+    word = CountedPattern(text(given, "keyword").strip(), ignore_case=True)
+    holds = relation(given, "relation", number(given, "frequency"))
+
+    def check(answer: str) -> bool:
+        count = word.count(answer)
+        return count is not None and holds(count)
+
+    return check
+
+
+def forbidden_words(given: Mapping[str, Any]) -> Check:
+    """Require that no keyword occurs as a separate word."""
+    words = [
+        CountedPattern(word, r"\b{}\b", ignore_case=True)
+        for word in texts(given, "forbidden_words")
+    ]
+    return lambda answer: all(pattern.count(answer) == 0 for pattern in words)
+
+
+def letter_frequency(given: Mapping[str, Any]) -> Check:
+    """Require a number of occurrences of a letter, ignoring case.
+
+    If the argument is not a letter of the alphabet, the published code draws a letter at random.
+    """
+    letter = text(given, "letter").strip().lower()
+    if len(letter) != 1:
+        raise ValueError("letter must be one letter")
+    holds = relation(given, "let_relation", number(given, "let_frequency"))
+    return lambda answer: holds(answer.lower().count(letter))
+
+
+def number_words(given: Mapping[str, Any]) -> Check:
+    """Require a number of words, which are runs of letters, digits and underscores."""
+    holds = relation(given, "relation", number(given, "num_words"))
+    return lambda answer: holds(sum(1 for _ in _WORD.finditer(answer)))
+
+
+def number_paragraphs(given: Mapping[str, Any]) -> Check:
+    """Require an exact number of paragraphs with *** between them; only the ends may be empty."""
+    wanted = number(given, "num_paragraphs")
+
+    def check(answer: str) -> bool:
+        parts = _DIVIDER.split(answer)
+        filled = [bool(part.strip()) for part in parts]
+        return all(filled[1:-1]) and sum(filled) == wanted
+
+    return check
+
+
+def nth_paragraph_first_word(given: Mapping[str, Any]) -> Check:
+    """Require a number of paragraphs between blank lines, one of which begins with a word."""
+    wanted, place = number(given, "num_paragraphs"), number(given, "nth_paragraph")
+    word = text(given, "first_word").lower()
+
+    def check(answer: str) -> bool:
+        parts = answer.split("\n\n")
+        filled = sum(bool(part.strip()) for part in parts)
+        # The place counts blank paragraphs, the number does not, as published.
+        if not 0 < place <= filled or not parts[place - 1].strip():
+            return False
+        first = parts[place - 1].split(None, 1)[0].lstrip("'").lstrip('"')
+        first = _AFTER_WORD.split(first, maxsplit=1)[0]
+        return filled == wanted and "".join(letter.lower() for letter in first) == word
+
+    return check
+
+
+def no_comma(given: Mapping[str, Any]) -> Check:
+    """Require that there is no comma."""
+    return lambda answer: "," not in answer
