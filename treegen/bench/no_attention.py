@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treegen.bench.decoding.modes import NO_ATTENTION
+from treegen.bench.workloads import NO_ATTENTION
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.registry import LOADERS, choose, register
 from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
 
 
-class NoAttention:
+class _NoAttention:
     """An implementation that computes nothing; it is chosen only by name."""
 
     name = NO_ATTENTION
@@ -31,13 +31,7 @@ class NoAttention:
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """Prepare levels as the device's default implementation does, so that graphs can be used.
-
-        Args:
-            levels: The levels of the pass.
-            positions_T: Position of each query row, `[T]`; needed if a level is causal.
-            device: The device of the pass.
-        """
+        """Prepare levels as the default implementation does, so that graphs can be used."""
         return choose("auto", device).prepare(levels, positions_T, device)
 
     def attend(
@@ -47,14 +41,7 @@ class NoAttention:
         prepared: PreparedLevels,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs and log-sum-exps of zeros.
-
-        Args:
-            q_THD: Queries, `[T, H, D]`.
-            pairs: Keys and values of the cache; the width of a value sets the width of the output.
-            prepared: Ignored.
-            options: Ignored.
-        """
+        """Return outputs and log-sum-exps of zeros; a value's width is that of the output."""
         shape = q_THD.shape[:2]
         v_dim = pairs[0][1].shape[-1]
         return q_THD.new_zeros(*shape, v_dim), q_THD.new_zeros(shape, dtype=torch.float32)
@@ -63,7 +50,7 @@ class NoAttention:
 @contextmanager
 def no_attention() -> Iterator[str]:
     """Register the implementation while the context is open, and yield its name."""
-    register(NO_ATTENTION, NoAttention, auto=False)
+    register(NO_ATTENTION, _NoAttention, auto=False)
     try:
         yield NO_ATTENTION
     finally:
