@@ -36,65 +36,73 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
         max_answer: Maximum characters of an answer.
     """
     logging.disable(logging.CRITICAL)
-    import math_verify
-    import sympy
+    library = _MathVerify(max_answer)
+    for text in _WARM:
+        library.equal(library.parse(text), library.parse(text))
+    calls: dict[str, Callable[..., Any]] = {"judge": library.judge, "same": library.same}
+    return lambda request: calls[request[0]](*request[1:])
 
-    def parse(text: str) -> list[Any]:
+
+class _MathVerify:
+    """Parses, names and compares answers."""
+
+    def __init__(self, max_answer: int) -> None:
+        import math_verify
+        import sympy
+
+        self._math_verify, self._sympy = math_verify, sympy
+        self._max_answer = max_answer
+        self._parse_reference = lru_cache(maxsize=256)(lambda text: self.parse(f"${text}$"))
+        self._parse_answer = lru_cache(maxsize=256)(self._parse_uncached)
+
+    def parse(self, text: str) -> list[Any]:
         # math-verify's own time limit uses a signal; this process has a limit already.
-        found: list[Any] = math_verify.parse(text, parsing_timeout=None)
-        return found
+        expression: list[Any] = self._math_verify.parse(text, parsing_timeout=None)
+        return expression
 
-    def equal(gold: list[Any], found: list[Any]) -> bool:
-        return bool(math_verify.verify(gold, found, timeout_seconds=None))
+    def equal(self, gold: list[Any], answer: list[Any]) -> bool:
+        return bool(self._math_verify.verify(gold, answer, timeout_seconds=None))
 
-    @lru_cache(maxsize=256)
-    def parse_reference(reference: str) -> list[Any]:
-        return parse(f"${reference}$")
+    def judge(self, text: str, references: list[str]) -> list[Any]:
+        parsed = self.parse(text)
+        answer = self._name(parsed) if parsed else None
+        if answer is None:
+            return [None, False]
+        golds = map(self._parse_reference, references)
+        return [answer, any(self.equal(gold, parsed) for gold in golds)]
 
-    @lru_cache(maxsize=256)
-    def of(answer: str) -> list[Any]:
+    def same(self, first: str, second: str) -> bool:
+        one, other = self._parse_answer(first), self._parse_answer(second)
+        if _differ_numerically(one, other, self._sympy):
+            return False
+        return self.equal(one, other) or self.equal(other, one)
+
+    def _parse_uncached(self, answer: str) -> list[Any]:
         if answer.endswith("%") and not answer.endswith("\\%"):
-            return parse(f"${answer[:-1]}$%")
-        return parse(f"${answer}$")
+            return self.parse(f"${answer[:-1]}$%")
+        return self.parse(f"${answer}$")
 
-    def identical(found: list[Any], again: list[Any]) -> bool:
-        return bool(again) and type(again[0]) is type(found[0]) and again[0] == found[0]
-
-    def names(found: list[Any]) -> list[str]:
+    def _names(self, parsed: list[Any]) -> list[str]:
         """Return texts that may identify the parsed expression, the best first."""
-        given = [text for text in found if isinstance(text, str)]
-        if isinstance(found[0], str):
-            return given
-        percents = [f"{text}%" for text in given]
-        return [*given, *percents, sympy.latex(found[0])]
+        texts = [text for text in parsed if isinstance(text, str)]
+        if isinstance(parsed[0], str):
+            return texts
+        percents = [f"{text}%" for text in texts]
+        return [*texts, *percents, self._sympy.latex(parsed[0])]
 
-    def name(found: list[Any]) -> str | None:
-        texts = [" ".join(text.split()) for text in names(found)]
-        texts = [text for text in texts if 0 < len(text) <= max_answer]
+    def _name(self, parsed: list[Any]) -> str | None:
+        texts = [" ".join(text.split()) for text in self._names(parsed)]
+        texts = [text for text in texts if 0 < len(text) <= self._max_answer]
         readable = [text for text in texts if "$" not in text]
-        for alike in (identical, equal):
+        for alike in (_identical, self.equal):
             for text in readable:
-                if alike(found, of(text)):
+                if alike(parsed, self._parse_answer(text)):
                     return text
         return next(iter(readable or texts), None)
 
-    def judge(text: str, references: list[str]) -> list[Any]:
-        found = parse(text)
-        answer = name(found) if found else None
-        if answer is None:
-            return [None, False]
-        return [answer, any(equal(parse_reference(reference), found) for reference in references)]
 
-    def same(first: str, second: str) -> bool:
-        one, other = of(first), of(second)
-        if _differ_numerically(one, other, sympy):
-            return False
-        return equal(one, other) or equal(other, one)
-
-    for text in _WARM:
-        equal(parse(text), parse(text))
-    calls: dict[str, Callable[..., Any]] = {"judge": judge, "same": same}
-    return lambda request: calls[request[0]](*request[1:])
+def _identical(first: list[Any], second: list[Any]) -> bool:
+    return bool(second) and type(second[0]) is type(first[0]) and second[0] == first[0]
 
 
 def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
