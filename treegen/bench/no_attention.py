@@ -31,7 +31,13 @@ class _NoAttention:
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """Prepare levels as the default implementation does, so that graphs can be used."""
+        """Prepare levels as the default implementation does, so that graphs can be used.
+
+        Args:
+            levels: The levels of the pass.
+            positions_T: Position of each query row, `[T]`; needed if a level is causal.
+            device: The device of the pass.
+        """
         return choose("auto", device).prepare(levels, positions_T, device)
 
     def attend(
@@ -41,7 +47,14 @@ class _NoAttention:
         prepared: PreparedLevels,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs and log-sum-exps of zeros; a value's width is that of the output."""
+        """Return outputs and log-sum-exps of zeros.
+
+        Args:
+            q_THD: Queries, `[T, H, D]`.
+            pairs: Keys and values of the cache; the width of a value is that of the output.
+            prepared: Ignored.
+            options: Ignored.
+        """
         shape = q_THD.shape[:2]
         v_dim = pairs[0][1].shape[-1]
         return q_THD.new_zeros(*shape, v_dim), q_THD.new_zeros(shape, dtype=torch.float32)

@@ -265,14 +265,7 @@ def step_floor(
     memory, itemsize = ceilings.memory, size.itemsize
 
     def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
-        """Return the least seconds of a level's attention in one layer.
-
-        Args:
-            level: The level.
-            numbers: Numbers that are read per key.
-            widths: Width of a key plus width of a value.
-            itemsize: Bytes of one number.
-        """
+        """Return the least seconds of one layer; widths: of a key plus of a value."""
         flops = 2 * level.pairs * size.q_heads * widths
         return max(flops / ceilings.attention, level.keys * numbers * itemsize / memory)
 
