@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.files.regular_files import read_text
 from treegen.common.formatting import format_bytes
 from treegen.errors import CapacityError, InputError
 
@@ -59,7 +60,7 @@ class Shape:
 
 
 def _read_shapes() -> dict[str, Shape]:
-    rows = json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
+    rows = json.loads(read_text(Path(__file__).with_name("shapes.json")))
     return {row["name"]: Shape(**row) for row in rows}
 
 
