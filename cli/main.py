@@ -138,6 +138,25 @@ class LazyGroup(click.Group):
         return None if name is None else self.get_command(ctx, name)
 
 
+class OneLineCommand(click.Command):
+    """A command of a script, which shows errors in one line as `treegen` does."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the options."""
+        with _in_one_line(lambda: self):
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _in_one_line(lambda: self), _warnings_in_one_line():
+            return super().invoke(ctx)
+
+
+def script(function: Callable[..., Any]) -> OneLineCommand:
+    """Return the command of a script that lies outside the package."""
+    return click.command(cls=OneLineCommand, context_settings=CONTEXT)(function)
+
+
 @contextmanager
 def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
     """Turn errors that the user can fix into a Failure. No other place does this.

@@ -35,7 +35,7 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     if "model" not in given and not quiet:
         notice(demo.MODEL_NOTICE)
     engine = EngineOptions(**{"model": demo.NAME, **given})
-    from treegen.bench.selfcheck import self_check
+    from treegen.api.selfcheck import self_check
 
     found = self_check(engine, num_problems)
     if not quiet:

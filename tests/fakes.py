@@ -292,16 +292,15 @@ def scheduler_of(
     cache: PagedCache,
     params: SamplingParams,
     *,
-    max_rows: int = 64,
-    prefill_chunk: int = 64,
     kept: PrefixCache | None = None,
     samples: Sequence[Sequence[int]] | None = None,
     on_prefilled: Callable[[LiveRequest], None] | None = None,
-    run_ahead: bool = False,
     graphs: DecodeGraphs | None = None,
     prefills: PrefillGraphs | None = None,
     speculation: SpeculationOptions | None = None,
+    **resources: Any,
 ) -> Scheduler:
+    """Return a scheduler. resources: max_rows, prefill_chunk and run_ahead of `EngineResources`."""
     impl = "reference" if graphs is None else "triton"
     return Scheduler(
         plan,
@@ -310,9 +309,7 @@ def scheduler_of(
             cache=cache,
             kept=kept or PrefixCache(cache, cache.pool.num_pages // 2),
             executor=ModelRunner(model, cache, graphs, impl, prefills=prefills),
-            max_rows=max_rows,
-            prefill_chunk=prefill_chunk,
-            run_ahead=run_ahead,
+            **{"max_rows": 64, "prefill_chunk": 64, "run_ahead": False, **resources},
         ),
         [ParamSet(params, stopping_of(params, model.vocab_size))],
         samples or [range(request.samples) for request in plan.requests],

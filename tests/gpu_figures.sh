@@ -23,16 +23,21 @@ bench() { # NAME ARGUMENT...
   "$PYTHON" -m treegen bench "${@:2}" | tee "$out/$1.txt"
 }
 
+script() { # NAME SCRIPT ARGUMENT...
+  echo "== $1: examples/benchmarks/$2.py ${*:3}"
+  "$PYTHON" "examples/benchmarks/$2.py" "${@:3}" | tee "$out/$1.txt"
+}
+
 if [[ "${2:-}" == tiny ]]; then
   sizes=(--rows 8 --prefix 32 --device cpu --ceiling-seconds 0.1 --repeats 1)
-  bench masks decode --shape tiny --new-tokens 8 --modes all --structured "${sizes[@]}"
-  bench latents attention --shape tiny-mla --suffix 0,20 "${sizes[@]}"
+  script masks structured --shape tiny --new-tokens 8 "${sizes[@]}"
+  script latents latents --shape tiny-mla --suffix 0,20 "${sizes[@]}"
   bench latent-decode decode --shape tiny-mla --new-tokens 8 --modes all,off "${sizes[@]}"
   exit
 fi
 "$PYTHON" -m pytest -q -p no:benchmark -m gpu --timeout 300 tests/engine/test_decode_graphs.py | tee "$out/copies.txt"
 sizes=(--rows 1024 --prefix 2048)
-bench masks decode --shape qwen3-4b --new-tokens 64 --modes all --structured "${sizes[@]}"
-bench latents attention --shape glm-4.7-flash --rows 1,64,256,1024 --prefix 2048 --suffix 0,1000
+script masks structured --shape qwen3-4b --new-tokens 64 "${sizes[@]}"
+script latents latents --shape glm-4.7-flash --rows 1,64,256,1024 --prefix 2048 --suffix 0,1000
 bench latent-decode decode --shape deepseek-v2-lite --new-tokens 64 --modes all,off "${sizes[@]}"
 bench latent-decode-glm decode --shape glm-4.7-flash --new-tokens 64 --modes all "${sizes[@]}"

@@ -164,6 +164,20 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
+_BINARY: Final[dict[tuple[str, ...], Callable[[Ints, Ints], Ints]]] = {
+    ("mov",): lambda a, b: a,
+    ("add",): lambda a, b: a + b,
+    ("sub",): lambda a, b: a - b,
+    ("mul", "lo"): lambda a, b: a * b,
+    ("mul", "wide"): lambda a, b: a * b,
+    ("shl",): lambda a, b: a << b,
+    ("and",): lambda a, b: a & b,
+    ("or",): lambda a, b: a | b,
+    ("xor",): lambda a, b: a ^ b,
+    ("not",): lambda a, b: ~a,
+}
+
+
 def _compute(words: list[str], values: list[Ints]) -> Value:
     """The result of an instruction on whole numbers; None for one that no address needs."""
     kind = words[-1]
@@ -176,36 +190,21 @@ def _compute(words: list[str], values: list[Ints]) -> Value:
     given = [_signed(each, bits) if signed and words[0] != "selp" else each for each in values]
     none = np.zeros(1, np.int64)
     a, b, c = [*given, none, none, none][:3]
-    match words[:-1]:
-        case ["mov"]:
-            return a
-        case ["add"]:
-            return a + b
-        case ["sub"]:
-            return a - b
-        case ["mul", "lo" | "wide"]:
-            return a * b
-        case ["mul", "hi"] if bits == 32:
+    name = tuple(words[:-1])
+    if name in _BINARY:
+        return _BINARY[name](a, b)
+    match name:
+        case ("mul", "hi") if bits == 32:
             return (a * b) >> 32
-        case ["mad", "lo" | "wide"]:
+        case ("mad", "lo" | "wide"):
             return a * b + values[2]
-        case ["shl"]:
-            return a << b
-        case ["shr"]:
+        case ("shr",):
             return a >> b if signed else _shift_right(a, b, bits)
-        case ["and"]:
-            return a & b
-        case ["or"]:
-            return a | b
-        case ["xor"]:
-            return a ^ b
-        case ["not"]:
-            return ~a
-        case ["bfe"]:
+        case ("bfe",):
             return _field(values[0], values[1], values[2], bits, signed)
-        case ["selp"]:
+        case ("selp",):
             return np.where(c != 0, a, b)
-        case ["setp", how]:
+        case ("setp", how):
             return np.asarray(_COMPARE[how](a, b), np.int64)
     return None
 

@@ -1,6 +1,8 @@
 """`treegen bench cluster`: whole jobs on one worker and on several."""
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -8,6 +10,11 @@ from treegen.cli.bench.options import CHECKPOINT, count
 from treegen.cli.options.options import JSON, add_option_groups
 from treegen.cli.options.workers import resolve_workers, take_cluster
 from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.bench.cluster import ClusterJob, ClusterTime
+    from treegen.cluster.placement import Placement
+    from treegen.model.options import EngineOptions
 
 
 @click.command()
@@ -41,10 +48,54 @@ def cluster(
     assert places is not None
     if places.count is None:
         raise InputError("say how many GPUs of the Ray cluster: --gpus N")
-    from treegen.bench.suite import time_cluster
-    from treegen.cli.terminal import render
+    from treegen.bench.cluster import ClusterJob
+    from treegen.bench.shapes import shape_of
     from treegen.model.options import EngineOptions
 
+    if model is None:
+        shape_of(shape)
     options = EngineOptions(model=model or shape, dtype=dtype, memory=memory, eager=eager)
-    wanted = None if model else shape
-    render.json_line(time_cluster(render, places, options, shape=wanted, **params))
+    _time_cluster(places, options, ClusterJob(**params), shape=None if model else shape)
+
+
+def _time_cluster(
+    places: "Placement", options: "EngineOptions", job: "ClusterJob", *, shape: str | None
+) -> None:
+    """Measure the same whole job on one worker and on all, and print the results."""
+    from treegen.bench.cluster import ClusterBench
+    from treegen.cli.terminal.render import echo, json_line, notice, print_table
+    from treegen.report.tables import PrintableTable
+
+    count = places.count or 1
+    with ClusterBench(job, places, options, shape=shape) as bench:
+        starts = {name: getattr(bench, name) for name in ("startup_seconds", "warm_up_seconds")}
+        text = "{} workers: started in {:.1f} s, warmed up in {:.1f} s"
+        notice(text.format(count, *starts.values()))
+        times = []
+        for workers in dict.fromkeys((1, count)):
+            time = bench.time_job(workers)
+            notice(f"{workers} workers: {time.tokens_per_second:,.0f} tokens/s")
+            times.append(time)
+    echo(
+        f"{job.problems} problems x {job.samples} samples below {job.prefix} tokens, "
+        f"{shape or options.model}, {'GPUs' if places.device == 'cuda' else 'CPU workers'}"
+    )
+    one = times[0].tokens_per_second
+    columns: dict[str, str | Callable[[ClusterTime], str]] = {
+        "Workers": "{0.workers}",
+        "tokens/s": "{0.tokens_per_second:,.0f}",
+        "times one": lambda time: f"{time.tokens_per_second / one:.2f}",
+        "seconds": "{0.seconds:.2f}",
+        "prompt tokens": "{0.prompt_tokens:,}",
+    }
+    print_table(PrintableTable.of(times, columns))
+    results = [asdict(time) | {"tokens_per_second": time.tokens_per_second} for time in times]
+    json_line(
+        {
+            "bench": "cluster",
+            "device": places.device,
+            "job": asdict(job),
+            **starts,
+            "results": results,
+        }
+    )

@@ -1,10 +1,12 @@
-"""Options that the subcommands of `treegen bench` share, and their checks."""
+"""Options that the subcommands of `treegen bench` and the scripts of examples/benchmarks share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import click
 
+from treegen.bench.shapes import shape_of
+from treegen.bench.workloads import TIME_LIMIT
 from treegen.cli.options.options import JSON, Decorator, whole_numbers
 from treegen.errors import InputError
 
@@ -33,41 +35,63 @@ def bounded_option(
 
 
 def count(
-    flag: str, default: int | None, told: str, *more: str, least: int = 1, **how: Any
+    flag: str, default: int | None, text: str, *more: str, least: int = 1, **how: Any
 ) -> Decorator:
     """Return the option of a whole number.
 
     Args:
         flag: The name of the option.
         default: Its default; None for none.
-        told: Its help text.
+        text: Its help text.
         more: Further names of the option.
         least: The smallest allowed number. Default: 1.
         how: Further arguments of `click.option`.
     """
     how = {"type": int, "default": default, "show_default": default is not None, **how}
-    return bounded_option(flag, least.__le__, f"at least {least}", *more, help=told, **how)
+    return bounded_option(flag, least.__le__, f"at least {least}", *more, help=text, **how)
 
 
-def counts(flag: str, told: str, *, least: int = 1, once: bool = True, **how: Any) -> Decorator:
+def counts(flag: str, text: str, *, least: int = 1, once: bool = True, **how: Any) -> Decorator:
     """Return the option of comma-separated whole numbers.
 
     Args:
         flag: The name of the option.
-        told: Its help text.
+        text: Its help text.
         least: The smallest allowed number. Default: 1.
         once: Whether to drop repeated numbers. Default: True.
         how: Further arguments of `click.option`.
     """
 
-    def check(_: click.Context, __: click.Parameter, text: str | None) -> list[int] | None:
-        if text is None:
+    def check(_: click.Context, __: click.Parameter, value: str | None) -> list[int] | None:
+        if value is None:
             return None
-        found = whole_numbers(text, flag, least)
-        return list(dict.fromkeys(found) if once else found)
+        numbers = whole_numbers(value, flag, least)
+        return list(dict.fromkeys(numbers) if once else numbers)
 
     how = {"metavar": "N,...", "show_default": "default" in how, **how}
-    return click.option(flag, help=told, callback=check, **how)
+    return click.option(flag, help=text, callback=check, **how)
+
+
+def some_of(flag: str, names: Sequence[str], text: str, **how: Any) -> Decorator:
+    """Return the option of a comma-separated list of names.
+
+    Args:
+        flag: The name of the option.
+        names: The allowed names.
+        text: Its help text.
+        how: Further arguments of `click.option`.
+    """
+
+    def check(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+        if value is None:
+            return None
+        chosen = tuple(name.strip() for name in value.split(",") if name.strip())
+        for name in chosen:
+            if name not in names:
+                raise InputError(f"{flag} must be some of {', '.join(names)}, got {name!r}")
+        return tuple(dict.fromkeys(chosen))
+
+    return click.option(flag, metavar="NAME,...", help=text, callback=check, **how)
 
 
 def _check_size(_: click.Context, __: click.Parameter, size: str | None) -> str | None:
@@ -120,6 +144,35 @@ ENGINE: Final = (
     ),
     *DEVICE,
 )
+# Options of whole decode runs.
+RUNS: Final = (
+    bounded_option(
+        "--time-limit",
+        lambda seconds: seconds > 0,
+        "above 0",
+        type=float,
+        metavar="S",
+        help=f"Leave out what takes at least so many seconds a run. Default: {TIME_LIMIT:g}.",
+    ),
+    count(
+        "--tensor-parallel-size",
+        1,
+        "GPUs that compute together, each with a part of every layer. "
+        "The roofline is theirs together.",
+        "--tp",
+        "ranks",
+        metavar="N",
+    ),
+    click.option(
+        "--quantization",
+        metavar="TYPE",
+        help="fp8: matrices in 8 bits; mxfp4: experts of a gpt-oss shape in 4 bits.",
+    ),
+    click.option(
+        "--kv-cache-dtype", default="auto", metavar="TYPE", help="fp8: keys and values in 8 bits."
+    ),
+    *ENGINE,
+)
 CHECKPOINT: Final = click.option(
     "--model",
     metavar="DIR",
@@ -128,19 +181,14 @@ CHECKPOINT: Final = click.option(
 )
 
 
-def shape_or_model(
-    shape: str | None, model: str | None, default: str, *, images: bool = False
-) -> str | None:
+def shape_or_model(shape: str | None, model: str | None, default: str) -> str | None:
     """Return the name of a shape, or None for a checkpoint.
 
     Args:
         shape: The user's shape, if any.
         model: The user's checkpoint, if any.
         default: The shape if the user names neither.
-        images: Whether prompts have images. Default: False.
     """
-    from treegen.bench.vision import check_shape
-
     if shape and model:
         raise InputError("give --shape or --model, not both")
-    return None if model else check_shape(shape or default, images=images)
+    return None if model else shape_of(shape or default).name

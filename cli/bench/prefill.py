@@ -1,5 +1,6 @@
 """`treegen bench prefill`: small prefill passes compared with their roofline."""
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -14,10 +15,44 @@ from treegen.cli.options.options import add_options
 @count("--prefix", 1000, "Prompt tokens that are there already.")
 @count("--passes", 64, "Passes of a run, one after another.")
 @add_options(*ENGINE)
-def prefill(shape: str | None, model: str | None, tokens: list[int], **options: Any) -> None:
+def prefill(
+    shape: str | None,
+    model: str | None,
+    tokens: list[int],
+    prefix: int,
+    passes: int,
+    *,
+    repeats: int,
+    **options: Any,
+) -> None:
     """Passes over a few prompt tokens, as searches need them: milliseconds, and the least time."""
-    known = shape_or_model(shape, model, "llama3-8b")
-    from treegen.bench.suite import time_prefill
-    from treegen.cli.terminal import render
+    shape = shape_or_model(shape, model, "llama3-8b")
+    from treegen.bench import ceilings
+    from treegen.bench.prefill import measure, pass_table
+    from treegen.bench.shapes import load_or_build
+    from treegen.bench.timing import describe_machine, headline
+    from treegen.cli.terminal.render import echo, json_line, print_table
+    from treegen.llm import LLM
 
-    render.json_line(time_prefill(render, known, model, tokens, **options))
+    settings = {name: options[name] for name in ("memory", "eager", "reproducible")}
+    loaded, tokenizer = load_or_build(
+        shape, model, dtype=options["dtype"], device=options["device"]
+    )
+    rates = ceilings.measure(loaded.device, loaded.dtype, options["ceiling_seconds"])
+    llm = LLM(loaded, tokenizer=tokenizer, **settings)
+    machine = describe_machine(loaded.device)
+    echo(f"{headline(machine)}, {loaded.spec.name}\n{rates}\n")
+    times = list(measure(llm, rates, tokens, prefix=prefix, passes=passes, repeats=repeats))
+    loaded.close()
+    print_table(pass_table(times))
+    results = [asdict(time) | {"times_floor": time.times_floor} for time in times]
+    json_line(
+        {
+            "bench": "prefill",
+            "machine": machine,
+            "model": loaded.spec.name,
+            "ceilings": asdict(rates),
+            "settings": settings,
+            "results": results,
+        }
+    )

@@ -23,7 +23,7 @@ from workload import (
 )
 
 from treegen import LLM, SamplingParams, __version__, from_module, load_model
-from treegen.bench.tiny import byte_tokenizer
+from treegen.bench.shapes import byte_tokenizer
 from treegen.search import SearchNode
 
 

@@ -36,68 +36,73 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
         max_answer: Maximum characters of an answer.
     """
     logging.disable(logging.CRITICAL)
-    import math_verify
-    import sympy
-
-    def parse(text: str) -> list[Any]:
-        # math-verify's own time limit uses a signal; this process has a limit already.
-        parsed: list[Any] = math_verify.parse(text, parsing_timeout=None)
-        return parsed
-
-    def equal(gold: list[Any], parsed: list[Any]) -> bool:
-        return bool(math_verify.verify(gold, parsed, timeout_seconds=None))
-
-    @lru_cache(maxsize=256)
-    def parse_reference(reference: str) -> list[Any]:
-        return parse(f"${reference}$")
-
-    @lru_cache(maxsize=256)
-    def parse_answer(answer: str) -> list[Any]:
-        if answer.endswith("%") and not answer.endswith("\\%"):
-            return parse(f"${answer[:-1]}$%")
-        return parse(f"${answer}$")
-
-    def name(parsed: list[Any]) -> str | None:
-        texts = [" ".join(text.split()) for text in _expression_texts(parsed, sympy)]
-        texts = [text for text in texts if 0 < len(text) <= max_answer]
-        readable = [text for text in texts if "$" not in text]
-        for alike in (_identical, equal):
-            for text in readable:
-                if alike(parsed, parse_answer(text)):
-                    return text
-        return next(iter(readable or texts), None)
-
-    def judge(text: str, references: list[str]) -> list[Any]:
-        parsed = parse(text)
-        answer = name(parsed) if parsed else None
-        if answer is None:
-            return [None, False]
-        return [answer, any(equal(parse_reference(reference), parsed) for reference in references)]
-
-    def same(first: str, second: str) -> bool:
-        one, other = parse_answer(first), parse_answer(second)
-        if _differ_numerically(one, other, sympy):
-            return False
-        return equal(one, other) or equal(other, one)
-
+    library = _MathVerify(max_answer)
     for text in _WARM:
-        equal(parse(text), parse(text))
-    calls: dict[str, Callable[..., Any]] = {"judge": judge, "same": same}
+        library.equal(library.parse(text), library.parse(text))
+    calls: dict[str, Callable[..., Any]] = {"judge": library.judge, "same": library.same}
     return lambda request: calls[request[0]](*request[1:])
 
 
-def _identical(parsed: list[Any], again: list[Any]) -> bool:
-    """Return whether two parsed answers have the same expression."""
-    return bool(again) and type(again[0]) is type(parsed[0]) and again[0] == parsed[0]
+class _MathVerify:
+    """Parses, names and compares answers."""
+
+    def __init__(self, max_answer: int) -> None:
+        import math_verify
+        import sympy
+
+        self._math_verify, self._sympy = math_verify, sympy
+        self._max_answer = max_answer
+        self._parse_reference = lru_cache(maxsize=256)(lambda text: self.parse(f"${text}$"))
+        self._parse_answer = lru_cache(maxsize=256)(self._parse_uncached)
+
+    def parse(self, text: str) -> list[Any]:
+        # math-verify's own time limit uses a signal; this process has a limit already.
+        expression: list[Any] = self._math_verify.parse(text, parsing_timeout=None)
+        return expression
+
+    def equal(self, gold: list[Any], answer: list[Any]) -> bool:
+        return bool(self._math_verify.verify(gold, answer, timeout_seconds=None))
+
+    def judge(self, text: str, references: list[str]) -> list[Any]:
+        parsed = self.parse(text)
+        answer = self._name(parsed) if parsed else None
+        if answer is None:
+            return [None, False]
+        golds = map(self._parse_reference, references)
+        return [answer, any(self.equal(gold, parsed) for gold in golds)]
+
+    def same(self, first: str, second: str) -> bool:
+        one, other = self._parse_answer(first), self._parse_answer(second)
+        if _differ_numerically(one, other, self._sympy):
+            return False
+        return self.equal(one, other) or self.equal(other, one)
+
+    def _parse_uncached(self, answer: str) -> list[Any]:
+        if answer.endswith("%") and not answer.endswith("\\%"):
+            return self.parse(f"${answer[:-1]}$%")
+        return self.parse(f"${answer}$")
+
+    def _names(self, parsed: list[Any]) -> list[str]:
+        """Return texts that may identify the parsed expression, the best first."""
+        texts = [text for text in parsed if isinstance(text, str)]
+        if isinstance(parsed[0], str):
+            return texts
+        percents = [f"{text}%" for text in texts]
+        return [*texts, *percents, self._sympy.latex(parsed[0])]
+
+    def _name(self, parsed: list[Any]) -> str | None:
+        texts = [" ".join(text.split()) for text in self._names(parsed)]
+        texts = [text for text in texts if 0 < len(text) <= self._max_answer]
+        readable = [text for text in texts if "$" not in text]
+        for alike in (_identical, self.equal):
+            for text in readable:
+                if alike(parsed, self._parse_answer(text)):
+                    return text
+        return next(iter(readable or texts), None)
 
 
-def _expression_texts(parsed: list[Any], sympy: Any) -> list[str]:
-    """Return texts that may identify a parsed expression, the best first."""
-    texts = [text for text in parsed if isinstance(text, str)]
-    if isinstance(parsed[0], str):
-        return texts
-    percents = [f"{text}%" for text in texts]
-    return [*texts, *percents, sympy.latex(parsed[0])]
+def _identical(first: list[Any], second: list[Any]) -> bool:
+    return bool(second) and type(second[0]) is type(first[0]) and second[0] == first[0]
 
 
 def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
@@ -121,19 +126,19 @@ def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
     return a is not None and b is not None and abs(a - b) > 1e-4 + 1e-9 * max(abs(a), abs(b))
 
 
-def _value(parsed: Any, sympy: Any) -> complex | None:
+def _value(found: Any, sympy: Any) -> complex | None:
     """Return the value of an expression at a point that is derived from the names of its variables.
 
     Returns None if the expression has no value there, or if math-verify also compares it in other
     ways: it reads 9% as 9, and a variable may be a word.
     """
-    if not isinstance(parsed, sympy.Expr) or isinstance(parsed, sympy.Symbol):
+    if not isinstance(found, sympy.Expr) or isinstance(found, sympy.Symbol):
         return None
-    if parsed.has(sympy.UnevaluatedExpr):
+    if found.has(sympy.UnevaluatedExpr):
         return None
-    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in parsed.free_symbols}
+    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in found.free_symbols}
     try:
-        value = complex(parsed.xreplace(place).evalf(20, maxn=60))
+        value = complex(found.xreplace(place).evalf(20, maxn=60))
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return None
     return value if cmath.isfinite(value) else None

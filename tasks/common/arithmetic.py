@@ -262,14 +262,7 @@ def _evaluate(side: str) -> Fraction | None:
         text = _SAME.get(token[0], token[0])
         if count > _MAX_TOKENS or token["name"]:
             return None
-        if not value_next and text[0] in "-\u2212" and token["number"]:
-            sign = "+"  # 16 -3
-        elif not value_next and text == "(":
-            sign = "*"  # 2(3 + 4)
-        elif text[-1] in "+-*/^":
-            sign = text
-        else:
-            sign = "*" if "of" in text else ""
+        sign = _operator(text, is_number=bool(token["number"]), after_value=not value_next)
         if sign:
             # A power binds to the right.
             if not _reduce(values, shares, waiting, _OPERATIONS[sign][0] + (sign == "^")):
@@ -297,6 +290,23 @@ def _evaluate(side: str) -> Fraction | None:
     if not _reduce(values, shares, waiting, 0) or len(values) != 1:
         return None
     return values[0]
+
+
+def _operator(text: str, *, is_number: bool, after_value: bool) -> str:
+    """Return the operator that a token writes or implies; empty for none.
+
+    Args:
+        text: The token.
+        is_number: Whether the token is a number, maybe with a sign.
+        after_value: Whether the token before ends a value.
+    """
+    if after_value and is_number and text[0] in "-\u2212":
+        return "+"  # 16 -3
+    if after_value and text == "(":
+        return "*"  # 2(3 + 4)
+    if text[-1] in "+-*/^":
+        return text
+    return "*" if "of" in text else ""
 
 
 def _reduce(values: list[Fraction], shares: list[bool], waiting: list[str], binding: int) -> bool:

@@ -9,23 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers_baseline import GENERATE, TransformersBench
 
 from treegen import LLM, Node, SamplingParams
-from treegen.bench import attention, cascade, ceilings
-from treegen.bench.decoding import transformers_baseline
-from treegen.bench.decoding.decode import decode_cases, grid_cases, ratios
-from treegen.bench.decoding.experiments import EXPERIMENTS, cases_of
-from treegen.bench.decoding.gpu_busy import PassTimer
-from treegen.bench.decoding.modes import (
-    CONTINUOUS,
-    GENERATE,
-    NO_ATTENTION,
-    SHARING_MODES,
-    STRUCTURED,
-)
-from treegen.bench.decoding.no_attention import no_attention
-from treegen.bench.decoding.result import Settings, WorkloadResult
-from treegen.bench.decoding.roofline import (
+from treegen.bench import attention, ceilings
+from treegen.bench.decode import Settings, WorkloadResult
+from treegen.bench.no_attention import no_attention
+from treegen.bench.prefill import PassTime, pass_table
+from treegen.bench.roofline import (
     ExpertSize,
     LevelWork,
     ModelSize,
@@ -34,14 +25,17 @@ from treegen.bench.decoding.roofline import (
     state_bytes,
     step_floor,
 )
-from treegen.bench.decoding.runs import Bench
-from treegen.bench.decoding.workloads import Case, Workload
-from treegen.bench.prefill import PassTime, pass_table
-from treegen.bench.shapes import SHAPES, build_model, shape_of
-from treegen.bench.table import cascade_line, cascade_table, results_table
-from treegen.bench.timing import Spread, Stopwatch, time_sustained
-from treegen.bench.tiny import byte_tokenizer, word_tokenizer
-from treegen.bench.vision import VISION_SHAPES, build_vision_model, image_of
+from treegen.bench.shapes import SHAPES, build_model, byte_tokenizer, shape_of
+from treegen.bench.table import results_table
+from treegen.bench.timing import PassTimer, Spread, Stopwatch, time_sustained
+from treegen.bench.workloads import (
+    DECODE_MODES,
+    NO_ATTENTION,
+    SHARING_MODES,
+    Case,
+    Workload,
+    decode_cases,
+)
 from treegen.common.spec import LayerSpec
 from treegen.errors import CapacityError, InputError
 from treegen.model.linear.fp8 import Fp8Linear
@@ -190,21 +184,6 @@ def test_rows_stored_are_those_whose_pages_fit() -> None:
             assert pages(rows + 1, sharing) > pool
 
 
-def test_experiments_have_the_stated_sizes_and_say_what_was_chosen() -> None:
-    apps = EXPERIMENTS["apps"].workloads
-    assert {(w.problems, w.samples, w.new_tokens, w.prefix) for w in apps} == {
-        (120, 128, 512, 2400)
-    }
-    assert [w.equal for w in apps] == [True, False]
-    assert EXPERIMENTS["monkeys"].workloads[0].rows == 128 * 1024
-    assert [w.rows for w in EXPERIMENTS["needle"].workloads] == [64, 128, 256, 512, 1024]
-    for experiment in EXPERIMENTS.values():
-        assert experiment.shape in SHAPES and experiment.chosen
-        cases = cases_of(experiment, scale=0.01, lengths=0.01, against=(GENERATE,))
-        assert len({case.workload for case in cases}) == len(cases)
-        assert all(case.modes == (*experiment.modes, GENERATE) for case in cases)
-
-
 # Rooflines
 
 
@@ -292,9 +271,9 @@ def test_experts_and_states_are_in_the_roofline() -> None:
     plan, spec = llm.plan(tree, SamplingParams(max_tokens=8)), model.spec
     assert spec.delta is not None and spec.delta.shared_tokens(6) > 8
     windows = 3 * 2 * spec.states[0][0].num_bytes
-    assert state_bytes(spec, plan, 4, 3.5, own=True) == 2 * 4 * spec.state_bytes
+    assert state_bytes(replace(spec, delta=None), plan, 4, 3.5) == 2 * 4 * spec.state_bytes
     # Three layers read the state of the prompt once, and each row the updates that it has.
-    listed = state_bytes(spec, plan, 4, 3.5, own=False) - 4 * windows
+    listed = state_bytes(spec, plan, 4, 3.5) - 4 * windows
     assert listed == 3 * (spec.delta.state_bytes + 4 * 3 * spec.delta.token_bytes)
     floor = step_floor(size, CEILINGS, 4, [], 4e8)
     assert floor.parts["states"] == pytest.approx(1.0)
@@ -308,32 +287,6 @@ def test_the_roofline_of_mamba2_counts_all_matrices() -> None:
     assert size.layer_weights + size.hidden * size.vocab_size == shape.num_weights
     assert model.spec.delta is not None and not model.spec.delta.corrects
     assert len(model.spec.states) == 3 and len(model.spec.layers) == 1
-
-
-def test_below_an_image_the_roofline_counts_the_language_model_alone() -> None:
-    text = VISION_SHAPES["tiny-vl"].text
-    model, tokenizer = build_vision_model("tiny-vl", device="cpu")
-    size = size_of(model)
-    assert isinstance(size, ModelSize)
-    assert size.layer_weights + 2 * size.hidden * size.vocab_size == text.num_weights
-    image = image_of(model, 60)
-    assert image.num == 64  # 8 x 8; the others are 7 x 7 and 9 x 9
-    job = Workload(
-        "",
-        prefix=image.num + 5,
-        new_tokens=3,
-        samples=2,
-        prefixes=2,
-        image_tokens=image.num,
-        image_id=image.first,
-    )
-    llm = LLM(model, tokenizer=tokenizer, memory="4MiB")
-    found = llm.run(job.tree(tokenizer, text.vocab_size), job.params(text.vocab_size))
-    assert found.usage.images_encoded == 1
-    assert found.usage.prompt_tokens_computed == image.num + 2 * 5
-    for tokens in (1, 70_000):
-        with pytest.raises(InputError, match="--image-tokens"):
-            image_of(model, tokens)
 
 
 def test_models_without_a_roofline_say_why() -> None:
@@ -364,12 +317,12 @@ def test_attention_is_timed_by_every_implementation_and_checked() -> None:
     grid = [(1, 16, 0), (5, 20, 3), (3, 1, 17)]
     results = list(
         attention.measure(
-            grid, cascade.Heads(4, 2, 16), CEILINGS, device=CPU, dtype=torch.float32, repeats=2
+            grid, attention.Heads(4, 2, 16), CEILINGS, device=CPU, dtype=torch.float32, repeats=2
         )
     )
     assert [(r.rows, r.prefix, r.suffix) for r in results] == grid
     for r in results:
-        assert set(r.shared) == set(cascade.implementations(CPU)) == {"cpu"}
+        assert set(r.shared) == set(attention.implementations(CPU)) == {"cpu"}
         assert set(r.unshared) == {"cpu reread", "cpu copies", "torch flash"} and not r.skipped
         assert r.error < 1e-4 and None not in (r.over_copies, r.over_reread)
         flops = 4 * r.rows * 4 * 16 * r.prefix
@@ -377,7 +330,7 @@ def test_attention_is_timed_by_every_implementation_and_checked() -> None:
 
 
 def test_the_ways_without_sharing_compute_the_same_attention() -> None:
-    case = attention._Case(5, 32, 7, cascade.Heads(4, 2, 16), CPU, torch.float32)
+    case = attention._Case(5, 32, 7, attention.Heads(4, 2, 16), CPU, torch.float32)
     shared = case.call(case.levels(), "cpu")()
     calls = dict(attention._iter_unshared_calls(case, ["cpu", "reference"], {}))
     for name in ("cpu reread", "cpu copies", "reference reread", "reference copies"):
@@ -385,50 +338,22 @@ def test_the_ways_without_sharing_compute_the_same_attention() -> None:
 
 
 def test_copies_that_do_not_fit_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "free_bytes", lambda device: 2**15)
-    heads = cascade.Heads(4, 2, 16)
+    monkeypatch.setattr(attention, "free_bytes", lambda device: 2**17)
+    heads = attention.Heads(4, 2, 16)
     options: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "repeats": 1}
     (result,) = attention.measure([(8, 64, 2)], heads, CEILINGS, **options)
     assert set(result.skipped) == {"cpu copies", "torch flash"}
     assert set(result.unshared) == {"cpu reread"}
-    monkeypatch.setattr(cascade, "free_bytes", lambda device: 2**15)
+    monkeypatch.setattr(attention, "free_bytes", lambda device: 2**15)
     with pytest.raises(CapacityError, match="fewer --rows"):
         list(attention.measure([(64, 64, 9)], heads, CEILINGS, **options))
 
 
-def test_a_cascade_is_timed_beside_the_sum_of_its_levels_rooflines() -> None:
-    parts = [cascade.LevelShape(40, 1), cascade.LevelShape(20, 3), cascade.LevelShape(5, 16)]
-    results = list(
-        cascade.measure(
-            [16, 17],
-            parts,
-            cascade.Heads(4, 2, 16),
-            CEILINGS,
-            device=CPU,
-            dtype=torch.float32,
-            repeats=2,
-        )
-    )
-    assert [(r.rows, r.parts) for r in results] == [(16, tuple(parts)), (17, tuple(parts))]
-    for r in results:
-        assert set(r.times) == set(r.ratios) == {"cpu"} and r.error < 1e-4
-        flops = 4 * r.rows * 4 * 16
-        floor = sum(
-            max(flops * part.keys / 1e9, part.keys * part.groups * 2 * 2 * 16 * 4 / 4e8)
-            for part in parts
-        )
-        assert r.floor_us == pytest.approx(floor * 1e6)
-        assert r.ratios["cpu"] == pytest.approx(r.times["cpu"].median / r.floor_us)
-    table = cascade_table(results)
-    assert {len(row) for row in table.rows} == {len(table.head)}
-    assert "40 x 1 + 20 x 3 + 5 x 16" in cascade_line(results[0])
-
-
 def test_the_levels_of_a_cascade_hold_every_row_once_in_groups_of_even_size() -> None:
-    case = cascade.Cascade(
+    case = attention.Cascade(
         7,
-        [cascade.LevelShape(8, 1), cascade.LevelShape(3, 3), cascade.LevelShape(2, 7)],
-        cascade.Heads(2, 1, 8),
+        [attention.LevelShape(8, 1), attention.LevelShape(3, 3), attention.LevelShape(2, 7)],
+        attention.Heads(2, 1, 8),
         CPU,
         torch.float32,
     )
@@ -450,14 +375,16 @@ def test_the_levels_of_a_cascade_hold_every_row_once_in_groups_of_even_size() ->
 def measured(
     tiny_model: tuple[Model, Any], cases: list[Case], **settings: Any
 ) -> list[WorkloadResult]:
-    bench = Bench(*tiny_model, CEILINGS, Settings(**{"repeats": 2, "memory": "2MiB", **settings}))
+    how = Settings(**{"repeats": 2, "memory": "2MiB", **settings})
+    bench = TransformersBench(*tiny_model, CEILINGS, how)
     results = list(bench.measure(cases))
     bench.close()
     return results
 
 
 def test_every_mode_draws_all_tokens(tiny_model: tuple[Model, Any]) -> None:
-    cases = decode_cases([4, 6], [33], 5, problems=2, problem_tokens=3, against=(GENERATE,))
+    modes = (*DECODE_MODES, GENERATE)
+    cases = decode_cases([4, 6], [33], 5, problems=2, problem_tokens=3, modes=modes)
     results = measured(tiny_model, cases)
     assert [(r.rows, r.mode) for r in results] == [
         (4, "all"),
@@ -494,19 +421,6 @@ def test_every_mode_draws_all_tokens(tiny_model: tuple[Model, Any]) -> None:
     # The module is treegen's again.
     llm = LLM(tiny_model[0], tokenizer=tiny_model[1], memory="1MiB")
     assert len(llm.generate(["x"], SamplingParams(max_tokens=2))[0]) == 1
-
-
-def test_samples_of_a_grammar_have_all_their_tokens() -> None:
-    pytest.importorskip("llguidance")
-    shape = shape_of("tiny")
-    model, _ = build_model(shape, device="cpu")
-    tokenizer = word_tokenizer(shape.vocab_size)
-    assert len(tokenizer) == len(set(tokenizer.get_vocab().values())) == shape.vocab_size
-    cases = decode_cases([4], [9], 6, modes=["all"], against=(STRUCTURED,))
-    plain, structured = measured((model, tokenizer), cases)
-    assert [plain.mode, structured.mode] == ["all", STRUCTURED]
-    assert not structured.skipped and structured.step_ms is not None
-    assert structured.levels == plain.levels and structured.seconds is not None
 
 
 def test_samples_that_end_at_random_are_replaced(tiny_model: tuple[Model, Any]) -> None:
@@ -619,37 +533,6 @@ def test_samples_of_one_token_have_no_decode_steps(tiny_model: tuple[Model, Any]
     (result,) = measured(tiny_model, [Case(workload, ("all",))])
     assert result.tokens_per_second is None and result.floor_ms is None
     assert result.job is not None and result.prompt_tokens == 2 * (9 + 3 * 4)
-
-
-def test_the_ratio_of_a_grid_is_that_of_its_steps(tiny_model: tuple[Model, Any]) -> None:
-    results = measured(tiny_model, grid_cases([1, 64], [256], 4))
-    found = ratios(results)
-    assert [(r.rows, r.prefix) for r in found] == [(1, 256), (64, 256)]
-    assert not found[0].shared and not found[0].is_slower  # one row shares with nobody
-    for ratio, (auto, off) in zip(
-        found, zip(results[::2], results[1::2], strict=True), strict=True
-    ):
-        assert auto.step_ms is not None and off.step_ms is not None
-        assert ratio.ratio == pytest.approx(off.step_ms.median / auto.step_ms.median)
-    with pytest.raises(InputError, match="7 rows cannot be divided among 2"):
-        decode_cases([7], [8], 2, problems=2, problem_tokens=1)
-
-
-def test_an_engine_that_fails_is_a_row_of_the_table(
-    tiny_model: tuple[Model, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*args: Any, **options: Any) -> None:
-        raise ValueError("no such\nthing")
-
-    monkeypatch.setattr(type(tiny_model[0].module), "generate_batch", broken, raising=False)
-    workload = Workload("w", prefix=4, samples=2, new_tokens=2)
-    result = transformers_baseline.measure(CONTINUOUS, *tiny_model, workload, 1)
-    assert result.skipped == "ValueError: no such"
-    monkeypatch.setattr(transformers_baseline, "free_bytes", lambda device: 1000)
-    assert (
-        "1,000 B are free"
-        in transformers_baseline.measure(GENERATE, *tiny_model, workload, 1).skipped
-    )
 
 
 # Timing

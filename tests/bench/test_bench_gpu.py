@@ -6,15 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+from transformers_baseline import CONTINUOUS, GENERATE, TransformersBench
 
 from treegen import LLM, Node, SamplingParams
-from treegen.bench import attention, cascade, ceilings
-from treegen.bench.decoding.decode import decode_cases
-from treegen.bench.decoding.modes import CONTINUOUS, GENERATE
-from treegen.bench.decoding.no_attention import no_attention
-from treegen.bench.decoding.result import Settings
-from treegen.bench.decoding.runs import Bench
+from treegen.bench import attention, ceilings
+from treegen.bench.decode import Settings
+from treegen.bench.no_attention import no_attention
 from treegen.bench.shapes import SHAPES, build_model
+from treegen.bench.workloads import DECODE_MODES, decode_cases
 from treegen.model.memory import empty_device_cache
 
 pytestmark = pytest.mark.gpu
@@ -29,9 +28,10 @@ def test_every_mode_runs_as_cuda_graphs_and_its_memory_is_given_back() -> None:
     assert min(found.matmul, found.attention, found.memory) > 1e9
     empty_device_cache(model.device)
     reserved = torch.cuda.memory_reserved(model.device)
-    bench = Bench(model, tokenizer, found, Settings(repeats=2, memory="64MiB"))
+    bench = TransformersBench(model, tokenizer, found, Settings(repeats=2, memory="64MiB"))
     against = (GENERATE, CONTINUOUS)
-    cases = decode_cases([8, 64], [300], 12, problems=4, problem_tokens=40, against=against)
+    modes = (*DECODE_MODES, *against)
+    cases = decode_cases([8, 64], [300], 12, problems=4, problem_tokens=40, modes=modes)
     results = list(bench.measure(cases))
     bench.close()
     assert len(results) == 12
@@ -66,7 +66,7 @@ def test_attention_is_timed_by_every_kernel() -> None:
     device = torch.device("cuda")
     found = ceilings.Ceilings("bfloat16", 6e14, 5e14, 4e12, "flash")
     (result,) = attention.measure(
-        [(64, 1024, 128)], cascade.Heads(), found, device=device, dtype=torch.bfloat16, repeats=3
+        [(64, 1024, 128)], attention.Heads(), found, device=device, dtype=torch.bfloat16, repeats=3
     )
     assert "triton" in result.shared
     assert {"triton copies", "triton reread", "torch flash"} <= set(result.unshared)

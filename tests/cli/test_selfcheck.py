@@ -9,7 +9,7 @@ import pytest
 import tiny_models
 from cli_cases import Command
 
-import treegen.bench.selfcheck as checks
+import treegen.api.selfcheck as checks
 from treegen.model.options import EngineOptions
 
 WORDS = ["selfcheck", "--problems", "3", "--device", "cpu", "--dtype", "float32"]

@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
 from cli_cases import SMALL, Command
 
 from treegen.model.options import DRAFT_TOKENS
@@ -53,65 +52,6 @@ def test_what_cannot_guess_is_refused_before_weights_are_loaded(
     ):
         refused = treegen(*asked, *options)
         assert refused.code == 2 and told in refused.err, refused.err
-
-
-def test_bench_decode_draws_recorded_samples_again(treegen: Command, tmp_path: Path) -> None:
-    trace = {
-        "source": "a test",
-        "prompts": [[3, 4, 5], [6, 7]],
-        "samples": [[[8, 9, 10, 11] * 4, [8, 9, 10, 11] * 3], [[12, 13] * 5, [14, 15]]],
-    }
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(trace))
-    asked = ("bench", "decode", "--speculate", "--shape", "tiny", "--rows", "3", "--prefix", "20")
-    done = treegen(*asked, "--trace", path, "--repeats", "1", "--memory", "16MiB", "--json")
-    assert done.code == 0, done.err
-    (result,) = json.loads(done.out.splitlines()[-1])["results"]
-    assert result["job"] == {"rows": 3, "samples": 64, "prefix": 20, "own_tokens": 0}
-    assert result["tokens_per_step"] >= 1 and result["steps"][1] <= result["steps"][0]
-    own = treegen(
-        *asked,
-        "--trace",
-        path,
-        "--own-tokens",
-        "30",
-        "--repeats",
-        "1",
-        "--memory",
-        "16MiB",
-        "--json",
-    )
-    (result,) = json.loads(own.out.splitlines()[-1])["results"]
-    assert result["job"] == {"rows": 3, "samples": 3, "prefix": 20, "own_tokens": 30}
-    assert "takes --rows" in treegen(*asked, "--grid").err
-    assert "are for --speculate" in treegen("bench", "decode", "--own-tokens", "5").err
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{}",
-        "[1]",
-        "[" * 100_000,
-        '{"source": 1, "prompts": 5, "samples": 5}',
-        '{"source": 1, "prompts": [], "samples": []}',
-        '{"source": 1, "prompts": [[1]], "samples": [[]]}',
-        '{"source": 1, "prompts": [[1]], "samples": [[[2, "x"]]]}',
-        '{"source": 1, "prompts": [[1]], "samples": [[[2, 1.5]]]}',
-        '{"source": 1, "prompts": [[-1]], "samples": [[[2, 3]]]}',
-        '{"source": 1, "prompts": [[1], [2]], "samples": [[[2, 3]]]}',
-        '{"source": 1, "prompts": [[1]], "samples": [[[2, 3], [2]]]}',
-    ],
-)
-def test_a_trace_without_samples_is_refused_before_a_model_is_made(
-    treegen: Command, tmp_path: Path, no_weights: None, text: str
-) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(text)
-    asked = ("bench", "decode", "--speculate", "--shape", "tiny", "--rows", "3")
-    refused = treegen(*asked, "--trace", path)
-    assert refused.code == 2 and "holds no recorded samples: give" in refused.err, refused.err
-    assert f"cannot read {tmp_path}: " in treegen(*asked, "--trace", tmp_path).err
 
 
 def test_help_tells_how_many_tokens_are_guessed(treegen: Command) -> None:

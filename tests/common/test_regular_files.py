@@ -198,7 +198,8 @@ def test_texts_methods_and_traces(
     method = pipe("own.py")
     done = treegen("search", "countdown", "-M", "demo", "--method", f"{method}:f")
     assert "pipe or device" in done.error
-    from treegen.bench.speculate import Trace
+    from speculation import Trace
+
     from treegen.integrations.inspect_ai.provider import _read_template
 
     for read in (Trace.read, lambda path: _read_template(str(path))):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structured import word_tokenizer
 
-from treegen.bench.tiny import word_tokenizer
 from treegen.prompts.grammars import Grammar, Structure, _compile_structure
 
 pytest.importorskip("llguidance")

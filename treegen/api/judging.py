@@ -103,7 +103,7 @@ class Judgings:
         return "".join(table._repr_html_() for table in self.tables())
 
 
-def judge(
+def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     run: "Frames | str | Path",
     rubric: "str | Path | Mapping[str, Any] | Rubric | None" = None,
     judge: "str | BaseLLM | Sequence[str | BaseLLM]" = (),

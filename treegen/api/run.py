@@ -152,7 +152,7 @@ def open_run(
     return Run(load_run(given_path("path", path), **asked))
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 -- users name these settings of a run
     task: TaskLike | None = None,
     model: "str | Path | BaseLLM | None" = None,
     *,

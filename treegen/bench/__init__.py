@@ -1,1 +1,1 @@
-"""What `treegen bench` measures: attention, decoding, the engine, searches and published jobs."""
+"""What `treegen bench` measures: attention, decode steps, prefill passes, and jobs of a cluster."""

@@ -118,19 +118,19 @@ def _attention(
         for length in (rows, keys, keys)
     )
     flops = 4 * heads * rows * keys * width
-    found = False
+    runs_kernel = False
     for name, backend in [*kernels_for(device, dtype).items(), ("math", SDPBackend.MATH)]:
-        if name == "math" and found:  # plain matrix products count only where no kernel runs
+        if name == "math" and runs_kernel:  # plain matrix products count only where no kernel runs
             return
         with sdpa_kernel(backend):
             try:
-                each = time_sustained(
+                seconds_per_call = time_sustained(
                     lambda: scaled_dot_product_attention(q_1HLD, k_1HSD, v_1HSD), device, seconds
                 )
             except RuntimeError:  # this kernel does not take the dtype or the device
                 continue
-        found = True
-        yield name, flops / each
+        runs_kernel = True
+        yield name, flops / seconds_per_call
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> dict[str, SDPBackend]:

@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from treegen.bench.shapes import build_model, shape_of
-from treegen.bench.tiny import byte_tokenizer
+from treegen.bench.shapes import build_model, byte_tokenizer, shape_of
 from treegen.cluster.cluster import Cluster
 from treegen.cluster.placement import Placement
 from treegen.cluster.worker import from_checkpoint

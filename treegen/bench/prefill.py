@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.decoding.roofline import LevelWork, ModelSize, size_of, step_floor
+from treegen.bench.roofline import LevelWork, ModelSize, size_of, step_floor
+from treegen.bench.table import format_number
 from treegen.bench.timing import Spread
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
@@ -81,20 +82,15 @@ def measure(
 
 def pass_table(times: Sequence[PassTime]) -> PrintableTable:
     """Return a table with a row for each size."""
-    return PrintableTable.of(
-        times,
-        {
-            "Prefix": "{0.prefix:,}",
-            "Tokens": "{0.tokens:,}",
-            "ms a pass": "{0.milliseconds.median:,.2f}",
-            "low-high": "{0.milliseconds.low:,.2f}-{0.milliseconds.high:,.2f}",
-            "roofline ms": lambda each: "" if each.floor_ms is None else f"{each.floor_ms:,.2f}",
-            "times the roofline": lambda each: (
-                "" if each.times_floor is None else f"{each.times_floor:.2f}"
-            ),
-        },
-        lines=(each.note for each in times if each.note),
-    )
+    columns: dict[str, str | Callable[[PassTime], str]] = {
+        "Prefix": "{0.prefix:,}",
+        "Tokens": "{0.tokens:,}",
+        "ms a pass": "{0.milliseconds.median:,.2f}",
+        "low-high": "{0.milliseconds.low:,.2f}-{0.milliseconds.high:,.2f}",
+        "roofline ms": lambda time: format_number(time.floor_ms, ",.2f"),
+        "times the roofline": lambda time: format_number(time.times_floor, ".2f"),
+    }
+    return PrintableTable.of(times, columns, lines=(time.note for time in times if time.note))
 
 
 def _floor(size: ModelSize, ceilings: Ceilings, tokens: int, prefix: int, states: float) -> float:

@@ -7,9 +7,13 @@ byte-level tokenizer made in memory; most ids of a large vocabulary have no text
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.files.regular_files import read_text
 from treegen.common.formatting import format_bytes
 from treegen.errors import CapacityError, InputError
 
@@ -43,7 +47,7 @@ class Shape:
     head_dim: int
     vocab_size: int
     tied: bool = False
-    settings: tuple[tuple[str, int | str | tuple[str, ...] | None], ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def num_weights(self) -> int:
@@ -55,259 +59,12 @@ class Shape:
         return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.hidden
 
 
-_DELTA: Final = (
-    ("linear_num_key_heads", 16),
-    ("linear_num_value_heads", 32),
-    ("linear_key_head_dim", 128),
-    ("linear_value_head_dim", 128),
-)
-_MLA: Final = (
-    ("kv_lora_rank", 512),
-    ("qk_rope_head_dim", 64),
-    ("n_routed_experts", 64),
-    ("first_k_dense_replace", 1),
-    ("n_group", 1),
-    ("topk_group", 1),
-)
-_MAMBA2: Final = (
-    ("mamba_d_state", 128),
-    ("mamba_d_head", 64),
-    ("mamba_n_groups", 1),
-    ("num_local_experts", 0),
-    ("num_experts_per_tok", 0),
-)
-SHAPES: Final = {
-    shape.name: shape
-    for shape in (
-        Shape("tiny", "llama", 64, 192, 2, 8, 2, 8, 512),
-        Shape("llama2-7b", "llama", 4096, 11_008, 32, 32, 32, 128, 32_000),
-        Shape("codellama-7b", "llama", 4096, 11_008, 32, 32, 32, 128, 32_016),
-        Shape("codellama-13b", "llama", 5120, 13_824, 40, 40, 40, 128, 32_016),
-        Shape("yi-6b", "llama", 4096, 11_008, 32, 32, 4, 128, 64_000),
-        Shape("llama3-8b", "llama", 4096, 14_336, 32, 32, 8, 128, 128_256),
-        Shape("llama3-70b", "llama", 8192, 28_672, 80, 64, 8, 128, 128_256),
-        Shape("llama3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128_256, tied=True),
-        Shape("smollm2-360m", "llama", 960, 2560, 32, 15, 5, 64, 49_152, tied=True),
-        Shape("qwen3-0.6b", "qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, tied=True),
-        Shape("qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151_936, tied=True),
-        # Three of four layers use the gated delta rule.
-        Shape(
-            "tiny-delta",
-            "qwen3_5_moe_text",
-            64,
-            64,
-            4,
-            4,
-            2,
-            16,
-            512,
-            settings=(
-                ("linear_num_key_heads", 2),
-                ("linear_num_value_heads", 4),
-                ("linear_key_head_dim", 16),
-                ("linear_value_head_dim", 16),
-                ("num_experts", 4),
-                ("num_experts_per_tok", 2),
-                ("moe_intermediate_size", 32),
-                ("shared_expert_intermediate_size", 32),
-            ),
-        ),
-        Shape(
-            "qwen3.5-4b",
-            "qwen3_5_text",
-            2560,
-            9216,
-            32,
-            16,
-            4,
-            256,
-            248_320,
-            tied=True,
-            settings=_DELTA,
-        ),
-        Shape("qwen3.5-9b", "qwen3_5_text", 4096, 12_288, 32, 16, 4, 256, 248_320, settings=_DELTA),
-        Shape(
-            "qwen3.6-35b-a3b",
-            "qwen3_5_moe_text",
-            2048,
-            6144,
-            40,
-            16,
-            2,
-            256,
-            248_320,
-            settings=(
-                *_DELTA,
-                ("num_experts", 256),
-                ("num_experts_per_tok", 8),
-                ("moe_intermediate_size", 512),
-                ("shared_expert_intermediate_size", 512),
-            ),
-        ),
-        # Mixtures of experts in every layer.
-        Shape(
-            "qwen3-30b-a3b",
-            "qwen3_moe",
-            2048,
-            6144,
-            48,
-            32,
-            4,
-            128,
-            151_936,
-            settings=(
-                ("num_experts", 128),
-                ("num_experts_per_tok", 8),
-                ("moe_intermediate_size", 768),
-                ("norm_topk_prob", True),
-            ),
-        ),
-        Shape(
-            "gpt-oss-20b",
-            "gpt_oss",
-            2880,
-            2880,
-            24,
-            64,
-            8,
-            64,
-            201_088,
-            settings=(
-                ("num_local_experts", 32),
-                ("num_experts_per_tok", 4),
-            ),
-        ),
-        Shape(
-            "gpt-oss-120b",
-            "gpt_oss",
-            2880,
-            2880,
-            36,
-            64,
-            8,
-            64,
-            201_088,
-            settings=(
-                ("num_local_experts", 128),
-                ("num_experts_per_tok", 4),
-            ),
-        ),
-        # Latent attention.
-        Shape(
-            "tiny-mla",
-            "deepseek_v3",
-            64,
-            96,
-            2,
-            4,
-            4,
-            16,
-            512,
-            settings=(
-                ("q_lora_rank", 32),
-                ("kv_lora_rank", 32),
-                ("qk_rope_head_dim", 16),
-                ("qk_nope_head_dim", 16),
-                ("v_head_dim", 16),
-                ("n_routed_experts", 4),
-                ("num_experts_per_tok", 2),
-                ("n_shared_experts", 1),
-                ("moe_intermediate_size", 32),
-                ("first_k_dense_replace", 1),
-                ("n_group", 1),
-                ("topk_group", 1),
-            ),
-        ),
-        Shape(
-            "deepseek-v2-lite",
-            "deepseek_v2",
-            2048,
-            10_944,
-            27,
-            16,
-            16,
-            64,
-            102_400,
-            settings=(
-                *_MLA,
-                ("q_lora_rank", None),
-                ("qk_nope_head_dim", 128),
-                ("v_head_dim", 128),
-                ("num_experts_per_tok", 6),
-                ("n_shared_experts", 2),
-                ("moe_intermediate_size", 1408),
-                ("topk_method", "greedy"),
-            ),
-        ),
-        Shape(
-            "glm-4.7-flash",
-            "glm4_moe_lite",
-            2048,
-            10_240,
-            47,
-            20,
-            20,
-            64,
-            154_880,
-            settings=(
-                *_MLA,
-                ("q_lora_rank", 768),
-                ("qk_nope_head_dim", 192),
-                ("v_head_dim", 256),
-                ("num_experts_per_tok", 4),
-                ("n_shared_experts", 1),
-                ("moe_intermediate_size", 1536),
-            ),
-        ),
-        # Nine of ten layers are Mamba2 layers.
-        Shape(
-            "tiny-mamba2",
-            "granitemoehybrid",
-            64,
-            64,
-            4,
-            4,
-            2,
-            16,
-            512,
-            tied=True,
-            settings=(
-                *_MAMBA2,
-                ("mamba_n_heads", 8),
-                ("mamba_d_head", 16),
-                ("mamba_d_state", 16),
-                ("shared_intermediate_size", 64),
-                ("layer_types", ("mamba", "attention", "mamba", "mamba")),
-            ),
-        ),
-        Shape(
-            "granite-4.0-h-micro",
-            "granitemoehybrid",
-            2048,
-            8192,
-            40,
-            32,
-            8,
-            64,
-            100_352,
-            tied=True,
-            settings=(
-                *_MAMBA2,
-                ("mamba_n_heads", 64),
-                ("shared_intermediate_size", 8192),
-                (
-                    "layer_types",
-                    (
-                        *["mamba"] * 5,
-                        *["attention", *["mamba"] * 9] * 3,
-                        "attention",
-                        *["mamba"] * 4,
-                    ),
-                ),
-            ),
-        ),
-    )
-}
+def _read_shapes() -> dict[str, Shape]:
+    rows = json.loads(read_text(Path(__file__).with_name("shapes.json")))
+    return {row["name"]: Shape(**row) for row in rows}
+
+
+SHAPES: Final = _read_shapes()
 
 
 def shape_of(name: str) -> Shape:
@@ -319,6 +76,47 @@ def shape_of(name: str) -> Shape:
     if name not in SHAPES:
         raise InputError(f"shape must be one of {', '.join(SHAPES)}, got {name!r}")
     return SHAPES[name]
+
+
+def byte_tokenizer() -> Any:
+    """Return a tokenizer whose tokens are <s>, </s> and the 256 bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<s>": 0, "</s>": 1} | {letter: i + 2 for i, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def load_or_build(
+    shape: str | None, model: str | None, *, layers: int | None = None, **kind: Any
+) -> tuple[Model, Any]:
+    """Return the model of a checkpoint or of a shape, and its tokenizer.
+
+    Args:
+        shape: The name of a shape; None for the checkpoint.
+        model: The directory or hub name of a checkpoint; None for the shape.
+        layers: Layers of the shape; None for all.
+        kind: How the model is made, as for `build_model`.
+
+    Raises:
+        InputError: no shape has the name, or the dtype or the device cannot be used.
+        ModelError: the checkpoint or its tokenizer cannot be loaded.
+        CapacityError: the weights do not fit.
+    """
+    if model is None:
+        sizes = shape_of(shape or "")
+        return build_model(sizes if layers is None else replace(sizes, layers=layers), **kind)
+    from treegen.model.options import EngineOptions
+    from treegen.model.rank_processes import load_from_options
+    from treegen.model.tokenizer import load_tokenizer
+
+    kind["tensor_parallel_size"] = kind.pop("ranks", 1)
+    tokenizer = load_tokenizer(model)
+    return load_from_options(EngineOptions(model=model, **kind)), tokenizer
 
 
 def build_model(
@@ -344,7 +142,6 @@ def build_model(
         CapacityError: the weights do not fit.
         InputError: the dtype or the device cannot be used.
     """
-    from treegen.bench.tiny import byte_tokenizer
     from treegen.model.rank_processes import load_with_ranks
 
     if ranks > 1:
@@ -372,7 +169,7 @@ def _config(shape: Shape) -> Any:
         tie_word_embeddings=shape.tied,
         bos_token_id=0,
         eos_token_id=1,
-        **{name: [*each] if isinstance(each, tuple) else each for name, each in shape.settings},
+        **shape.settings,
     )
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from treegen.common.device import use_device
+
+if TYPE_CHECKING:
+    from treegen.model.model import Model
 
 _FLUSH_BYTES = 2**29  # written between timed calls; larger than any L2 cache
 _SLICE = 0.05  # seconds of work queued on a GPU between reads of the clock
@@ -63,6 +69,11 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
     }
 
 
+def headline(machine: Mapping[str, str | int]) -> str:
+    """Return one line about the machine that is measured."""
+    return f"torch {machine['torch']}, {machine['threads']} threads, {machine['device']}"
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all queued work."""
     if device.type == "cuda":
@@ -85,16 +96,16 @@ def time_sustained(call: Callable[[], object], device: torch.device, seconds: fl
     start = time.perf_counter()
     call()
     synchronize(device)
-    each = max(int(_SLICE / max(time.perf_counter() - start, 1e-6)), 1)
+    batch = max(int(_SLICE / max(time.perf_counter() - start, 1e-6)), 1)
     if device.type == "cpu":
-        each = 1
+        batch = 1
 
     def repeat(until: float) -> float:
         begin, calls = time.perf_counter(), 0
         while not calls or time.perf_counter() - begin < until:
-            for _ in range(each):
+            for _ in range(batch):
                 call()
-            calls += each
+            calls += batch
             synchronize(device)
         return (time.perf_counter() - begin) / calls
 
@@ -129,7 +140,7 @@ class Stopwatch:
         synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
-            held = call()  # kept, because its memory belongs to the graph
+            result = call()  # kept, because its memory belongs to the graph
         graph.replay()
         pairs = []
         for _ in range(repeats):
@@ -140,7 +151,7 @@ class Stopwatch:
             stop.record()
             pairs.append((start, stop))
         synchronize(self._device)
-        del held
+        del result
         return [start.elapsed_time(stop) / 1e3 for start, stop in pairs]
 
     def microseconds(self, call: Callable[[], object], repeats: int) -> Spread:
@@ -152,3 +163,51 @@ class Stopwatch:
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
+
+
+class PassTimer:
+    """Times the passes of a run by events. A replay of a CUDA graph is one pass."""
+
+    def __init__(self) -> None:
+        self._passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def wrap_timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the same function, recording each call as one more pass."""
+
+        def call(*args: Any, **options: Any) -> Any:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            result = run(*args, **options)
+            end.record()
+            self._passes.append((begin, end))
+            return result
+
+        return call
+
+    def share(self) -> float | None:
+        """Return the time within passes over the time from first to last; None without passes.
+
+        Copies between passes, and steps while they are captured, count as idle time.
+        """
+        if not self._passes:
+            return None
+        first, last = self._passes[0][0], self._passes[-1][1]
+        last.synchronize()
+        inside: float = sum(begin.elapsed_time(end) for begin, end in self._passes)
+        whole: float = first.elapsed_time(last)
+        return inside / whole
+
+
+@contextmanager
+def time_passes(model: Model) -> Iterator[PassTimer]:
+    """Record the passes of a model on a GPU while the context is open, replayed or not."""
+    clock = PassTimer()
+    if model.device.type != "cuda":
+        yield clock
+        return
+    replay = torch.cuda.CUDAGraph.replay
+    with (
+        patch.object(torch.cuda.CUDAGraph, "replay", clock.wrap_timed(replay)),
+        patch.object(model, "forward", clock.wrap_timed(model.forward)),
+    ):
+        yield clock

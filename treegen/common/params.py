@@ -193,17 +193,7 @@ class SamplingParams:
                 raise InputError(
                     "min_confidence needs confidence: of how many likeliest tokens, such as 20"
                 )
-        if self.temperature < 0:
-            raise InputError(f"temperature must be at least 0, got {self.temperature}")
-        if self.temperature > MAX_TEMPERATURE:
-            raise InputError(
-                f"temperature must be at most {MAX_TEMPERATURE:g}, got {self.temperature}"
-            )
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            raise InputError(
-                f"temperature {self.temperature} is too small to divide by; use 0 for greedy "
-                f"decoding, or at least {MIN_TEMPERATURE}"
-            )
+        self._check_temperature()
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be in (0, 1], got {self.top_p}")
         if self.top_k < 0:
@@ -224,6 +214,19 @@ class SamplingParams:
         if self.logprobs_mode not in get_args(LogprobsMode):
             modes = " or ".join(get_args(LogprobsMode))
             raise InputError(f"logprobs_mode must be {modes}, got {self.logprobs_mode!r}")
+
+    def _check_temperature(self) -> None:
+        if self.temperature < 0:
+            raise InputError(f"temperature must be at least 0, got {self.temperature}")
+        if self.temperature > MAX_TEMPERATURE:
+            raise InputError(
+                f"temperature must be at most {MAX_TEMPERATURE:g}, got {self.temperature}"
+            )
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise InputError(
+                f"temperature {self.temperature} is too small to divide by; use 0 for greedy "
+                f"decoding, or at least {MIN_TEMPERATURE}"
+            )
 
     def _check_stops(self) -> None:
         for name in ("ignore_eos", "include_stop", "self_certainty"):

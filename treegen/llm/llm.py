@@ -54,7 +54,7 @@ class LLM(BaseLLM):
     engine: the model's KV cache and CUDA graphs, shared by all runs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- users name these settings of an engine
         self,
         model: str | Model,
         *,

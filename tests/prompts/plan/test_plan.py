@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import CacheFullError, InputError
-from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.compile import CacheForm, compile_plan
 from treegen.prompts.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing
 from treegen.prompts.plan.plan import Plan, Request
 
@@ -175,7 +175,7 @@ def test_ten_thousand_leaves_are_planned() -> None:
 
 
 def test_recurrent_states_are_counted_beside_pages() -> None:
-    plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3, state_bytes=2048)
+    plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3, form=CacheForm(state_bytes=2048))
     told = "recurrent states: one for each segment (8.0 KiB) and one for each row that is live"
     assert f"{told} (2.0 KiB each)" in str(plan)
     assert "recurrent" not in str(plan_of([[1, 2]]))

@@ -51,7 +51,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     prefix_token_id: int | None = None
     tokenizer_name = ""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- lm-eval passes these by name
         self,
         pretrained: str | BaseLLM,
         *,

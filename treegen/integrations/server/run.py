@@ -10,7 +10,7 @@ from functools import partial
 from socket import socket
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from h11 import LocalProtocolError
@@ -157,13 +157,12 @@ def serve(
     *,
     name: str,
     api_key: str | None = None,
-    max_waiting: int | None = None,
     max_body: int = 16 * 2**20,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     drain_seconds: int = 60,
     recommended: bool = True,
-    tool_format: str | None = None,
     on_start: Callable[[str], None] = lambda url: None,
+    **options: Any,
 ) -> None:
     """Serve a model until SIGTERM, SIGINT or SIGHUP, then answer the open requests and return.
 
@@ -172,26 +171,20 @@ def serve(
         at: Socket to listen on.
         name: Name of the model in requests.
         api_key: The key that requests must have; None requires none.
-        max_waiting: Maximum number of waiting samples before requests get 429; see `AsyncLLM`.
         max_body: Maximum size of a request body in bytes.
         max_image_pixels: Maximum total number of pixels of the images of one request.
         drain_seconds: Time for answering open requests after the signal; the rest is dropped.
         recommended: Whether sampling parameters that a request omits come from the checkpoint's
             generation_config.json.
-        tool_format: Format of the model's tool calls; by default the one that its chat template
-            implies.
         on_start: Called with the URL once requests are accepted.
+        options: `max_waiting` and `tool_format`, as for `AsyncLLM`. Requests above `max_waiting`
+            get 429.
 
     Raises:
         InputError: `llm` is not an LLM, `max_waiting` cannot be used, or another program listens
             there.
     """
-    with AsyncLLM(
-        llm,
-        max_waiting=max_waiting,
-        tool_format=tool_format,
-        max_image_pixels=max_image_pixels,
-    ) as served:
+    with AsyncLLM(llm, max_image_pixels=max_image_pixels, **options) as served:
         usual = llm.spec.take_recommended() if recommended else {}
         server = Server(served, name=name, api_key=api_key, max_body=max_body, usual=usual)
         listening = _GracefulServer(config_of(server.app()), served, drain_seconds, on_start)

@@ -151,7 +151,7 @@ def attend(
     return_lse: Literal[True],
     **options: Unpack[AttendOptions],
 ) -> tuple[Tensor, Tensor]: ...
-def attend(
+def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     q_THD: Tensor,
     keys: Pools,
     values: Pools,

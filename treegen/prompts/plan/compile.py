@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +20,27 @@ from treegen.prompts.plan.cost import (
 from treegen.prompts.plan.plan import Plan, PlanSegment, Request
 
 
+@dataclass(frozen=True, slots=True)
+class CacheForm:
+    """What a model caches besides plain keys and values.
+
+    state_bytes: bytes of one recurrent state, for a model with recurrent layers.
+    delta: how rows list updates of recurrent states; None if they do not.
+    latent: how keys and values are expanded from latents, for a model that caches latents.
+    itemsize: bytes of one number of latents, keys and values.
+    copy_pages: pages that expanded keys and values take per page of latents; see `ModelSpec`.
+    """
+
+    state_bytes: int = 0
+    delta: DeltaSpec | None = None
+    latent: LatentSpec | None = None
+    itemsize: int = 2
+    copy_pages: int = 0
+
+
+PLAIN: Final = CacheForm()
+
+
 def compile_plan(
     requests: Sequence[Request],
     *,
@@ -28,11 +51,7 @@ def compile_plan(
     max_rows: int | None = None,
     split_at: Sequence[radix.Tokens] = (),
     align: int = 1,
-    state_bytes: int = 0,
-    delta: DeltaSpec | None = None,
-    latent: LatentSpec | None = None,
-    itemsize: int = 2,
-    copy_pages: int = 0,
+    form: CacheForm = PLAIN,
 ) -> Plan:
     """Build the plan of some requests.
 
@@ -50,11 +69,7 @@ def compile_plan(
             ends.
         align: Attention parts begin at multiples of this many positions. The last tokens of a kept
             segment that fill no such block are folded. Default: 1.
-        state_bytes: Bytes of one recurrent state, for a model with recurrent layers.
-        delta: How rows list updates of recurrent states; None if they do not.
-        latent: How keys and values are expanded from latents, for a model that caches latents.
-        itemsize: Bytes of one number of latents, keys and values.
-        copy_pages: Pages that expanded keys and values take per page of latents; see `ModelSpec`.
+        form: What the model caches besides plain keys and values. Default: nothing.
 
     Raises:
         InputError: `sharing` is not one of `SHARING`.
@@ -78,7 +93,8 @@ def compile_plan(
         kept, reason = decide_cascade(
             sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most
         )
-        expanded = kept and latent is not None and cost.should_expand(latent, live, itemsize)
+        latent = form.latent if kept else None
+        expanded = latent is not None and cost.should_expand(latent, live, form.itemsize)
         segments.append(
             PlanSegment(
                 index=index,
@@ -108,9 +124,9 @@ def compile_plan(
         sharing=sharing,
         cost=cost,
         align=align,
-        state_bytes=state_bytes,
-        delta=delta,
-        copy_pages=copy_pages,
+        state_bytes=form.state_bytes,
+        delta=form.delta,
+        copy_pages=form.copy_pages,
     )
 
 

@@ -14,7 +14,7 @@ from treegen.errors import CapacityError, ContextError, InputError
 from treegen.prompts.bos_eos import warn_of_unended_turns
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.images.table import ImageTable
-from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.compile import CacheForm, compile_plan
 from treegen.prompts.plan.cost import DEVICE_COSTS, Sharing
 from treegen.prompts.plan.draw_counts import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
@@ -421,9 +421,5 @@ def plan_requests(
         max_rows=max_rows,
         split_at=list(split_at),
         align=align,
-        state_bytes=spec.state_bytes,
-        delta=spec.delta,
-        latent=spec.latent,
-        itemsize=spec.itemsize,
-        copy_pages=spec.copy_pages,
+        form=CacheForm(spec.state_bytes, spec.delta, spec.latent, spec.itemsize, spec.copy_pages),
     )

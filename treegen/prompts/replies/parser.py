@@ -110,19 +110,11 @@ class ReplyParser:
                 if rest.startswith(self._tags.open):
                     self._text, self._thinks, self._begun = rest[len(self._tags.open) :], True, True
                     return
-            for begin, reader in self._form.begins:
-                if rest.startswith(begin):
-                    scan = Scan(rest, 0, ended=self._ended)
-                    try:
-                        found = reader(scan, self._tools)
-                        scan.space()
-                        if not scan.is_over():
-                            raise NotACall("text after the calls")
-                    except NotACall:
-                        continue
-                    self._text = ""
-                    yield from self._calls(found)
-                    return
+            calls = self._read_whole_text(rest)
+            if calls is not None:
+                self._text = ""
+                yield from self._calls(calls)
+                return
         self._begun = True
         at, mark = self._find(self._form.literals)
         yield from self._tell(TextPart, at)
@@ -145,6 +137,21 @@ class ReplyParser:
             self._space = "\n\n" if self._said[kind] else ""
             return
         yield from self._calls(found)
+
+    def _read_whole_text(self, text: str) -> list[ToolCall] | Channel | None:
+        """Return the calls of a text that has nothing else; None for other texts."""
+        for begin, reader in self._form.begins:
+            if text.startswith(begin):
+                scan = Scan(text, 0, ended=self._ended)
+                try:
+                    calls = reader(scan, self._tools)
+                    scan.space()
+                    if not scan.is_over():
+                        raise NotACall("text after the calls")
+                except NotACall:
+                    continue
+                return calls
+        return None
 
     def _calls(self, found: list[ToolCall] | Channel) -> Iterator[ToolCall]:
         assert isinstance(found, list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
@@ -28,7 +28,7 @@ from treegen.search.tree.result import SearchOutcome
 
 
 @check_argument_types
-async def ab_mcts(
+async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
     root: SearchNode,
     generate: Step | Mapping[str, Step],
     evaluate: Evaluate,
@@ -79,66 +79,111 @@ async def ab_mcts(
     if isinstance(generate, Mapping) and not generate:
         raise InputError("generate has no functions; give at least one by name")
     generators = dict(generate) if isinstance(generate, Mapping) else {"": generate}
-    known = {} if observed is None else observed
-    children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)
-    barren: defaultdict[SearchNode, list[float]] = defaultdict(list)  # attempts without a new child
-    made: dict[str, list[float]] = {name: [] for name in generators}
-    above: dict[SearchNode, SearchNode] = {}
-    first, costs = {state(root): root}, Costs(root.search)
-    rng = random.Random(
-        row_seed(root.search.params.seed, root.search.origin_of(root.key), len(root.children))
+    tree = _Branches(
+        root,
+        list(generators),
+        done,
+        rule=rule,
+        depth=depth,
+        refine=refine,
+        observed={} if observed is None else observed,
     )
-
-    def is_open(node: SearchNode, steps: int) -> bool:
-        return (refine or not done(node)) and (depth is None or steps < depth)
-
-    def choose() -> tuple[SearchNode, str]:
-        node, steps = root, 0
-        while True:
-            steps += 1
-            options = [child for child in children[node] if is_open(child, steps)]
-            child = deeper(options, children[node], barren[node], known, rule, rng)
-            if child is None:
-                return node, generator(made, rule, rng)
-            node = child
-
-    def note(node: SearchNode, value: float) -> None:
-        while node is not root:
-            known[node].append(value)
-            node.visits += 1
-            node = above[node]
-
+    first, costs = {state(root): root}, Costs(root.search)
     stopped, left = "", iterations
     try:
         while left > 0:
             num = costs.most(min(batch, left), "children", "values")
-            chosen, left = [choose() for _ in range(num)], left - num
-            requests = {each: chosen.count(each) for each in chosen}
+            chosen, left = [tree.choose() for _ in range(num)], left - num
+            requests = {choice: chosen.count(choice) for choice in chosen}
             calls = gather(generators[name](node, n) for (node, name), n in requests.items())
             drawn = await costs.of("children", num, calls)
             fresh = list(dict.fromkeys(child for group in drawn for child in group))
             new = [child for child in fresh if first.setdefault(state(child), child) is child]
             values = await costs.of("values", len(new), evaluate_nodes(new, evaluate))
             for child, value in zip(new, values, strict=True):
-                child.value, known[child] = value, []
-            for child in [each for each in fresh if each not in known]:
+                child.value, tree.observed[child] = value, []
+            for child in [child for child in fresh if child not in tree.observed]:
                 # Its parent is not pruned, even if it has no other child.
                 child.pruned, child.pruned_because = True, DUPLICATE
                 child.drop()
             for ((node, name), n), group in zip(requests.items(), drawn, strict=True):
-                for each in [*group, *[None] * (n - len(group))]:
-                    value = (first[state(each)].value or 0.0) if each is not None else 0.0
-                    if each is not None and each in known:
-                        children[node].append(each)
-                        above[each] = node
-                        known[each].append(value)
-                        each.visits = 1
-                        if len(generators) > 1 and each.data is None:
-                            each.data = {"by": name}
-                    else:
-                        barren[node].append(value)
-                    note(node, value)
-                    made[name].append(value)
+                for attempt in [*group, *[None] * (n - len(group))]:
+                    known = None if attempt is None else first[state(attempt)].value
+                    tree.add(node, name, attempt, known or 0.0)
     except BudgetReached as end:
         stopped = str(end)
     return await collect_outcome(root, done, evaluate, stopped, inner=refine)
+
+
+class _Branches:
+    """The children, failed attempts and values of one search.
+
+    observed: the values at and below each node that was kept.
+    """
+
+    def __init__(
+        self,
+        root: SearchNode,
+        names: Sequence[str],
+        done: Done,
+        *,
+        rule: Rule,
+        depth: int | None,
+        refine: bool,
+        observed: dict[SearchNode, list[float]],
+    ) -> None:
+        self._root, self._done = root, done
+        self._rule, self._depth, self._refine = rule, depth, refine
+        self.observed = observed
+        self._children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)
+        # Values of attempts without a new child, by parent.
+        self._barren: defaultdict[SearchNode, list[float]] = defaultdict(list)
+        self._made: dict[str, list[float]] = {name: [] for name in names}
+        self._above: dict[SearchNode, SearchNode] = {}
+        origin = root.search.origin_of(root.key)
+        self._rng = random.Random(row_seed(root.search.params.seed, origin, len(root.children)))
+
+    def choose(self) -> tuple[SearchNode, str]:
+        """Return the node to generate a child of, and the name of the function."""
+        node, steps = self._root, 0
+        while True:
+            steps += 1
+            children = self._children[node]
+            options = [child for child in children if self._is_open(child, steps)]
+            child = deeper(
+                options, children, self._barren[node], self.observed, self._rule, self._rng
+            )
+            if child is None:
+                return node, generator(self._made, self._rule, self._rng)
+            node = child
+
+    def add(self, node: SearchNode, name: str, child: SearchNode | None, value: float) -> None:
+        """Count one attempt to generate a child.
+
+        Args:
+            node: The parent.
+            name: The name of the function.
+            child: The child, if the attempt made one.
+            value: Its value, or that of the node with the same state.
+        """
+        if child is not None and child in self.observed:
+            self._children[node].append(child)
+            self._above[child] = node
+            self.observed[child].append(value)
+            child.visits = 1
+            if len(self._made) > 1 and child.data is None:
+                child.data = {"by": name}
+        else:
+            self._barren[node].append(value)
+        self._note(node, value)
+        self._made[name].append(value)
+
+    def _is_open(self, node: SearchNode, steps: int) -> bool:
+        is_short = self._depth is None or steps < self._depth
+        return (self._refine or not self._done(node)) and is_short
+
+    def _note(self, node: SearchNode, value: float) -> None:
+        while node is not self._root:
+            self.observed[node].append(value)
+            node.visits += 1
+            node = self._above[node]

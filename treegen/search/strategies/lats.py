@@ -32,7 +32,7 @@ Reflect = Callable[[SearchNode, float], Awaitable[str]]
 
 
 @check_argument_types
-async def lats(
+async def lats(  # noqa: PLR0913 -- users name these settings of a search
     root: SearchNode,
     propose: ProposeAfter,
     evaluate: EvaluateAfter,
@@ -73,62 +73,89 @@ async def lats(
             kept.
     """
     check_counts(iterations=iterations, depth=depth, num_lessons=num_lessons)
-    arms: dict[SearchNode, NodeStatistics] = {root: NodeStatistics()}
-    open_children: dict[SearchNode, list[SearchNode]] = {}
-    seen: set[Hashable] = {state(root)}
-    lessons: list[str] = []
+    plays = _Plays(root, propose, evaluate, done, depth=depth, c=c, state=state)
     ends: list[SearchNode] = []
-
-    def score_child(child: SearchNode, visits: int) -> tuple[float, float]:
-        return arms[child].compute_ucb(visits, c), child.value or 0.0
-
-    async def play() -> list[SearchNode]:
-        """Return the path to an end; empty if no end is left."""
-        path = [root]
-        while path:
-            node = path[-1]
-            if (node is not root and done(node)) or len(path) > depth:
-                return path
-            if node not in open_children:
-                open_children[node] = drop_duplicates(
-                    await propose(node, lessons), state, seen, root
-                )
-                values = await evaluate_nodes(
-                    open_children[node], lambda nodes: evaluate(nodes, lessons)
-                )
-                for child, value in zip(open_children[node], values, strict=True):
-                    arms[child], child.value = NodeStatistics(), value
-            if open_children[node]:
-                visits = arms[node].visits
-                path.append(max(open_children[node], key=lambda child: score_child(child, visits)))
-            else:
-                path.pop()
-                if path:
-                    open_children[path[-1]].remove(node)
-                    if not arms[node].visits:  # it has no continuation
-                        prune([node], root, DEAD_END)
-        return path
-
     stopped = ""
     try:
         for _ in range(iterations):
-            path = await play()
+            path = await plays.play()
             if not path:
                 break
             end = path[-1]
             ends.append(end)
             (end_reward,) = await evaluate_nodes([end], reward)
-            for node in path:
-                arms[node].add(end_reward)
-                node.value, node.visits = arms[node].mean, arms[node].visits
+            plays.count(path, end_reward)
             if end_reward >= success:
                 break
-            open_children[path[-2]].remove(end)
-            lessons.append(await reflect(end, end_reward))
-            del lessons[:-num_lessons]
+            plays.open_children[path[-2]].remove(end)
+            plays.lessons.append(await reflect(end, end_reward))
+            del plays.lessons[:-num_lessons]
     except BudgetReached as reached:
         stopped = str(reached)
     solutions = rank(node for node in ends if done(node))
     if not solutions:  # no play has reached a solution
         return await collect_outcome(root, done, reward, stopped)
     return SearchOutcome(solutions[0], tuple(solutions), stopped=stopped)
+
+
+class _Plays:
+    """The tree of a search: its statistics, the children that are still open, and the lessons."""
+
+    def __init__(
+        self,
+        root: SearchNode,
+        propose: ProposeAfter,
+        evaluate: EvaluateAfter,
+        done: Done,
+        *,
+        depth: int,
+        c: float,
+        state: State,
+    ) -> None:
+        self._root, self._propose, self._evaluate, self._done = root, propose, evaluate, done
+        self._depth, self._c, self._state = depth, c, state
+        self._arms: dict[SearchNode, NodeStatistics] = {root: NodeStatistics()}
+        self._seen: set[Hashable] = {state(root)}
+        self.open_children: dict[SearchNode, list[SearchNode]] = {}
+        self.lessons: list[str] = []
+
+    async def play(self) -> list[SearchNode]:
+        """Return the path to an end; empty if no end is left."""
+        path = [self._root]
+        while path:
+            node = path[-1]
+            if (node is not self._root and self._done(node)) or len(path) > self._depth:
+                return path
+            if node not in self.open_children:
+                await self._expand(node)
+            if self.open_children[node]:
+                path.append(self._best_child(node))
+            else:
+                path.pop()
+                if path:
+                    self.open_children[path[-1]].remove(node)
+                    if not self._arms[node].visits:  # it has no continuation
+                        prune([node], self._root, DEAD_END)
+        return path
+
+    def count(self, path: Sequence[SearchNode], reward: float) -> None:
+        """Count a reward for all nodes of a play."""
+        for node in path:
+            self._arms[node].add(reward)
+            node.value, node.visits = self._arms[node].mean, self._arms[node].visits
+
+    async def _expand(self, node: SearchNode) -> None:
+        proposed = await self._propose(node, self.lessons)
+        children = drop_duplicates(proposed, self._state, self._seen, self._root)
+        self.open_children[node] = children
+        values = await evaluate_nodes(children, lambda nodes: self._evaluate(nodes, self.lessons))
+        for child, value in zip(children, values, strict=True):
+            self._arms[child], child.value = NodeStatistics(), value
+
+    def _best_child(self, node: SearchNode) -> SearchNode:
+        visits = self._arms[node].visits
+
+        def score(child: SearchNode) -> tuple[float, float]:
+            return self._arms[child].compute_ucb(visits, self._c), child.value or 0.0
+
+        return max(self.open_children[node], key=score)

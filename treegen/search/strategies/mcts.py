@@ -33,7 +33,7 @@ from treegen.search.tree.result import SearchOutcome
 
 
 @check_argument_types
-async def mcts(
+async def mcts(  # noqa: PLR0913 -- users name these settings of a search
     root: SearchNode,
     propose: Propose,
     evaluate: Evaluate,
@@ -77,59 +77,20 @@ async def mcts(
     check_counts(iterations=iterations, depth=depth, batch=batch)
     arms = {} if arms is None else arms
     arms[root] = NodeStatistics()
-    visits, seen, costs = TreeStatistics(arms, c, rules), {state(root)}, Costs(root.search)
-
-    def is_end(path: Sequence[SearchNode]) -> bool:
-        is_solution = path[-1] is not root and done(path[-1])
-        return is_solution or (depth is not None and len(path) > depth)
-
-    def descend(path: list[SearchNode]) -> bool:
-        """Extend a path to where a visit ends. False if the node there needs children first."""
-        while path and not is_end(path):
-            node = path[-1]
-            if node is not root and not arms[node].visits:
-                return True
-            if node not in visits.ways:
-                return False
-            if visits.ways[node]:
-                path.append(visits.next(node))
-            else:
-                path.pop()
-                if path and node in visits.ways[path[-1]]:  # another visit may have pruned it
-                    prune([node], root, DEAD_END)
-                    visits.ways[path[-1]].remove(node)
-        return True
-
-    async def grow(nodes: Sequence[SearchNode]) -> None:
-        proposed = await costs.of("steps", len(nodes), gather(map(propose, nodes)))
-        for node, steps in zip(nodes, proposed, strict=True):
-            visits.ways[node] = new = drop_duplicates(steps, state, seen, root)
-            arms.update(zip(new, await arms_of(new, priors), strict=True))
-
-    async def visits_to(most: int) -> list[list[SearchNode]]:
-        """Return the paths of the next visits, each to a different node."""
-        paths: list[list[SearchNode]] = [[root] for _ in range(most)]
-        while True:
-            ready, kept = dict[SearchNode, bool](), list[list[SearchNode]]()
-            for path in paths:
-                is_ready = descend(path)
-                if path and not (is_ready and path[-1] in ready):
-                    further = ready | {path[-1]: is_ready}
-                    to_grow = [node for node in further if not further[node]]
-                    if kept and not costs.fits_budget(steps=len(to_grow), values=len(kept) + 1):
-                        break
-                    ready = further
-                    kept.append(path)
-                    visits.mark([path], 1)
-            if all(ready.values()):
-                return kept
-            await grow([node for node in ready if not ready[node]])
-            visits.mark(kept, -1)
-            paths = kept
-
+    statistics, costs = TreeStatistics(arms, c, rules), Costs(root.search)
+    visits = _Visits(
+        root,
+        propose,
+        done,
+        depth=depth,
+        priors=priors,
+        state=state,
+        statistics=statistics,
+        costs=costs,
+    )
     stopped, left = "", iterations
     try:
-        while left and (paths := await visits_to(min(batch, left))):
+        while left and (paths := await visits.choose(min(batch, left))):
             left -= len(paths)
             leaves = [path[-1] for path in paths]
             is_solution = {leaf: leaf is not root and done(leaf) for leaf in leaves}
@@ -137,10 +98,84 @@ async def mcts(
             values = await costs.of("values", len(new), evaluate_nodes(new, evaluate))
             for leaf, value in zip(new, values, strict=True):
                 arms[leaf].own = value
-            visits.count(paths)
+            statistics.count(paths)
             if any(is_solution[leaf] and arms[leaf].own >= enough for leaf in leaves):
                 break
     except BudgetReached as end:
         stopped = str(end)
     outcome = await collect_outcome(root, done, evaluate, stopped)
-    return visits.in_order(outcome, root)
+    return statistics.in_order(outcome, root)
+
+
+class _Visits:
+    """Chooses the paths of visits, and gives nodes children on the way."""
+
+    def __init__(
+        self,
+        root: SearchNode,
+        propose: Propose,
+        done: Done,
+        *,
+        depth: int | None,
+        priors: Evaluate | None,
+        state: State,
+        statistics: TreeStatistics,
+        costs: Costs,
+    ) -> None:
+        self._root, self._propose, self._done = root, propose, done
+        self._depth, self._priors, self._state = depth, priors, state
+        self._statistics, self._costs = statistics, costs
+        self._seen = {state(root)}
+
+    async def choose(self, most: int) -> list[list[SearchNode]]:
+        """Return the paths of the next visits, each to a different node."""
+        paths: list[list[SearchNode]] = [[self._root] for _ in range(most)]
+        while True:
+            ready, kept = dict[SearchNode, bool](), list[list[SearchNode]]()
+            for path in paths:
+                is_ready = self._descend(path)
+                if path and not (is_ready and path[-1] in ready):
+                    further = ready | {path[-1]: is_ready}
+                    to_grow = [node for node in further if not further[node]]
+                    num_values = len(kept) + 1
+                    if kept and not self._costs.fits_budget(steps=len(to_grow), values=num_values):
+                        break
+                    ready = further
+                    kept.append(path)
+                    self._statistics.mark([path], 1)
+            if all(ready.values()):
+                return kept
+            await self._grow([node for node in ready if not ready[node]])
+            self._statistics.mark(kept, -1)
+            paths = kept
+
+    def _is_end(self, path: Sequence[SearchNode]) -> bool:
+        is_solution = path[-1] is not self._root and self._done(path[-1])
+        return is_solution or (self._depth is not None and len(path) > self._depth)
+
+    def _descend(self, path: list[SearchNode]) -> bool:
+        """Extend a path to where a visit ends. False if the node there needs children first."""
+        ways = self._statistics.ways
+        while path and not self._is_end(path):
+            node = path[-1]
+            if node is not self._root and not self._statistics.arms[node].visits:
+                return True
+            if node not in ways:
+                return False
+            if ways[node]:
+                path.append(self._statistics.next(node))
+            else:
+                path.pop()
+                if path and node in ways[path[-1]]:  # another visit may have pruned it
+                    prune([node], self._root, DEAD_END)
+                    ways[path[-1]].remove(node)
+        return True
+
+    async def _grow(self, nodes: Sequence[SearchNode]) -> None:
+        calls = gather(map(self._propose, nodes))
+        proposed = await self._costs.of("steps", len(nodes), calls)
+        for node, steps in zip(nodes, proposed, strict=True):
+            new = drop_duplicates(steps, self._state, self._seen, self._root)
+            self._statistics.ways[node] = new
+            weights = await arms_of(new, self._priors)
+            self._statistics.arms.update(zip(new, weights, strict=True))

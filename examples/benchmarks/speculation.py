@@ -3,6 +3,13 @@
 Random weights do not repeat text, so nothing could be predicted. So the rows are forced to the
 tokens of samples that a real model drew, through the mechanism of thinking budgets. Drafts and
 their acceptance are then those of the real samples, and the time is that of the shape.
+
+recorded.json has samples of SmolLM2-135M-Instruct. Its figures in docs/benchmarks/features.md come
+from
+
+    python examples/benchmarks/speculation.py --rows 16,64,1024 --prefix 1000 --repeats 1
+
+and others from the same with `--trace FILE` or `--own-tokens 16384`.
 """
 
 from __future__ import annotations
@@ -10,20 +17,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import click
 import numpy as np
 
-from treegen.bench.timing import Spread
+from treegen.bench.shapes import load_or_build
+from treegen.bench.timing import Spread, describe_machine, headline
+from treegen.cli.bench.options import RUNS, count, counts, shape_or_model
+from treegen.cli.main import script
+from treegen.cli.options.options import add_options
+from treegen.cli.terminal.render import echo, json_line, print_table
 from treegen.common.files.read_errors import describe_read_error
 from treegen.common.files.regular_files import read_bytes
 from treegen.common.params import SamplingParams
 from treegen.engine.rows.budgets import ThinkingBudgets
 from treegen.engine.rows.token_store import grow_arrays
 from treegen.errors import InputError
+from treegen.llm import LLM
 from treegen.prompts.tree import MAX_TOKEN_ID, Node
 from treegen.report.tables import PrintableTable
 
@@ -31,7 +45,6 @@ if TYPE_CHECKING:
     from treegen.common.outputs import Usage
     from treegen.engine.compute.levels import Ints
     from treegen.engine.segments.segment import LiveRequest
-    from treegen.llm import LLM
 
 RECORDED: Final = Path(__file__).parent / "recorded.json"
 _Samples = dict[str, Sequence[Sequence[int]]]
@@ -58,33 +71,36 @@ class Trace:
             InputError: the file cannot be read, or does not have this form.
         """
         try:
-            found = json.loads(read_bytes(path))
+            document = json.loads(read_bytes(path))
         except OSError as error:
             raise InputError(describe_read_error(path, error)) from error
         except (ValueError, RecursionError):
-            found = None
-        if not _is_trace(found):
+            document = None
+        if not _is_trace(document):
             raise InputError(
                 f'{path} holds no recorded samples: give {{"source": TEXT, "prompts": [[ID, ...], '
                 '...], "samples": [[[ID, ID, ...], ...], ...]}, with samples of two tokens or more '
                 "for each prompt"
             )
-        return Trace(str(found["source"]), found["prompts"], found["samples"])
+        return Trace(str(document["source"]), document["prompts"], document["samples"])
 
 
-def _is_trace(found: Any) -> bool:
+def _is_trace(document: Any) -> bool:
     """Whether JSON has the fields of a trace, with at least one token to decode."""
-    if not isinstance(found, dict) or not {"source", "prompts", "samples"} <= found.keys():
+    fields = {"source", "prompts", "samples"}
+    if not isinstance(document, dict) or not fields <= document.keys():
         return False
-    prompts, samples = found["prompts"], found["samples"]
+    prompts, samples = document["prompts"], document["samples"]
     if not (isinstance(prompts, list) and isinstance(samples, list)):
         return False
     if not prompts or len(prompts) != len(samples):
         return False
     # The first token of a sample is drawn by a prefill pass, which is not measured.
     return all(_are_ids(prompt) for prompt in prompts) and all(
-        isinstance(mine, list) and mine and all(_are_ids(tokens, least=2) for tokens in mine)
-        for mine in samples
+        isinstance(of_prompt, list)
+        and of_prompt
+        and all(_are_ids(tokens, least=2) for tokens in of_prompt)
+        for of_prompt in samples
     )
 
 
@@ -190,8 +206,8 @@ def measure(
         pairs: list[tuple[Usage, Usage]] = []
         with _keep_prompts(llm, tree) if job.own_tokens else nullcontext():
             for turn in range(warm_ups + repeats):
-                hows = ("off", "ngram") if turn % 2 else ("ngram", "off")
-                usages = {how: run(how) for how in hows}
+                settings = ("off", "ngram") if turn % 2 else ("ngram", "off")
+                usages = {setting: run(setting) for setting in settings}
                 if turn >= warm_ups:
                     pairs.append((usages["off"], usages["ngram"]))
         speeds = [[_speed(usage, job.samples) for usage in pair] for pair in pairs]
@@ -211,22 +227,22 @@ def measure(
 @contextmanager
 def _keep_prompts(llm: LLM, tree: Node) -> Iterator[None]:
     """Cache the prompts of single rows, so that no prefill pass falls among the decode steps."""
-    kept = llm.engine.kept
-    most, kept.max_pages = kept.max_pages, llm.cache.pool.num_pages
+    cache = llm.engine.kept
+    most, cache.max_pages = cache.max_pages, llm.cache.pool.num_pages
     try:
         with llm.keep(tree):
             yield
     finally:
-        kept.max_pages = most
+        cache.max_pages = most
 
 
 def _speed(usage: Usage, samples: int) -> float:
     return (usage.decoded_tokens - samples) / usage.decode_seconds
 
 
-def _run(llm: LLM, tree: Node, samples: _Samples, how: str) -> Usage:
-    llm.engine.guesser.how = how
-    longest = max(len(tokens) for mine in samples.values() for tokens in mine)
+def _run(llm: LLM, tree: Node, samples: _Samples, speculate: str) -> Usage:
+    llm.engine.guesser.how = speculate
+    longest = max(len(tokens) for of_prompt in samples.values() for tokens in of_prompt)
     params = SamplingParams(max_tokens=longest, ignore_eos=True)
     with llm.stream(tree, params) as stream:
         scheduler = stream.scheduler
@@ -249,14 +265,69 @@ def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _S
         def shift_tokens(tokens: Sequence[int], shift: int = copy * _STEP) -> list[int]:
             return [(token + shift) % vocab_size for token in tokens]
 
-        mine = [shift_tokens(tokens) for tokens in trace.samples[problem][:left]]
+        samples = [shift_tokens(tokens) for tokens in trace.samples[problem][:left]]
         text = shift_tokens(trace.prompts[problem])
-        left, number = left - len(mine), number + 1
+        left, number = left - len(samples), number + 1
         # With own tokens each sample has its own prompt.
-        for place, part in enumerate([[each] for each in mine] if job.own_tokens else [mine]):
-            name, own = f"{number}/{place}", rng.integers(2, vocab_size, job.own_tokens)
-            leaves.append(Node([*own.tolist(), *text], samples=len(part), id=name))
+        parts = [[sample] for sample in samples] if job.own_tokens else [samples]
+        for place, part in enumerate(parts):
+            name, before = f"{number}/{place}", rng.integers(2, vocab_size, job.own_tokens)
+            leaves.append(Node([*before.tolist(), *text], samples=len(part), id=name))
             recorded[name] = part
     return Node(
         rng.integers(2, vocab_size, job.prefix).tolist(), children=leaves, samples=0
     ), recorded
+
+
+@script
+@click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3-8b.")
+@counts("--rows", "Samples decoded at once.", default="16,64,1024")
+@counts("--prefix", "Prompt tokens that all share.", default="1000")
+@count("--own-tokens", 0, "Prompt tokens that each sample has for itself.", least=0)
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Other recorded samples, as JSON {source, prompts, samples} of token ids.",
+)
+@add_options(*RUNS)
+def main(
+    shape: str | None,
+    rows: list[int],
+    prefix: list[int],
+    own_tokens: int,
+    trace: str | None,
+    **options: Any,
+) -> None:
+    """Guessed tokens against none, where rows are given the tokens of recorded samples."""
+    recorded = Trace.read(Path(trace) if trace else RECORDED)
+
+    def job(number: int, length: int) -> SpeculationLoad:
+        # More prompts with own tokens would not fit in memory with those of the first rows.
+        more = number if own_tokens or number >= 1024 else max(4 * number, 64)
+        return SpeculationLoad(number, more, length, own_tokens)
+
+    jobs = [job(number, length) for length in prefix for number in rows]
+    shape = shape_or_model(shape, options["model"], "llama3-8b")
+    how = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
+    model, tokenizer = load_or_build(shape, options["model"], **how)
+    settings = {name: options[name] for name in ("memory", "eager", "reproducible")}
+    llm = LLM(model, tokenizer=tokenizer, **settings)
+    machine = describe_machine(model.device)
+    echo(f"{headline(machine)}, {model.spec.name}\nrecorded samples: {recorded.source}\n")
+    gains = list(measure(llm, recorded, jobs, options["repeats"]))
+    model.close()
+    print_table(gain_table(gains))
+    json_line(
+        {
+            "bench": "speculate",
+            "machine": machine,
+            "model": model.spec.name,
+            "trace": recorded.source,
+            "settings": settings,
+            "results": [asdict(gain) for gain in gains],
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

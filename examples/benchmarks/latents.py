@@ -4,28 +4,40 @@ Three forms are compared: all latents absorbed; the prefix read from an expanded
 absorbed, as for wide segments; and all keys and values expanded, as in other models. Each has a
 roofline, computed level by level.
 
+The figures of docs/benchmarks/features.md come from
+
+    python examples/benchmarks/latents.py --shape glm-4.7-flash --rows 1,64,256,1024
+
 Legend: R rows, H heads, K and V widths of a head's key and value, X numbers that are expanded from
 a latent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treegen.bench.ceilings import Ceilings
+from treegen.bench.table import skip_reasons, us
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
+from treegen.cli.bench.attention import measure_rates, medians
+from treegen.cli.bench.options import DEVICE, bounded_option, count, counts
+from treegen.cli.main import script
+from treegen.cli.options.options import add_options
+from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import LatentSpec
 from treegen.errors import CapacityError, NumericsError
 from treegen.model.memory import empty_device_cache
 from treegen.ops.attention import HostLevel, attend, prepare_host
 from treegen.ops.attention.latent import attend_latents, write_expanded
+from treegen.report.tables import PrintableTable
 
 FORMS: Final = {
     "glm-4.7-flash": LatentSpec(heads=20, rank=512, rope=64, nope=192, v_dim=256),
@@ -117,10 +129,10 @@ class _Case:
         self.rows, self.prefix, self.suffix, self.form = rows, prefix, suffix, form
         self.device, self.dtype = device, dtype
         self.size = size = 64 if device.type == "cuda" else 16
-        shared, own = -(-prefix // size), -(-suffix // size)
-        per = form.copy_pages(dtype.itemsize, dtype.itemsize)
-        self.block = -(-(shared + rows * own) // per)
-        num_pages = (self.block + shared) * per
+        prefix_pages, row_pages = -(-prefix // size), -(-suffix // size)
+        per_page = form.copy_pages(dtype.itemsize, dtype.itemsize)
+        self.block = -(-(prefix_pages + rows * row_pages) // per_page)
+        num_pages = (self.block + prefix_pages) * per_page
         need, free = num_pages * size * form.kept * dtype.itemsize, free_bytes(device)
         if need > free:
             raise CapacityError(
@@ -132,10 +144,10 @@ class _Case:
         self.pool = self.random(num_pages, size, 1, form.kept)
         zero, row_R = np.zeros(1, dtype=np.int64), np.arange(rows)
         self.levels = [
-            HostLevel(zero, zero + rows, np.arange(shared)[None], zero + prefix, zero, False)
+            HostLevel(zero, zero + rows, np.arange(prefix_pages)[None], zero + prefix, zero, False)
         ]
         if suffix:
-            pages = shared + np.arange(rows * own).reshape(rows, own)
+            pages = prefix_pages + np.arange(rows * row_pages).reshape(rows, row_pages)
             lengths = np.full(rows, suffix)
             self.levels.append(
                 HostLevel(row_R, row_R + 1, pages, lengths, np.full(rows, prefix), False)
@@ -243,9 +255,86 @@ class _Case:
             flops = 2 * pairs * form.heads * width
             return 1e6 * max(flops / ceilings.attention, keys * numbers * sizes / ceilings.memory)
 
-        absorbed = [least(each, form.kept, form.kept + form.rank) for each in self.levels]
-        expanded = [least(each, form.expanded, form.k_dim + form.v_dim) for each in self.levels]
+        absorbed = [least(level, form.kept, form.kept + form.rank) for level in self.levels]
+        expanded = [least(level, form.expanded, form.k_dim + form.v_dim) for level in self.levels]
         floors = {ABSORBED: sum(absorbed), EXPANDED: sum(expanded)}
         if self.suffix:
             floors[CHOSEN] = expanded[0] + sum(absorbed[1:])
         return floors, sum(map(min, absorbed, expanded))
+
+
+def latent_line(result: LatentResult) -> str:
+    """Return one result as one line, to print when it arrives."""
+    times = ", ".join(f"{name} {spread.median:,.1f} us" for name, spread in result.times.items())
+    return f"{result.rows:,} rows, prefix {result.prefix:,}, suffix {result.suffix:,}: {times}"
+
+
+def latent_table(results: Sequence[LatentResult]) -> PrintableTable:
+    """Return a table of attention to latents in each form, with the least time of each."""
+    columns: dict[str, str | Callable[[LatentResult], str]] = {
+        "Rows": "{0.rows:,}",
+        "Prefix": "{0.prefix:,}",
+        "Suffix": "{0.suffix:,}",
+        "cheapest forms us": "{0.floor_us:,.1f}",
+    }
+    for name in dict.fromkeys(name for r in results for name in r.times):
+        columns[f"{name} us"] = partial(_format_time, name)
+        columns[f"{name} roofline us"] = partial(_format_floor, name)
+    lines = skip_reasons((f"{r.rows:,} rows, suffix {r.suffix:,}", r.skipped) for r in results)
+    return PrintableTable.of(results, columns, lines=lines)
+
+
+def _format_time(form: str, result: LatentResult) -> str:
+    return us(result.times.get(form))
+
+
+def _format_floor(form: str, result: LatentResult) -> str:
+    return f"{result.floors_us.get(form, 0):,.1f}"
+
+
+@script
+@bounded_option(
+    "--shape",
+    FORMS.__contains__,
+    f"one of {', '.join(FORMS)}",
+    default="glm-4.7-flash",
+    show_default=True,
+    metavar="NAME",
+    help=f"The heads of this model: {', '.join(FORMS)}.",
+)
+@counts("--rows", "Query rows.", default="64,256,1024,4096")
+@counts("--prefix", "Latents that all rows share.", default="2048")
+@counts("--suffix", "Latents of each row's own.", default="0,1000", least=0)
+@count("--repeats", 20, "Calls that are timed.")
+@add_options(*DEVICE)
+def main(
+    shape: str,
+    rows: list[int],
+    prefix: list[int],
+    suffix: list[int],
+    repeats: int,
+    **options: Any,
+) -> None:
+    """The attention operator over latents, in each form compared with its roofline."""
+    form = FORMS[shape]
+    grid = [(number, shared, own) for own in suffix for shared in prefix for number in rows]
+    device, dtype, machine, rates = measure_rates(**options)
+    results = []
+    for result in measure(grid, form, rates, device=device, dtype=dtype, repeats=repeats):
+        notice(latent_line(result))
+        results.append(result)
+    echo(f"{shape}: {form.heads} heads; {medians(repeats)}")
+    print_table(latent_table(results))
+    json_line(
+        {
+            "bench": "latent",
+            "machine": machine,
+            "ceilings": asdict(rates),
+            "heads": asdict(form),
+            "results": [asdict(result) for result in results],
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

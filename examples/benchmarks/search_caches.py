@@ -1,15 +1,29 @@
-"""What live caches save a tree search, against the same search that re-prompts each node."""
+"""What live caches save a tree search, against the same search that re-prompts each node.
+
+The figures of docs/benchmarks/measure.md come from
+
+    python examples/benchmarks/search_caches.py
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from treegen.bench.tiny import FEW_SHOT, checkpoint, questions
+from tiny_model import ABOUT, FEW_SHOT, checkpoint, questions
+
+from treegen.bench.timing import describe_machine, headline
+from treegen.cli.bench.options import CHECKPOINT, count
+from treegen.cli.main import script
+from treegen.cli.options.options import JSON
+from treegen.cli.terminal.render import echo, json_line, print_table
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
+from treegen.model.config import resolve_device
+from treegen.prompts.tree import Node
+from treegen.report.tables import PrintableTable
 from treegen.search import (
     AskTell,
     SampleRequest,
@@ -117,8 +131,43 @@ def _generate(
     llm: LLM, texts: Sequence[str], params: SamplingParams
 ) -> tuple[list[list[Completion]], int]:
     """Return n samples of each text, and the number of prompt tokens that were computed."""
-    from treegen.prompts.tree import Node
-
     leaves = [Node(text, samples=params.n, id=str(i)) for i, text in enumerate(texts)]
     result = llm.run(Node("", children=leaves, samples=0), replace(params, n=1))
     return [result.of(str(i)) for i in range(len(texts))], result.usage.prompt_tokens_computed
+
+
+@script
+@CHECKPOINT
+@count("--problems", 64, "Searches at once.")
+@count("--samples", 4, "Thoughts per node.")
+@count("--breadth", 3, "Thoughts that go on per level.")
+@count("--depth", 4, "Levels.")
+@count("--step-tokens", 16, "Tokens per thought.")
+@JSON
+def main(model: str | None, **sizes: int) -> None:
+    """Tree of thoughts with live caches, against prompting the text of every node anew."""
+    machine = describe_machine(resolve_device("auto"))
+    echo(f"{headline(machine)}\n")
+    rows = live, again = compare(model, **sizes)
+    echo(
+        "{problems} searches at once: {depth} levels of {step_tokens} tokens, {samples} thoughts "
+        "per node, {breadth} go on; ".format(**sizes)
+        + (model or ABOUT)
+    )
+    columns = {
+        "Search": "{0.name}",
+        "seconds": "{0.seconds:.2f}",
+        "prompt tokens computed": "{0.prefilled:,}",
+        "tokens decoded": "{0.decoded:,}",
+        "nodes": "{0.nodes:,}",
+    }
+    print_table(PrintableTable.of(rows, columns, words=["Search"]))
+    echo(
+        f"\n{again.prefilled / live.prefilled:.1f} times fewer prompt tokens, "
+        f"{again.seconds / live.seconds:.2f} times the speed"
+    )
+    json_line({"machine": machine, "search": [asdict(row) for row in rows]})
+
+
+if __name__ == "__main__":
+    main()

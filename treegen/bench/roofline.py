@@ -127,16 +127,16 @@ def size_of(model: Model) -> ModelSize | str:
         module = module.get_decoder()
     inner = [part for part in module.modules() if isinstance(part, nn.Linear) and part is not head]
     numbers = sum(part.weight.numel() for part in inner)
-    known = {id(part.weight) for part in (*inner, head, module.get_input_embeddings())}
+    counted = {id(part.weight) for part in (*inner, head, module.get_input_embeddings())}
     convolutions = [part.weight for part in module.modules() if isinstance(part, nn.Conv1d)]
     numbers += sum(weight.numel() for weight in convolutions)
-    known |= {id(weight) for weight in convolutions}
+    counted |= {id(weight) for weight in convolutions}
     experts = _experts(module)
     if experts is not None:
         inside = {name: p for name, p in module.named_parameters() if _of_experts(name, p)}
         numbers += sum(p.numel() for p in inside.values() if p.dim() == 2)
-        known |= {id(p) for p in inside.values()}
-    others = [name for name, p in module.named_parameters() if p.dim() > 1 and id(p) not in known]
+        counted |= {id(p) for p in inside.values()}
+    others = [name for name, p in module.named_parameters() if p.dim() > 1 and id(p) not in counted]
     if others:
         return f"{others[0]} is no plain matrix (a mixture of experts, say)"
     text = module.config.get_text_config(decoder=True)
@@ -161,8 +161,8 @@ def size_of(model: Model) -> ModelSize | str:
 
 def _of_experts(name: str, weight: Tensor) -> bool:
     """Whether a weight belongs to experts or to the router."""
-    *_, above, own = name.split(".")
-    return (above == "experts" and weight.dim() == 3) or (above, own) == ("gate", "weight")
+    *_, parent, leaf = name.split(".")
+    return (parent == "experts" and weight.dim() == 3) or (parent, leaf) == ("gate", "weight")
 
 
 def _experts(module: PreTrainedModel) -> ExpertSize | None:
@@ -177,7 +177,7 @@ def _experts(module: PreTrainedModel) -> ExpertSize | None:
     return ExpertSize(sum(weight.numel() for weight in weights) // num, num, per_row)
 
 
-def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float, *, own: bool) -> float:
+def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float) -> float:
     """Return the bytes of recurrent states that the first rows of a plan read and write per step.
 
     A row with its own state reads and writes it. Rows that list updates read the state above them
@@ -189,25 +189,24 @@ def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float, *, own
         plan: The plan of the prompts.
         rows: Number of live rows.
         generated: Mean number of tokens that a live row has generated.
-        own: Whether all rows have states of their own.
     """
-    windows = sum(2 * each.num_bytes for layer in spec.states for each in layer[:1])
+    windows = sum(2 * state.num_bytes for layer in spec.states for state in layer[:1])
     delta = spec.delta
-    if delta is None or own:
+    if delta is None:
         return 2 * rows * spec.state_bytes
     steps = np.arange(max(round(2 * generated), 1))
     total = 0.0
     for request in plan.order.tolist():
-        mine = min(plan.requests[request].rows, rows)
-        rows -= mine
+        live = min(plan.requests[request].rows, rows)
+        rows -= live
         until = delta.shared_tokens(plan.requests[request].rows)
         listed = np.where(steps < until, steps, (steps - until) % delta.own_tokens)
-        read = np.where(steps < until, 1, mine) * delta.state_bytes
-        read = read + mine * listed * delta.token_bytes
+        read = np.where(steps < until, 1, live) * delta.state_bytes
+        read = read + live * listed * delta.token_bytes
         # A fold reads as much as a step, and writes a state.
         folds = (steps >= until) & (listed == 0)
-        read = read + folds * mine * 2 * delta.state_bytes
-        total += (mine > 0) * float(read.mean()) * len(spec.states) + mine * windows
+        read = read + folds * live * 2 * delta.state_bytes
+        total += (live > 0) * float(read.mean()) * len(spec.states) + live * windows
     return total
 
 
@@ -222,30 +221,26 @@ def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
         generated: Keys of generated tokens of each row.
     """
     below: dict[int, int] = {}
-    own = 0.0
+    own_keys = 0.0
     for request in plan.order.tolist():
-        mine = min(plan.requests[request].rows, rows)
-        rows -= mine
-        if not mine:
+        live = min(plan.requests[request].rows, rows)
+        rows -= live
+        if not live:
             continue
         last = plan.segments[int(plan.segment_of[request])]
-        own += mine * ((0 if last.kept else last.stop - last.base) + generated)
+        own_keys += live * ((0 if last.kept else last.stop - last.base) + generated)
         for segment in plan.path(request):
             if segment.kept:
-                below[segment.index] = below.get(segment.index, 0) + mine
+                below[segment.index] = below.get(segment.index, 0) + live
     depths: dict[int, list[tuple[int, int]]] = {}
     for index, count in below.items():
         segment = plan.segments[index]
         depths.setdefault(segment.depth, []).append((count, segment.stop - segment.base))
-    shared = [
-        LevelWork(
-            f"level {depth}",
-            sum(count * keys for count, keys in groups),
-            sum(keys for _, keys in groups),
-        )
-        for depth, groups in sorted(depths.items())
-    ]
-    return [*shared, LevelWork("own keys", own, own)]
+    levels = []
+    for depth, groups in sorted(depths.items()):
+        pairs = sum(count * keys for count, keys in groups)
+        levels.append(LevelWork(f"level {depth}", pairs, sum(keys for _, keys in groups)))
+    return [*levels, LevelWork("own keys", own_keys, own_keys)]
 
 
 def step_floor(
@@ -267,54 +262,37 @@ def step_floor(
         drawn: Rows after which a token is drawn. Default: all.
     """
     drawn = rows if drawn is None else drawn
-
-    def part(flops: float, numbers: float, rate: float, itemsize: int = size.itemsize) -> float:
-        """Return the least seconds of a part.
-
-        Args:
-            flops: Its FLOPs.
-            numbers: Numbers that it reads or writes.
-            rate: FLOP/s of the device.
-            itemsize: Bytes of one number.
-        """
-        return max(flops / rate, numbers * itemsize / ceilings.memory)
-
-    weights, logits = size.layer_weights, drawn * size.vocab_size
-    head = size.hidden * size.vocab_size
-    rate = ceilings.fp8 if size.weight_itemsize == 1 and ceilings.fp8 else ceilings.matmul
-    used, read = float(weights), float(weights)
-    if size.experts is not None:
-        used += size.experts.weights * size.experts.per_row
-        read += size.experts.read(rows)
-    weight_bytes = read * (size.weight_itemsize or size.itemsize)
-    parts = {"layers": max(2 * rows * used / rate, weight_bytes / ceilings.memory)}
-    if states:
-        parts["states"] = states / ceilings.memory
+    memory, itemsize = ceilings.memory, size.itemsize
 
     def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
-        """Return the least seconds of a level's attention in one layer.
-
-        Args:
-            level: The level.
-            numbers: Numbers that are read per key.
-            widths: Width of a key plus width of a value.
-            itemsize: Bytes of one number.
-        """
+        """Return the least seconds of one layer; widths: of a key plus of a value."""
         flops = 2 * level.pairs * size.q_heads * widths
-        return part(flops, level.keys * numbers, ceilings.attention, itemsize)
+        return max(flops / ceilings.attention, level.keys * numbers * itemsize / memory)
 
     def least(level: LevelWork, layer: LayerSpec) -> float:
-        kept = size.cache_itemsize or size.itemsize
-        stored = attention(level, layer.numbers, layer.k_dim + layer.v_dim, kept)
+        stored_size = size.cache_itemsize or itemsize
+        stored = attention(level, layer.numbers, layer.k_dim + layer.v_dim, stored_size)
         form = layer.latent
         if form is None or level.pairs <= level.keys:
             return stored
         # Shared latents may instead be read as keys and values expanded from them.
         widths = form.k_dim + form.v_dim
-        return min(stored, attention(level, form.expanded, widths, size.itemsize))
+        return min(stored, attention(level, form.expanded, widths, itemsize))
 
+    weights, head = size.layer_weights, size.hidden * size.vocab_size
+    logit_bytes = drawn * size.vocab_size * itemsize
+    rate = ceilings.fp8 if size.weight_itemsize == 1 and ceilings.fp8 else ceilings.matmul
+    used, read = float(weights), float(weights)
+    if size.experts is not None:
+        used += size.experts.weights * size.experts.per_row
+        read += size.experts.read(rows)
+    weight_bytes = read * (size.weight_itemsize or itemsize)
+    head_bytes = head * itemsize + logit_bytes
+    parts = {"layers": max(2 * rows * used / rate, weight_bytes / memory)}
+    if states:
+        parts["states"] = states / memory
     for level in levels:
         parts[level.name] = sum(least(level, layer) for layer in size.layers)
-    parts["head"] = part(2 * drawn * head, head + logits, ceilings.matmul)
-    parts["sampling"] = part(0.0, logits, ceilings.matmul)
+    parts["head"] = max(2 * drawn * head / ceilings.matmul, head_bytes / memory)
+    parts["sampling"] = logit_bytes / memory
     return StepFloor(parts)

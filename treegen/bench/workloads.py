@@ -1,12 +1,13 @@
-"""Workloads: prompt trees of token ids with given lengths, and samples of given lengths.
+"""Workloads: prompt trees and samples of stated lengths, and the modes in which they run.
 
 Tokens are drawn at random, because time depends on their number and on what is shared, but not on
-the tokens themselves.
+the tokens themselves. Importing this module imports no torch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,20 +18,16 @@ if TYPE_CHECKING:
     from treegen.common.params import SamplingParams
     from treegen.prompts.plan.cost import Sharing
 
-_ITEM: Final = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "kind": {"enum": ["person", "place", "thing"]},
-        "count": {"type": "integer", "minimum": 0, "maximum": 999},
-        "score": {"type": "number"},
-        "seen": {"type": "boolean"},
-        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 4},
-    },
-    "required": ["name", "kind", "count", "score", "seen", "tags"],
-    "additionalProperties": False,
-}
-_MOST_LENGTHS = 4  # the longest sample has this many times the mean length
+SHARING_MODES: Final = ("auto", "all", "one", "off")
+"""treegen with this value of `sharing`."""
+NO_ATTENTION: Final = "no-attention"
+"""treegen with attention replaced by zeros: the upper bound of all other modes."""
+DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
+"""The modes that `treegen bench decode` compares."""
+REFILLS: Final = 8
+TIME_LIMIT: Final = 120.0
+"""Seconds; runs whose least time is longer are skipped."""
+_MOST_LENGTHS: Final = 4  # the longest sample has this many times the mean length
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +41,6 @@ class Workload:
     problem_tokens: the length of a problem; 0 puts the samples under the prefixes.
     prefixes: number of roots, which share nothing.
     max_rows: maximum samples decoded at once; None for as many as memory admits in the mode.
-    image_tokens: how many tokens at the start of each prefix belong to an image.
-    image_id: the id of the first image token; see `treegen.prompts.images.table`.
     equal: if max_rows is None, whether all modes decode only as many rows as fit in each of them.
     random_ends: whether each token ends its sample with probability 1 / new_tokens, if all tokens
     are about equally likely, as with random weights. A stop string is searched for too.
@@ -64,8 +59,6 @@ class Workload:
     max_rows: int | None = None
     equal: bool = False
     random_ends: bool = False
-    image_tokens: int = 0
-    image_id: int = 0
 
     def __post_init__(self) -> None:
         for name in ("prefix", "new_tokens", "samples", "problems", "prefixes"):
@@ -98,19 +91,10 @@ class Workload:
         # generated.
         return self.new_tokens if self.random_ends else self.new_tokens / 2
 
-    def params(self, vocab_size: int, *, structured: bool = False) -> SamplingParams:
-        """Return sampling parameters: every sample has all its tokens, unless ends are random.
-
-        Args:
-            vocab_size: Number of the model's logits per token.
-            structured: Whether each sample is JSON with more objects than it has tokens. Default:
-                False.
-        """
+    def params(self, vocab_size: int) -> SamplingParams:
+        """Return sampling parameters: every sample has all its tokens, unless ends are random."""
         from treegen.common.params import SamplingParams
 
-        if structured:
-            schema = {"type": "array", "items": _ITEM, "minItems": self.most_tokens}
-            return SamplingParams(max_tokens=self.most_tokens, json_schema=schema)
         if not self.random_ends:
             return SamplingParams(max_tokens=self.most_tokens, ignore_eos=True)
         return SamplingParams(
@@ -173,8 +157,8 @@ class Workload:
         """
         by_all = 0 if sharing == "off" else self.prefix
         by_some = self.problem_tokens if sharing in ("auto", "all") else 0
-        own = self.prompt_tokens - by_all - by_some + self.new_tokens
-        row, shared = -(-own // page_size), -(-by_some // page_size)
+        by_row = self.prompt_tokens - by_all - by_some + self.new_tokens
+        row, shared = -(-by_row // page_size), -(-by_some // page_size)
         left = num_pages - self.prefixes * -(-by_all // page_size)
         problems, rest = divmod(max(left, 0), row * self.samples + shared)
         return problems * self.samples + max(rest - shared, 0) // row
@@ -196,8 +180,7 @@ class Workload:
 
         roots = []
         for root in range(self.prefixes):
-            image = range(self.image_id, self.image_id + self.image_tokens)
-            prefix = [*image, *content(self.prefix - len(image), root)]
+            prefix = content(self.prefix, root)
             if not self.problem_tokens:
                 roots.append(Node(prefix, samples=self.samples, id=f"{root}"))
                 continue
@@ -211,7 +194,59 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A workload, and the modes to run it in; see `treegen.bench.decoding.modes`."""
+    """A workload, and the modes to run it in."""
 
     workload: Workload
     modes: tuple[str, ...]
+
+
+def decode_cases(
+    rows: Sequence[int],
+    prefixes: Sequence[int],
+    new_tokens: int,
+    *,
+    problems: int = 1,
+    problem_tokens: int = 0,
+    modes: Sequence[str] = DECODE_MODES,
+    refill: bool = False,
+) -> list[Case]:
+    """Return a case for every number of rows and every prefix.
+
+    Without problem tokens there is one level, so "one" and "all" are the same mode, which runs
+    once.
+
+    Args:
+        rows: Numbers of rows decoded at once.
+        prefixes: Lengths of the prefix, in tokens.
+        new_tokens: Tokens of each sample.
+        problems: Problems below the prefix, among which the rows are divided. Default: 1.
+        problem_tokens: Tokens of each problem. Default: 0.
+        modes: Modes to run. Default: those of `treegen bench decode`.
+        refill: Whether samples end at random, with a mean of `new_tokens` tokens, and others take
+            their places. There are REFILLS times as many samples as rows. Default: False.
+
+    Raises:
+        InputError: rows cannot be divided evenly among problems.
+    """
+    cases = []
+    if not problem_tokens:
+        modes = tuple(dict.fromkeys("all" if mode == "one" else mode for mode in modes))
+    for prefix in prefixes:
+        for number in rows:
+            if number % problems:
+                raise InputError(
+                    f"{number} rows cannot be divided among {problems} problems; "
+                    "give --rows a multiple"
+                )
+            workload = Workload(
+                name="refill" if refill else "decode",
+                prefix=prefix,
+                new_tokens=new_tokens,
+                samples=number // problems * (REFILLS if refill else 1),
+                problems=problems,
+                problem_tokens=problem_tokens,
+                max_rows=number,
+                random_ends=refill,
+            )
+            cases.append(Case(workload, tuple(modes)))
+    return cases

@@ -4,19 +4,28 @@
 scheduling, building the batch, preparing attention, sampling and bookkeeping. `throughput` runs a
 small random-weight model on the same prompts through treegen and through transformers' generate.
 `memory` runs a thousand problems, few rows at once, and counts the pages and row slots in use.
+The figures of docs/benchmarks/measure.md come from
+
+    python examples/benchmarks/engine_overhead.py
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
+from tiny_model import ABOUT, FEW_SHOT, checkpoint, questions
 
-from treegen.bench.tiny import FEW_SHOT, byte_tokenizer, checkpoint, questions
+from treegen.bench.shapes import byte_tokenizer
+from treegen.bench.timing import describe_machine, headline
+from treegen.cli.bench.options import CHECKPOINT, count
+from treegen.cli.main import script
+from treegen.cli.options.options import JSON
+from treegen.cli.terminal.render import echo, json_line, print_table
 from treegen.common.params import SamplingParams
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.param_set import ParamSet
@@ -31,6 +40,7 @@ from treegen.prompts.plan.compile import compile_plan
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.stops import StopConditions
 from treegen.prompts.tree import Node
+from treegen.report.tables import PrintableTable
 
 _STEPS: Final = 200  # timed decode steps
 _END: Final = 1  # the token that ends a sample
@@ -184,8 +194,8 @@ def throughput(
         max_tokens: Tokens per sample. Default: 64.
     """
     with checkpoint(model) as path:
-        asked = questions(problems)
-        tree = Node(FEW_SHOT, children=[Node(question, samples=samples) for question in asked])
+        texts = questions(problems)
+        tree = Node(FEW_SHOT, children=[Node(question, samples=samples) for question in texts])
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         rows = problems * samples
         for sharing, name in (("auto", "treegen"), ("off", "treegen, sharing off")):
@@ -200,7 +210,7 @@ def throughput(
             start = time.perf_counter()
             result = llm.run(tree, params)
             yield _row(name, rows * max_tokens, start, result.usage.prompt_tokens_computed)
-        prompts = [FEW_SHOT + question for question in asked]
+        prompts = [FEW_SHOT + question for question in texts]
         yield from _transformers(path, prompts, samples, max_tokens)
 
 
@@ -238,3 +248,51 @@ def _transformers(
 def _row(name: str, tokens: int, start: float, prompt_tokens: int) -> Throughput:
     seconds = time.perf_counter() - start
     return Throughput(name, seconds, tokens / seconds, prompt_tokens)
+
+
+@script
+@CHECKPOINT
+@count("--samples", 40, "Samples per problem.")
+@count("--problems", 4, "Problems.")
+@count("--max-tokens", 64, "Tokens per sample.")
+@JSON
+def main(model: str | None, samples: int, problems: int, max_tokens: int) -> None:
+    """Host time per decode step, pages in use, and tokens per second against transformers."""
+    machine = describe_machine(torch.device("cpu"))
+    echo(f"{headline(machine)}\n")
+    steps = list(overhead())
+    echo("Host time of a decode step in which no row ends; the model's pass is free.")
+    columns = {
+        "Rows": "{0.rows:,}",
+        "Vocabulary": "{0.vocab_size}",
+        "median ms": "{0.median_ms:.3f}",
+        "90% ms": "{0.p90_ms:.3f}",
+    }
+    print_table(PrintableTable.of(steps, columns))
+    usage = memory()
+    echo(
+        f"\n{usage.problems:,} problems x {usage.samples // usage.problems} samples, 64 rows at "
+        f"once: at most {usage.peak_pages} pages in use ({usage.peak_pages_first_tenth} within "
+        f"the first tenth), {usage.pages_after} afterwards"
+    )
+    rows = list(throughput(model, problems=problems, samples=samples, max_tokens=max_tokens))
+    echo(f"\n{problems} problems x {samples} samples x {max_tokens} tokens, {model or ABOUT}")
+    columns = {
+        "Engine": "{0.name}",
+        "tokens/s": "{0.tokens_per_second:,.0f}",
+        "seconds": "{0.seconds:.2f}",
+        "prompt tokens": "{0.prompt_tokens:,}",
+    }
+    print_table(PrintableTable.of(rows, columns, words=["Engine"]))
+    json_line(
+        {
+            "machine": machine,
+            "overhead": [asdict(step) for step in steps],
+            "memory": asdict(usage),
+            "throughput": [asdict(row) for row in rows],
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
 import torch
 
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.decoding import transformers_baseline
-from treegen.bench.decoding.gpu_busy import time_passes
-from treegen.bench.decoding.modes import (
-    NO_ATTENTION,
-    OWN_STATES,
-    SHARING_MODES,
-    STOCK_MODES,
-    STRUCTURED,
-)
-from treegen.bench.decoding.no_attention import no_attention
-from treegen.bench.decoding.result import Settings, WorkloadResult
-from treegen.bench.decoding.roofline import (
+from treegen.bench.no_attention import no_attention
+from treegen.bench.roofline import (
     ModelSize,
     StepFloor,
     levels_of,
@@ -31,9 +19,10 @@ from treegen.bench.decoding.roofline import (
     state_bytes,
     step_floor,
 )
-from treegen.bench.decoding.workloads import Case, Workload
-from treegen.bench.timing import Spread, graph_bytes
+from treegen.bench.timing import Spread, graph_bytes, time_passes
+from treegen.bench.workloads import NO_ATTENTION, SHARING_MODES, TIME_LIMIT, Case, Workload
 from treegen.common.outputs import Usage
+from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError
 from treegen.llm import LLM
 from treegen.model.memory import empty_device_cache
@@ -45,7 +34,76 @@ if TYPE_CHECKING:
 
 MOST_ROWS: Final = 8192
 """Maximum rows decoded at once, even if memory admits more, because logits need memory too."""
-_WARM_TOKENS = 8
+_WARM_TOKENS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure.
+
+    repeats: timed runs of each mode.
+    time_limit: seconds. A run whose least time is longer is skipped.
+    memory: memory of the key-value cache, as for `LLM`.
+    eager: whether to run without compiling and without CUDA graphs.
+    reproducible: whether rows are computed as if each were alone, as for `LLM`.
+    """
+
+    repeats: int = 3
+    time_limit: float = TIME_LIMIT
+    memory: str | None = None
+    eager: bool = False
+    reproducible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadResult:
+    """The result of one workload in one mode; spreads are over repeats.
+
+    rows: rows decoded at once.
+    skipped: why the workload was not run; other fields are then unset.
+    tokens_per_second: tokens of decode steps over their time, if the engine reports it separately.
+    job: the samples' tokens over the whole time, including prefill.
+    seconds: the whole time.
+    startup_seconds: the time to make the engine, if it was made for this workload, plus that of the
+    untimed run, in which layers are compiled and steps captured.
+    step_ms: the median decode step of each repeat with all rows live.
+    busy: the share of the time in which the GPU was in a pass; see `PassTimer.share`.
+    prefill_seconds: the time of prefill passes.
+    floor_ms, floor_parts_ms: the least time of the mean decode step, in total and by part.
+    share: the floor as a share of the measured step.
+    impl, kernels: the attention implementation, and its kernels as in `Usage`.
+    levels: (name, segments, keys) of the levels that are read once for all rows below.
+    read_bytes: bytes of keys and values that decode steps read.
+    saved_bytes: bytes that they would have read in addition if each row read its own prompt.
+    prompt_tokens, unshared_prompt_tokens: prompt tokens computed, and computed without sharing.
+    kv_bytes, device_bytes: peak bytes in use, of the cache and of the device.
+    notes: why graphs, compiled layers or the roofline are missing.
+    """
+
+    workload: Workload
+    mode: str
+    rows: int
+    skipped: str = ""
+    tokens_per_second: Spread | None = None
+    job: Spread | None = None
+    seconds: Spread | None = None
+    startup_seconds: float | None = None
+    step_ms: Spread | None = None
+    busy: Spread | None = None
+    prefill_seconds: Spread | None = None
+    floor_ms: float | None = None
+    floor_parts_ms: dict[str, float] | None = None
+    share: float | None = None
+    impl: str = ""
+    kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    levels: tuple[tuple[str, int, int], ...] = ()
+    read_bytes: int = 0
+    saved_bytes: int = 0
+    prompt_tokens: int = 0
+    unshared_prompt_tokens: int = 0
+    kv_bytes: int = 0
+    device_bytes: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +121,13 @@ class _Run:
 
 
 class Bench:
-    """One model on one device, its ceilings, and its runs."""
+    """One model on one device, its ceilings, and its runs.
+
+    A subclass may add modes: to `turn_modes`, or as further calls of `measure_modes`.
+    """
+
+    turn_modes: tuple[str, ...] = SHARING_MODES
+    """The modes that run in turn on one engine."""
 
     def __init__(
         self, model: Model, tokenizer: Any, ceilings: Ceilings, settings: Settings
@@ -81,85 +145,78 @@ class Bench:
         self.size: ModelSize | None
         size = size_of(model)
         self.size, self.no_roofline = (None, size) if isinstance(size, str) else (size, "")
-        self._llm: LLM | None = None
+        self.llm: LLM | None = None  # the engine in use
         self._impl = ""
         self._most_rows = 0
 
     def measure(self, cases: Sequence[Case]) -> Iterator[WorkloadResult]:
-        """Yield results as they arrive: treegen's modes first, then transformers' engines."""
+        """Yield results as they arrive: first the modes that take turns, then no attention."""
         self._most_rows = max((case.workload.max_rows or 0 for case in cases), default=0)
         for case in cases:
-            modes = [mode for mode in case.modes if mode in (*SHARING_MODES, STRUCTURED)]
-            yield from self._measure(case.workload, modes, "auto")
-        with self._own_states():
-            for case in cases:
-                if OWN_STATES in case.modes:
-                    yield from self._measure(case.workload, [OWN_STATES], "auto")
+            modes = [mode for mode in case.modes if mode in self.turn_modes]
+            yield from self.measure_modes(case.workload, modes)
         with no_attention() as impl:
             for case in cases:
                 if NO_ATTENTION in case.modes:
-                    yield from self._measure(case.workload, [NO_ATTENTION], impl)
+                    yield from self.measure_modes(case.workload, [NO_ATTENTION], impl)
         self.close()
-        for engine in STOCK_MODES:
-            for case in cases:
-                if engine in case.modes:
-                    rows = min(case.workload.max_rows or MOST_ROWS, case.workload.rows)
-                    first = case.workload.first(rows)
-                    yield transformers_baseline.measure(
-                        engine, self.model, self.tokenizer, first, self.settings.repeats
-                    )
 
     def close(self) -> None:
         """Free the cache."""
-        self._llm = None
+        self.llm = None
         self.model.reset()
         empty_device_cache(self.model.device)
 
-    # treegen
+    def params(self, workload: Workload, mode: str) -> SamplingParams:
+        """Return the sampling parameters of a workload in a mode."""
+        return workload.params(self.model.spec.vocab_size)
 
-    @contextmanager
-    def _own_states(self) -> Iterator[None]:
-        """Make rows keep states of their own instead of update lists, while the context is open."""
-        model, spec = self.model, self.model.spec
-        if spec.delta is None:
-            yield
-            return
-        self.close()
-        model.spec = replace(spec, delta=None)
-        try:
-            yield
-        finally:
-            self.close()
-            model.spec = spec
+    def rows(self, llm: LLM, workload: Workload, mode: str) -> int:
+        """Return how many rows of a workload to decode at once.
 
-    def _engine(self, impl: str) -> LLM:
-        if self._llm is None or self._impl != impl:
-            self.close()
-            self._impl = impl
-            self._llm = LLM(
-                self.model,
-                tokenizer=self.tokenizer,
-                memory=self.settings.memory,
-                max_rows=self._most_rows or None,
-                impl=impl,
-                eager=self.settings.eager,
-                reproducible=self.settings.reproducible,
-            )
-        return self._llm
+        Args:
+            llm: The engine.
+            workload: The workload.
+            mode: The mode to run it in.
+        """
+        if workload.max_rows is not None:
+            return min(workload.max_rows, workload.rows)
+        pool = llm.cache.pool.num_pages
+        most = workload.rows_stored(_sharing(mode), pool, llm.cache.page_size)
+        return max(min(most, workload.rows, MOST_ROWS), 1)
 
-    def _measure(
-        self, workload: Workload, modes: Sequence[str], impl: str
+    def plan(self, llm: LLM, workload: Workload, mode: str, rows: int) -> Plan:
+        """Return the plan of a workload.
+
+        Args:
+            llm: The engine.
+            workload: The workload.
+            mode: The mode to run it in.
+            rows: Rows that the engine may decode at once.
+        """
+        llm.engine.sharing, llm.engine.max_rows = _sharing(mode), rows
+        size = llm.spec.vocab_size
+        return llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
+
+    def measure_modes(
+        self, workload: Workload, modes: Sequence[str], impl: str = "auto"
     ) -> Iterator[WorkloadResult]:
-        """Run the modes in turn in each repeat, so that drift of the device affects all alike."""
+        """Run the modes in turn in each repeat, so that drift of the device affects all alike.
+
+        Args:
+            workload: The workload.
+            modes: The modes to run it in.
+            impl: The implementation of attention. Default: "auto".
+        """
         if not modes:
             return
         start = time.perf_counter()
         llm = self._engine(impl)
-        made = time.perf_counter() - start
+        engine_seconds = time.perf_counter() - start
         runs: dict[str, list[_Run]] = {}
         startup: dict[str, float] = {}
         skipped: dict[str, str] = {}
-        rows = {mode: self._rows(llm, workload, mode) for mode in modes}
+        rows = {mode: self.rows(llm, workload, mode) for mode in modes}
         if workload.equal:
             rows = dict.fromkeys(rows, min(rows.values()))
         peaks: dict[str, int] = {}
@@ -183,34 +240,38 @@ class Bench:
                     empty_device_cache(self.model.device)
                     continue
                 if repeat < 0:
-                    startup.setdefault(mode, made + run.usage.seconds)
-                    made = 0.0
+                    startup.setdefault(mode, engine_seconds + run.usage.seconds)
+                    engine_seconds = 0.0
                 else:
                     runs.setdefault(mode, []).append(run)
                     peaks[mode] = self._device_peak(llm, run.usage)
-        encode = self._time_encoder(llm, workload) if runs else None
         for mode in modes:
             if mode in skipped:
                 yield WorkloadResult(workload, mode, rows[mode], skipped=skipped[mode])
             else:
                 result = self._result(workload, mode, rows[mode], runs[mode])
-                yield replace(
-                    result,
-                    startup_seconds=startup[mode],
-                    device_bytes=peaks[mode] or None,
-                    encode_seconds=encode,
-                )
+                device_bytes = peaks[mode] or None
+                yield replace(result, startup_seconds=startup[mode], device_bytes=device_bytes)
+
+    def _engine(self, impl: str) -> LLM:
+        if self.llm is None or self._impl != impl:
+            self.close()
+            self._impl = impl
+            self.llm = LLM(
+                self.model,
+                tokenizer=self.tokenizer,
+                memory=self.settings.memory,
+                max_rows=self._most_rows or None,
+                impl=impl,
+                eager=self.settings.eager,
+                reproducible=self.settings.reproducible,
+            )
+        return self.llm
 
     def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
-        """Run a workload.
+        """Run a workload; in a warm-up, only its first batch with few tokens if it has several.
 
-        Args:
-            llm: The engine.
-            workload: The workload.
-            mode: The mode to run it in.
-            rows: Rows decoded at once.
-            warm_up: Whether to run only its first batch with few tokens, if it has several batches.
-                A workload in which rows come and go is always run in full.
+        A workload in which rows come and go is always run in full.
         """
         if warm_up and workload.rows > rows and not workload.random_ends:
             workload = workload.first(rows, _WARM_TOKENS)
@@ -219,7 +280,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.model.device)
         tree = workload.tree(self.tokenizer, self.model.spec.vocab_size)
         steps = []
-        params = workload.params(llm.spec.vocab_size, structured=mode == STRUCTURED)
+        params = self.params(workload, mode)
         with time_passes(self.model) as clock, llm.stream(tree, params) as stream:
             usage = stream.usage
             while stream.has_work:
@@ -234,34 +295,6 @@ class Bench:
                     steps.append(seconds)
             return _Run(usage, stream.plan, tuple(steps), clock.share())
 
-    def _time_encoder(self, llm: LLM, workload: Workload) -> Spread | None:
-        """Return the seconds to encode the image of a prefix; timed passes find it encoded."""
-        tower, encodings = self.model.tower, llm.engine.encodings
-        if not workload.image_tokens or tower is None or encodings is None:
-            return None
-        (image, _), *_ = encodings.table.pieces(np.array([workload.image_id]))
-        inputs, seconds = encodings.table.inputs(image), []
-        for _ in range(1 + self.settings.repeats):
-            start = time.perf_counter()
-            tower.encode(inputs, image.num)  # the result is on the host, so the work has ended
-            seconds.append(time.perf_counter() - start)
-        return Spread.of(seconds[1:])
-
-    def _rows(self, llm: LLM, workload: Workload, mode: str) -> int:
-        """Return how many rows to decode at once."""
-        if workload.max_rows is not None and mode == OWN_STATES:
-            llm.engine.sharing, llm.engine.max_rows = _sharing(mode), workload.max_rows
-            size = llm.spec.vocab_size
-            plan = llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
-            pages = llm.cache.pool.num_pages
-            fit = plan.rows_that_fit(pages, llm.cache.page_size, llm.engine.num_states)
-            return max(min(workload.max_rows, workload.rows, fit), 1)
-        if workload.max_rows is not None:
-            return min(workload.max_rows, workload.rows)
-        pool = llm.cache.pool.num_pages
-        most = workload.rows_stored(_sharing(mode), pool, llm.cache.page_size)
-        return max(min(most, workload.rows, MOST_ROWS), 1)
-
     def _check(self, llm: LLM, workload: Workload, mode: str, rows: int) -> None:
         """Raise CapacityError if a workload does not fit context or memory, or takes too long."""
         length = workload.prompt_tokens + workload.most_tokens
@@ -270,11 +303,8 @@ class Bench:
                 f"{length:,} tokens are more than the model's {llm.spec.context_length:,}; "
                 "ask for fewer"
             )
-        llm.engine.sharing, llm.engine.max_rows = _sharing(mode), rows
-        size = llm.spec.vocab_size
-        plan = llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
-        cache, num_states = llm.cache, llm.engine.num_states
-        fit = plan.rows_that_fit(cache.pool.num_pages, cache.page_size, num_states)
+        plan = self.plan(llm, workload, mode, rows)
+        fit = rows_that_fit(llm, plan)
         if fit < rows and workload.max_rows is not None:
             raise CapacityError(
                 f"{fit:,} of {rows:,} rows fit in memory; use fewer rows or a larger --memory"
@@ -289,8 +319,7 @@ class Bench:
         if self.size is None:
             return None
         levels = [] if mode == NO_ATTENTION else levels_of(plan, rows, generated)
-        own = mode == OWN_STATES
-        states = state_bytes(self.model.spec, plan, rows, generated, own=own)
+        states = state_bytes(self.model.spec, plan, rows, generated)
         return step_floor(self.size, self.ceilings, rows, levels, states)
 
     def _device_peak(self, llm: LLM, usage: Usage) -> int:
@@ -323,6 +352,8 @@ class Bench:
             share = floor.seconds * usage.decode_steps * speed.median / decoded
         steps = [Spread.of(run.steps).median * 1e3 for run in runs if run.steps]
         busy = [run.busy for run in runs if run.busy is not None]
+        no_roofline = self.no_roofline and f"no roofline: {self.no_roofline}"
+        notes = (usage.eager_because, usage.uncompiled_because, no_roofline)
         kept: dict[int, list[int]] = {}
         for segment in plan.segments:
             if segment.kept:
@@ -348,17 +379,15 @@ class Bench:
             prompt_tokens=usage.prompt_tokens_computed,
             unshared_prompt_tokens=usage.prompt_tokens_unshared,
             kv_bytes=usage.peak_pages * usage.page_size * token_bytes,
-            notes=tuple(
-                note
-                for note in (
-                    usage.eager_because,
-                    usage.uncompiled_because,
-                    self.no_roofline and f"no roofline: {self.no_roofline}",
-                )
-                if note
-            ),
+            notes=tuple(filter(None, notes)),
         )
 
 
 def _sharing(mode: str) -> Sharing:
-    return "all" if mode in (NO_ATTENTION, OWN_STATES, STRUCTURED) else cast(Sharing, mode)
+    return cast(Sharing, mode) if mode in SHARING_MODES else "all"
+
+
+def rows_that_fit(llm: LLM, plan: Plan) -> int:
+    """Return how many rows of a plan fit in the memory of an engine at once."""
+    cache = llm.cache
+    return plan.rows_that_fit(cache.pool.num_pages, cache.page_size, llm.engine.num_states)

@@ -4,16 +4,36 @@ They follow Juravsky et al. 2024 (arXiv:2402.05099) and Brown et al. 2024 (arXiv
 are not copies: tokens are synthetic. Each experiment states the choices made here, so that its
 numbers are compared with published ones only where the work is the same. The engine without sharing
 is treegen with sharing off; its batch is bounded by what it would store without sharing.
+
+The figures of docs/benchmarks/paper.md come from
+
+    python examples/benchmarks/paper.py gsm8k --scale 0.2 --repeats 1
+    python examples/benchmarks/paper.py apps --scale 0.058 --repeats 1
+    python examples/benchmarks/paper.py apps --scale 0.058 --length-scale 0.5 --repeats 1
+    python examples/benchmarks/paper.py tables --repeats 1 --time-limit 20
+    python examples/benchmarks/paper.py mmlu --repeats 1
+    python examples/benchmarks/paper.py needle --scale 1 --repeats 1
+
+and those of docs/performance.md from
+
+    python examples/benchmarks/paper.py monkeys --scale 0.25 --repeats 1
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
-from treegen.bench.decoding.modes import NO_ATTENTION
-from treegen.bench.decoding.workloads import Case, Workload
+import click
+from transformers_baseline import ENGINES, TransformersBench, check_engines
+
+from treegen.bench.workloads import NO_ATTENTION, Case, Workload
+from treegen.cli.bench.decode import run_cases
+from treegen.cli.bench.options import RUNS, bounded_option, shape_or_model, some_of
+from treegen.cli.main import script
+from treegen.cli.options.options import add_options
+from treegen.cli.terminal.render import echo, json_line
 from treegen.errors import InputError
 
 
@@ -51,8 +71,8 @@ def _both_batches(workload: Workload) -> tuple[Workload, ...]:
 
 
 EXPERIMENTS: Final = {
-    each.name: each
-    for each in (
+    experiment.name: experiment
+    for experiment in (
         Experiment(
             "tables",
             "CodeLlama-7B, 128 tokens, by prefix and rows",
@@ -183,5 +203,73 @@ def cases_of(
         against: Further modes, such as transformers' own engines.
     """
     modes = (*experiment.modes, *against)
-    scaled = dict.fromkeys(each.scale(scale, lengths) for each in experiment.workloads)
+    scaled = dict.fromkeys(job.scale(scale, lengths) for job in experiment.workloads)
     return [Case(workload, modes) for workload in scaled]
+
+
+def _is_share(value: float) -> bool:
+    return 0 < value <= 1
+
+
+@script
+@click.argument("names", nargs=-1, metavar="[EXPERIMENT]...")
+@click.option(
+    "--shape",
+    metavar="NAME",
+    help="Random weights of this shape; default: by experiment, see the output.",
+)
+@bounded_option(
+    "--scale",
+    _is_share,
+    "above 0 and at most 1",
+    default=0.1,
+    show_default=True,
+    help="Share of the problems to run.",
+)
+@bounded_option(
+    "--length-scale",
+    _is_share,
+    "above 0 and at most 1",
+    default=1.0,
+    show_default=True,
+    help="Multiply all lengths, to try a command out.",
+)
+@some_of(
+    "--against",
+    ENGINES,
+    "Engines of transformers to time as well: generate, continuous.",
+    default="",
+)
+@add_options(*RUNS)
+def main(
+    names: tuple[str, ...],
+    shape: str | None,
+    scale: float,
+    length_scale: float,
+    against: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Jobs after published experiments: tables, needle, apps, gsm8k, mmlu, monkeys.
+
+    Default: all but monkeys, which is a job like GSM8K with 1,024 samples for each of 128 problems.
+    """
+    documents = []
+    for experiment in [get_experiment(name) for name in names or PAPER]:
+        cases = cases_of(experiment, scale=scale, lengths=length_scale, against=against)
+        chosen = shape_or_model(shape, options["model"], experiment.shape)
+        check_engines(cases, options["ranks"])
+        _, document = run_cases(
+            cases,
+            chosen,
+            options,
+            title=experiment.heading(scale),
+            bench_type=TransformersBench,
+        )
+        about = {"experiment": experiment.name, "scale": scale, "length_scale": length_scale}
+        documents.append({**about, "chosen_here": experiment.chosen, **document})
+        echo("")
+    json_line({"bench": "paper", "experiments": documents})
+
+
+if __name__ == "__main__":
+    main()

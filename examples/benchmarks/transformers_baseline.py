@@ -1,7 +1,11 @@
 """The same prompts through transformers' own engines: `generate`, and continuous batching.
 
 `generate` computes, stores and reads a prompt once for each sample. Continuous batching stores
-shared prompts once, but reads them once for each sample.
+shared prompts once, but reads them once for each sample. The figures of docs/performance.md come
+from
+
+    python examples/benchmarks/transformers_baseline.py --shape llama3.2-1b --rows 64 \\
+        --prefix 1024 --new-tokens 32 --against generate
 """
 
 from __future__ import annotations
@@ -9,18 +13,23 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import click
 import torch
 
-from treegen.bench.decoding.modes import GENERATE
-from treegen.bench.decoding.result import WorkloadResult
-from treegen.bench.decoding.workloads import Workload
+from treegen.bench.decode import MOST_ROWS, Bench, WorkloadResult
 from treegen.bench.timing import Spread, free_bytes, synchronize
+from treegen.bench.workloads import SHARING_MODES, Case, Workload, decode_cases
+from treegen.cli.bench.decode import run_cases
+from treegen.cli.bench.options import RUNS, count, counts, shape_or_model, some_of
+from treegen.cli.main import script
+from treegen.cli.options.options import add_options
+from treegen.cli.terminal.render import json_line
 from treegen.common.formatting import format_bytes
-from treegen.errors import CapacityError
+from treegen.errors import CapacityError, InputError
 from treegen.model.checkpoint.files import summarize_error
 from treegen.model.hook import ATTENTION
 from treegen.model.memory import empty_device_cache
@@ -31,6 +40,10 @@ if TYPE_CHECKING:
 
 # torch's own kernels. Other kernels would have to be installed, or downloaded from the hub.
 _ATTENTION: Final = "sdpa"
+GENERATE: Final = "generate"
+CONTINUOUS: Final = "continuous"
+ENGINES: Final = (GENERATE, CONTINUOUS)
+"""Modes: transformers' `generate`, and its continuous batching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,26 @@ class StockRun:
     decode_seconds: float | None
 
 
+class TransformersBench(Bench):
+    """Runs treegen's modes, and then transformers' engines."""
+
+    def measure(self, cases: Sequence[Case]) -> Iterator[WorkloadResult]:
+        """Yield results as they arrive."""
+        yield from super().measure(cases)
+        for engine in ENGINES:
+            for case in cases:
+                if engine in case.modes:
+                    rows = min(case.workload.max_rows or MOST_ROWS, case.workload.rows)
+                    first = case.workload.first(rows)
+                    yield measure(engine, self.model, self.tokenizer, first, self.settings.repeats)
+
+
+def check_engines(cases: Sequence[Case], ranks: int) -> None:
+    """Raise InputError if transformers' engines should run on several GPUs."""
+    if ranks > 1 and any(set(case.modes) & set(ENGINES) for case in cases):
+        raise InputError("--tp is not for transformers' engines; leave one of the two out")
+
+
 def measure(
     engine: str, model: Model, tokenizer: Any, workload: Workload, repeats: int
 ) -> WorkloadResult:
@@ -53,7 +86,7 @@ def measure(
     The module must not be compiled. Afterwards it uses treegen's attention again.
 
     Args:
-        engine: The engine, one of `STOCK_MODES`.
+        engine: The engine, one of `ENGINES`.
         model: The model.
         tokenizer: Its tokenizer.
         workload: The workload.
@@ -81,7 +114,7 @@ def measure(
         workload,
         engine,
         workload.rows,
-        tokens_per_second=Spread.of([tokens / each for each in decode]) if decode else None,
+        tokens_per_second=Spread.of([tokens / seconds for seconds in decode]) if decode else None,
         job=Spread.of([workload.rows * workload.new_tokens / r.seconds for r in runs]),
         seconds=Spread.of([r.seconds for r in runs]),
         startup_seconds=first.seconds,
@@ -175,7 +208,37 @@ def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> Stoc
     # graphs.
     done = module.generate_batch(inputs=prompts, generation_config=config, **options)
     synchronize(model.device)
-    tokens = sum(len(each.generated_tokens) for each in done.values())
+    tokens = sum(len(output.generated_tokens) for output in done.values())
     if tokens != len(prompts) * new_tokens:
         raise RuntimeError(f"{tokens:,} of {len(prompts) * new_tokens:,} tokens came back")
     return StockRun(time.perf_counter() - start, None)
+
+
+@script
+@click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3.2-1b.")
+@counts("--rows", "Samples decoded at once. Default: 64.")
+@counts("--prefix", "Prompt tokens that all share. Default: 1024.")
+@count("--new-tokens", 32, "Tokens of each sample.", least=2)
+@some_of("--modes", SHARING_MODES, "Some of auto, all, one and off.", default="all")
+@some_of("--against", ENGINES, "Some of generate and continuous.", default="generate,continuous")
+@add_options(*RUNS)
+def main(
+    shape: str | None,
+    rows: list[int] | None,
+    prefix: list[int] | None,
+    new_tokens: int,
+    modes: tuple[str, ...],
+    against: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Samples below a shared prefix, drawn by treegen and by transformers' own engines."""
+    modes = (*modes, *against)
+    cases = decode_cases(rows or [64], prefix or [1024], new_tokens, modes=modes)
+    shape = shape_or_model(shape, options["model"], "llama3.2-1b")
+    check_engines(cases, options["ranks"])
+    _, document = run_cases(cases, shape, options, bench_type=TransformersBench)
+    json_line({"bench": "decode", **document})
+
+
+if __name__ == "__main__":
+    main()

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treegen.bench.decoding.modes import NO_ATTENTION
+from treegen.bench.workloads import NO_ATTENTION
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.registry import LOADERS, choose, register
 from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
 
 
-class NoAttention:
+class _NoAttention:
     """An implementation that computes nothing; it is chosen only by name."""
 
     name = NO_ATTENTION
@@ -31,7 +31,7 @@ class NoAttention:
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """Prepare levels as the device's default implementation does, so that graphs can be used.
+        """Prepare levels as the default implementation does, so that graphs can be used.
 
         Args:
             levels: The levels of the pass.
@@ -51,7 +51,7 @@ class NoAttention:
 
         Args:
             q_THD: Queries, `[T, H, D]`.
-            pairs: Keys and values of the cache; the width of a value sets the width of the output.
+            pairs: Keys and values of the cache; the width of a value is that of the output.
             prepared: Ignored.
             options: Ignored.
         """
@@ -63,7 +63,7 @@ class NoAttention:
 @contextmanager
 def no_attention() -> Iterator[str]:
     """Register the implementation while the context is open, and yield its name."""
-    register(NO_ATTENTION, NoAttention, auto=False)
+    register(NO_ATTENTION, _NoAttention, auto=False)
     try:
         yield NO_ATTENTION
     finally:

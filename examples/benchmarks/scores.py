@@ -2,21 +2,33 @@
 
 transformers computes the prompt again for each text, and by default the logits of all its tokens.
 So it is timed on one text twice: with its defaults, and with the logits of the text alone. The
-benchmark compares processor time, because other programs may use the machine too.
+benchmark compares processor time, because other programs may use the machine too. The figures of
+docs/benchmarks/features.md come from
+
+    python examples/benchmarks/scores.py --shape llama3.2-1b
+    python examples/benchmarks/scores.py --shape smollm2-360m --layers 4
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import click
 import numpy as np
 import torch
 from torch import Tensor
 
-from treegen.bench.decoding.roofline import ModelSize, size_of
+from treegen.bench.roofline import ModelSize, size_of
+from treegen.bench.shapes import load_or_build
+from treegen.bench.timing import describe_machine, headline
+from treegen.cli.bench.options import count, shape_or_model
+from treegen.cli.main import script
+from treegen.cli.options.options import JSON
+from treegen.cli.terminal.render import echo, json_line, notice, print_table
+from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.model.hook import ATTENTION
 from treegen.report.tables import PrintableTable
@@ -24,7 +36,7 @@ from treegen.report.tables import PrintableTable
 if TYPE_CHECKING:
     from treegen.common.outputs import Score
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 _STOCK: Final = "sdpa"
 
 
@@ -87,7 +99,7 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
     texts = rng.integers(2, vocabulary, (job.texts, job.tokens)).tolist()
     llm.score([(prompt[:4], texts[0][:4])], top=job.top)
     scores, took = _time_call(lambda: llm.score([(prompt, text) for text in texts], top=job.top))
-    seconds, processor = (each / job.texts for each in took)
+    seconds, processor = (total / job.texts for total in took)
     counted = _count(llm, job, job.texts, wanted=True)
     yield ScoreTime("treegen", job.texts, seconds, processor, counted)
     module: Any = llm.model.module
@@ -95,14 +107,14 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
     try:
         _stock(module, prompt[:4], texts[0][:4], job.top, wanted=True)
         for wanted in (True, False):
-            found, took = _time_call(
+            logprobs, took = _time_call(
                 lambda how=wanted: _stock(  # type: ignore[misc]
                     module, prompt, texts[0], job.top, wanted=how
                 )
             )
             name = f"transformers, {'logits of the text' if wanted else 'all logits'}"
             counted = _count(llm, job, 1, wanted=wanted)
-            yield ScoreTime(name, 1, *took, counted, _off(found, scores[0]))
+            yield ScoreTime(name, 1, *took, counted, _off(logprobs, scores[0]))
     finally:
         module.set_attn_implementation(ATTENTION)
 
@@ -114,13 +126,13 @@ def score_table(times: list[ScoreTime]) -> PrintableTable:
     def format_count(part: str) -> Callable[[ScoreTime], str]:
         return lambda t: f"{getattr(t.counted, part):,.0f}" if t.counted else ""
 
-    def times_counted(each: ScoreTime) -> str:
-        if each is first or each.counted is None or first.counted is None:
+    def times_counted(time: ScoreTime) -> str:
+        if time is first or time.counted is None or first.counted is None:
             return ""
-        return f"{each.counted.all / first.counted.all:.1f}"
+        return f"{time.counted.all / first.counted.all:.1f}"
 
-    def times_first(each: ScoreTime) -> str:
-        return "" if each is first else f"{each.processor_seconds / first.processor_seconds:.1f}"
+    def times_first(time: ScoreTime) -> str:
+        return "" if time is first else f"{time.processor_seconds / first.processor_seconds:.1f}"
 
     return PrintableTable.of(
         times,
@@ -134,7 +146,7 @@ def score_table(times: list[ScoreTime]) -> PrintableTable:
             "GFLOP of layers": format_count("layers"),
             "of attention": format_count("attention"),
             "of logits": format_count("logits"),
-            "off by": lambda each: "" if each is first else f"{each.off:.1e}",
+            "off by": lambda time: "" if time is first else f"{time.off:.1e}",
         },
         words=["For each text"],
     )
@@ -166,21 +178,65 @@ def _stock(
     fewer = {"logits_to_keep": len(text) + 1} if wanted else {}
     with torch.inference_mode():
         logits = module(input_ids=ids, use_cache=False, **fewer).logits[0, -len(text) - 1 : -1]
-        told = logits.float().log_softmax(dim=-1)
-        own = told.gather(1, ids[0, len(prompt) :, None])[:, 0]
-        return own, told.topk(min(top, told.shape[1]), dim=-1).values
+        logprobs = logits.float().log_softmax(dim=-1)
+        of_text = logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0]
+        return of_text, logprobs.topk(min(top, logprobs.shape[1]), dim=-1).values
 
 
-def _off(found: tuple[Tensor, Tensor], score: Score) -> float:
-    own, likeliest = (each.numpy() for each in found)
-    apart = [np.abs(own - np.array(score.logprobs)).max()]
+def _off(logprobs: tuple[Tensor, Tensor], score: Score) -> float:
+    of_text, likeliest = (values.numpy() for values in logprobs)
+    differences = [np.abs(of_text - np.array(score.logprobs)).max()]
     if score.top is not None:
-        apart.append(np.abs(likeliest - score.top.logprobs).max())
-    return float(max(apart))
+        differences.append(np.abs(likeliest - score.top.logprobs).max())
+    return float(max(differences))
 
 
-def _time_call(call: Callable[[], _Found]) -> tuple[_Found, tuple[float, float]]:
+def _time_call(call: Callable[[], _Result]) -> tuple[_Result, tuple[float, float]]:
     """Return the result of a call, and its wall-clock and processor seconds."""
     clock, processor = time.perf_counter(), time.process_time()
     result = call()
     return result, (time.perf_counter() - clock, time.process_time() - processor)
+
+
+@script
+@click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3.2-1b.")
+@count("--layers", None, "Layers of the shape, in place of all.", metavar="N")
+@click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape.")
+@count("--texts", 64, "Texts below one prompt.")
+@count("--tokens", 512, "Tokens of each text.")
+@count("--prefix", 8192, "Tokens of the prompt.")
+@count("--top", 256, "Likeliest tokens in the place of each token.", least=0)
+@JSON
+def main(shape: str | None, model: str | None, layers: int | None, **sizes: int) -> None:
+    """Score texts below one prompt on a CPU and with transformers: seconds per text, and counts."""
+    shape = shape_or_model(shape, model, "llama3.2-1b")
+    if layers is not None and model:
+        raise InputError("--layers is for a shape, and a checkpoint has its own; leave it out")
+    loaded, tokenizer = load_or_build(shape, model, layers=layers, dtype="float32", device="cpu")
+    llm, job = LLM(loaded, tokenizer=tokenizer), ScoreJob(**sizes)
+    machine, spec = describe_machine(loaded.device), loaded.spec
+    num_layers = loaded.module.config.get_text_config(decoder=True).num_hidden_layers
+    echo(
+        f"{headline(machine)}, {spec.name}, {num_layers} layers, vocabulary {spec.vocab_size:,}\n"
+        f"{job.texts} texts of {job.tokens} tokens below {job.prefix:,}, {job.top} likeliest\n"
+    )
+    times = []
+    for result in measure(llm, job):
+        notice(f"{result.name}: {result.processor_seconds:,.2f} processor seconds for each text")
+        times.append(result)
+    loaded.close()
+    print_table(score_table(times))
+    json_line(
+        {
+            "bench": "score",
+            "machine": machine,
+            "model": spec.name,
+            "layers": num_layers,
+            "job": asdict(job),
+            "results": [asdict(result) for result in times],
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""`treegen bench decode`: whole decode steps in several modes, against the roofline."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treegen.bench.workloads import DECODE_MODES, NO_ATTENTION, TIME_LIMIT, Case, decode_cases
+from treegen.cli.bench.options import RUNS, count, counts, shape_or_model, some_of
+from treegen.cli.options.options import add_options
+from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.bench.decode import Bench, WorkloadResult
+    from treegen.model.model import Model
+
+
+@click.command()
+@click.option(
+    "--shape",
+    metavar="NAME",
+    help="Random weights of this shape: llama2-7b, llama3-8b, "
+    "llama3-70b, llama3.2-1b, qwen3-4b, qwen3.5-4b, qwen3.5-9b, qwen3.6-35b-a3b, "
+    "codellama-7b, codellama-13b, yi-6b, granite-4.0-h-micro, deepseek-v2-lite, "
+    "glm-4.7-flash, tiny, tiny-delta, tiny-mamba2 or tiny-mla.",
+)
+@counts("--rows", "Samples decoded at once. Default: 1024.")
+@counts("--prefix", "Prompt tokens that all share. Default: 2048.")
+@count("--problems", 1, "Divide the rows among so many problems below the prefix.")
+@count("--problem-tokens", 0, "Tokens of each problem.", least=0)
+@count("--new-tokens", 64, "Tokens of each sample.", least=2)
+@some_of("--modes", DECODE_MODES, "Some of all, one, off and no-attention.")
+@click.option(
+    "--refill",
+    is_flag=True,
+    help="Samples end at random, --new-tokens long on average, "
+    "and others take their places: 8 times as many as rows.",
+)
+@add_options(*RUNS)
+def decode(
+    shape: str | None,
+    rows: list[int] | None,
+    prefix: list[int] | None,
+    modes: tuple[str, ...] | None,
+    new_tokens: int,
+    *,
+    problems: int,
+    problem_tokens: int,
+    refill: bool,
+    **options: Any,
+) -> None:
+    """End to end: every level shared, one, none, and no attention at all, against the roofline."""
+    if modes == ():
+        raise InputError(f"--modes is empty; it takes some of {', '.join(DECODE_MODES)}")
+    if refill and options["model"]:
+        raise InputError("--refill takes random weights; leave --model out")
+    if modes is None:
+        modes = DECODE_MODES if options["ranks"] == 1 else DECODE_MODES[:-1]
+    cases = decode_cases(
+        rows or [1024],
+        prefix or [2048],
+        new_tokens,
+        problems=problems,
+        problem_tokens=problem_tokens,
+        modes=modes,
+        refill=refill,
+    )
+    shape = shape_or_model(shape, options["model"], "llama3-8b")
+    _, document = run_cases(cases, shape, options)
+    from treegen.cli.terminal.render import json_line
+
+    json_line({"bench": "decode", **document})
+
+
+def run_cases(
+    cases: Sequence[Case],
+    shape: str | None,
+    options: Mapping[str, Any],
+    *,
+    title: str = "",
+    bench_type: "type[Bench] | None" = None,
+) -> "tuple[list[WorkloadResult], dict[str, Any]]":
+    """Measure cases on a shape or a checkpoint, and print the results.
+
+    Args:
+        cases: The workloads and their modes.
+        shape: The shape of a model with random weights; None for the checkpoint in the options.
+        options: The values of the options `RUNS`.
+        title: Text printed before the description of the machine.
+        bench_type: The class that measures. Default: `Bench`.
+
+    Returns:
+        The results, and the same with their settings as JSON.
+    """
+    check_runs(cases, shape, options)
+    from treegen.bench.shapes import load_or_build
+
+    names = ("dtype", "device", "ranks", "quantization", "kv_cache_dtype")
+    how = {name: options[name] for name in names}
+    model, tokenizer = load_or_build(shape, options["model"], **how)
+    return measure_cases(cases, model, tokenizer, options, title=title, bench_type=bench_type)
+
+
+def check_runs(cases: Sequence[Case], shape: str | None, options: Mapping[str, Any]) -> None:
+    """Raise InputError for options that do not go together.
+
+    Args:
+        cases: The workloads and their modes.
+        shape: The shape of a model with random weights; None for a checkpoint.
+        options: The values of the options `RUNS`.
+    """
+    from treegen.model.options import EngineOptions
+
+    ranks, quantization = options["ranks"], options["quantization"]
+    if ranks > 1 and any(NO_ATTENTION in case.modes for case in cases):
+        raise InputError("--tp goes with the modes all, one and off; leave the others out")
+    in_4_bits = shape is not None and quantization == "mxfp4"
+    EngineOptions(
+        model="",
+        quantization=None if in_4_bits else quantization,
+        tensor_parallel_size=ranks,
+        kv_cache_dtype=options["kv_cache_dtype"],
+        reproducible=options["reproducible"],
+    )
+
+
+def measure_cases(
+    cases: Sequence[Case],
+    model: "Model",
+    tokenizer: Any,
+    options: Mapping[str, Any],
+    *,
+    title: str = "",
+    note: str = "",
+    bench_type: "type[Bench] | None" = None,
+) -> "tuple[list[WorkloadResult], dict[str, Any]]":
+    """Measure cases on a model, and print the results. The model is closed.
+
+    Args:
+        cases: The workloads and their modes.
+        model: The model.
+        tokenizer: Its tokenizer.
+        options: The values of the options `RUNS`.
+        title: Text printed before the description of the machine.
+        note: Text printed after the name of the model.
+        bench_type: The class that measures. Default: `Bench`.
+
+    Returns:
+        The results, and the same with their settings as JSON.
+    """
+    from treegen.bench import ceilings
+    from treegen.bench.decode import Bench, Settings
+    from treegen.bench.table import result_line, results_table
+    from treegen.bench.timing import describe_machine, headline
+    from treegen.cli.terminal.render import echo, notice, print_table
+
+    ranks, quantization = options["ranks"], options["quantization"]
+    rates = ceilings.measure(
+        model.device, model.dtype, options["ceiling_seconds"], fp8=quantization == "fp8"
+    )
+    notes = [
+        f" on {ranks} GPUs" if ranks > 1 else "",
+        f" in {quantization}" if quantization else "",
+        ", keys and values in fp8" if options["kv_cache_dtype"] == "fp8" else "",
+        note,
+    ]
+    machine = describe_machine(model.device)
+    echo(f"{title}{headline(machine)}, {model.spec.name}{''.join(notes)}\n{rates}\n")
+    names = ("repeats", "memory", "eager", "reproducible")
+    settings = Settings(
+        time_limit=options["time_limit"] or TIME_LIMIT, **{name: options[name] for name in names}
+    )
+    bench = (bench_type or Bench)(model, tokenizer, rates, settings)
+    results = []
+    for result in bench.measure(cases):
+        notice(result_line(result))
+        results.append(result)
+    bench.close()
+    model.close()
+    print_table(results_table(results))
+    return results, {
+        "tensor_parallel_size": ranks,
+        "quantization": quantization,
+        "kv_cache_dtype": options["kv_cache_dtype"],
+        "machine": machine,
+        "model": model.spec.name,
+        "weights": "checkpoint" if options["model"] else "random",
+        "ceilings": asdict(rates),
+        "settings": asdict(settings),
+        "results": [asdict(result) for result in results],
+    }

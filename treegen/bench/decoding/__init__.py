@@ -1,1 +1,0 @@
-"""Decoding benchmarks: workloads in several modes, compared with their rooflines."""
