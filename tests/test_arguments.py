@@ -15,8 +15,8 @@ def llm() -> LLM:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"sampling_params": None}, r"generate has no 'sampling_params'; did you mean params=\?"),
-        ({"use_tqdm": False}, r"generate has no 'use_tqdm'; did you mean progress=\?"),
+        ({"generation_config": None}, r"has no 'generation_config'; did you mean params=\?"),
+        ({"prompt_token_ids": [1]}, r"has no 'prompt_token_ids'; did you mean prompts=\?"),
         ({"max_tokens": 5}, r"; give params=SamplingParams\(max_tokens=5\)"),
         ({"max_new_tokens": 5}, r"; give params=SamplingParams\(max_tokens=5\)"),
         ({"num_return_sequences": 3}, r"; give params=SamplingParams\(n=3\)"),
@@ -35,6 +35,10 @@ def test_other_calls_tell_it_too(llm: LLM) -> None:
     node: Any = Node("a")
     with pytest.raises(InputError, match=r"run has no 'temperature'; give params=SamplingParams"):
         llm.run(node, temperature=0.5)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"run has no 'sampling_params'; did you mean params=\?"):
+        llm.run(node, sampling_params=None)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"run has no 'use_tqdm'; did you mean progress=\?"):
+        llm.run(node, use_tqdm=False)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="score has no 'n'; it has pairs, top"):
         llm.score([("a", "b")], n=1)  # type: ignore[call-arg]
 

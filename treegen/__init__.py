@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from treegen.common.outputs import (
         Completion,
         LevelRows,
+        RequestOutput,
         Score,
         Status,
         Thinking,
@@ -69,6 +70,7 @@ __all__ = [
     "Node",
     "NumericsError",
     "Plan",
+    "RequestOutput",
     "Run",
     "RunError",
     "RunInUseError",
@@ -98,7 +100,9 @@ __all__ = [
 _MODULES: Final = {
     "treegen.engine.segments.prefix_cache": "Kept",
     "treegen.cluster.cluster": "Cluster",
-    "treegen.common.outputs": "Completion LevelRows Score Status Thinking Usage WorkerStatus",
+    "treegen.common.outputs": (
+        "Completion LevelRows RequestOutput Score Status Thinking Usage WorkerStatus"
+    ),
     "treegen.common.params": "SamplingParams",
     "treegen.common.drafter": "DraftContext",
     "treegen.engine.stream": "RunResult ScoreStream Stream",

@@ -31,6 +31,7 @@ from treegen.common.params import SamplingParams
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM
+from treegen.llm.arguments import missing_attribute
 from treegen.llm.base import BaseLLM
 from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_image_processor, load_tokenizer
@@ -175,7 +176,7 @@ class Cluster(BaseLLM):
                 raise AttributeError(
                     f"a Cluster has no {name}: that lives in one model; use an LLM"
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise missing_attribute(self, name)
 
     # Implementation of the calls
 

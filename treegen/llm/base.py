@@ -6,11 +6,12 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from treegen.common.closeable import Closeable
 from treegen.common.non_copyable import NonCopyable
-from treegen.common.outputs import Completion, Score
+from treegen.common.outputs import Completion, RequestOutput, Score
 from treegen.common.params import (
     MAX_COUNT,
     Params,
@@ -23,10 +24,17 @@ from treegen.common.progress import check_progress, show_progress
 from treegen.common.spec import ModelSpec
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
-from treegen.llm.arguments import reject_unknown_arguments
+from treegen.llm.arguments import (
+    PromptInput,
+    choose_name,
+    missing_attribute,
+    read_prompts,
+    reject_unknown_arguments,
+)
 from treegen.llm.search_calls import SearchCalls
 from treegen.model.model_info import ModelInfo
 from treegen.prompts.expansion import sum_levels
+from treegen.prompts.images.table import get_image_table
 from treegen.prompts.plan.draw_counts import DrawCounter
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import (
@@ -71,6 +79,17 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     def get_tokenizer(self) -> Any:
         """Return the tokenizer, as vLLM does."""
         return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters that the checkpoint recommends, or the defaults."""
+        if not self.spec.recommended:
+            return SamplingParams()
+        return SamplingParams.from_generation_config(self)
+
+    if not TYPE_CHECKING:  # to type checkers a class with __getattr__ has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
@@ -220,13 +239,15 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     @reject_unknown_arguments
     def generate(
         self,
-        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        prompts: Iterable[PromptInput] | PromptInput,
         params: Params | Sequence[Params] | None = None,
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool | None = None,
-    ) -> list[list[Completion]]:
+        sampling_params: Params | Sequence[Params] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
         """Return params.n completions of each flat prompt; shared prefixes are found in the tokens.
 
         The prompt's tokens and the sample's index determine the draws of a sample. Without a seed,
@@ -235,23 +256,29 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         appears twice in one call gets different samples each time.
 
         Args:
-            prompts: Texts, token ids or chat messages.
+            prompts: A list of prompts, or one of them. A prompt is text, token ids, chat messages,
+                `{"prompt": text}` or `{"prompt_token_ids": ids}`. One conversation goes to `chat`.
             params: Sampling parameters of all prompts, or a list with those of each prompt.
                 Default: those of `SamplingParams()`.
             tools: Tools that the chat template lists. Default: none.
             chat_template_kwargs: Further arguments of the chat template. Default: none.
             progress: Whether to show a progress bar of finished samples. Default: only in a
                 notebook.
+            sampling_params: vLLM's name of params.
+            use_tqdm: vLLM's name of progress.
 
         Returns:
-            A list of completions for each prompt, in the order of the prompts.
+            The output of each prompt, in the order of the prompts. An output is a list of its
+            completions, and has the fields of vLLM's `RequestOutput`.
 
         Raises:
             InputError: the lengths of params and prompts differ, and as for `stream`.
             TreegenError: as for `stream` and its iterator.
         """
+        params = choose_name("params", params, "sampling_params", sampling_params)
+        progress = choose_name("progress", progress, "use_tqdm", use_tqdm)
         check_progress(progress)
-        contents = as_list("prompts", prompts)
+        contents = read_prompts(prompts)
         each = _expand_params(params, len(contents))
         if not contents:
             return []
@@ -267,7 +294,24 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
-        return grouped
+        return [
+            self._make_output(completions, content, request)
+            for completions, content, request in zip(grouped, contents, requests, strict=True)
+        ]
+
+    def _make_output(
+        self, completions: Sequence[Completion], content: Any, request: Request
+    ) -> RequestOutput:
+        images = get_image_table(self.tokenizer)
+        tokens = request.tokens if images is None else images.restore_placeholders(request.tokens)
+        ids = tokens.tolist()
+        prompt: Any = content if isinstance(content, str) else None
+        if prompt is None and len(content) and isinstance(content[0], Mapping):
+            decode = self.tokenizer.decode
+            prompt = partial(decode, ids, clean_up_tokenization_spaces=False)
+        return RequestOutput(
+            completions, request_id=request.id, prompt=prompt, prompt_token_ids=ids
+        )
 
     @reject_unknown_arguments
     def chat(
@@ -277,7 +321,10 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[list[Completion]]:
+        progress: bool | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
         """Return params.n answers to each conversation; a special case of `generate`.
 
         Args:
@@ -285,12 +332,21 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             params: As for `generate`.
             tools: As for `generate`.
             chat_template_kwargs: As for `generate`.
+            progress: As for `generate`.
+            sampling_params: vLLM's name of params.
+            use_tqdm: vLLM's name of progress.
         """
         several = as_list("messages", messages)
         if several and isinstance(several[0], Mapping):
             several = [several]
         return self.generate(
-            several, params, tools=tools, chat_template_kwargs=chat_template_kwargs
+            several,
+            params,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            progress=progress,
+            sampling_params=sampling_params,
+            use_tqdm=use_tqdm,
         )
 
     @reject_unknown_arguments

@@ -1,0 +1,143 @@
+"""Scripts that were written for vLLM: its names of calls, arguments, prompts and outputs."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from treegen import LLM, InputError, RequestOutput, SamplingParams
+
+_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("demo", memory="16MiB")
+
+
+@pytest.fixture
+def chat_llm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    monkeypatch.setattr(llm.tokenizer, "chat_template", _TEMPLATE)
+    return llm
+
+
+def test_a_basic_script(llm: LLM) -> None:
+    prompts = ["Q: 2 + 3?\nA:", "Q: Tom has 4 pens.\nA:"]
+    sampling_params = SamplingParams(n=2, temperature=0.8, top_p=0.95, max_tokens=8, seed=1)
+    outputs = llm.generate(prompts, sampling_params)
+    assert [output.prompt for output in outputs] == prompts
+    for index, output in enumerate(outputs):
+        assert output.request_id == str(index)
+        assert output.finished
+        assert output.prompt_token_ids == llm.tokenizer(prompts[index])["input_ids"]
+        for place, completion in enumerate(output.outputs):
+            assert completion.index == place
+            assert completion.text == output[place].text
+            assert completion.token_ids == completion.tokens
+            assert completion.cumulative_logprob == pytest.approx(sum(completion.logprobs))
+            assert completion.finish_reason in ("stop", "length")
+            assert completion.stop_reason == completion.stop
+
+
+def test_an_output_is_a_list_of_completions(llm: LLM) -> None:
+    params = SamplingParams(n=3, max_tokens=4, seed=1)
+    (output,) = llm.generate(["Q: 2 + 3?"], params)
+    assert isinstance(output, RequestOutput)
+    assert isinstance(output, list)
+    assert output == output.outputs == list(output)
+    assert len(output) == 3
+    for again in (pickle.loads(pickle.dumps(output)), copy.deepcopy(output)):
+        assert again == output
+        assert (again.prompt, again.prompt_token_ids) == (output.prompt, output.prompt_token_ids)
+    assert repr(output).startswith("RequestOutput(request_id='0', prompt='Q: 2 + 3?', outputs=[")
+
+
+def test_forms_of_prompts(llm: LLM) -> None:
+    text = "Q: 2 + 3?\nA:"
+    ids = llm.tokenizer(text)["input_ids"]
+    params = SamplingParams(max_tokens=4, seed=1)
+    forms: list[Any] = [
+        text,
+        [text],
+        ids,
+        [ids],
+        {"prompt": text},
+        [{"prompt": text}],
+        {"prompt_token_ids": ids},
+        [{"prompt_token_ids": ids, "prompt": text, "multi_modal_data": None}],
+    ]
+    outputs = [llm.generate(form, params) for form in forms]
+    assert all(len(output) == 1 for output in outputs)
+    assert len({output[0][0].text for output in outputs}) == 1
+    assert all(output[0].prompt_token_ids == ids for output in outputs)
+    assert [output[0].prompt for output in outputs[:4]] == [text, text, None, None]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "why"),
+    [
+        ([{"role": "user", "content": "Hi"}], r"one conversation; give it to llm\.chat"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "give images as parts of chat"),
+        ({"prompt_embeds": [1.0]}, "a prompt has 'prompt_embeds'; give text, token ids"),
+        ([{}], "a dict without prompt or prompt_token_ids"),
+        ([{"prompt": 5}], "content is a int"),
+        (5, "prompts must be a list"),
+    ],
+)
+def test_prompts_that_cannot_be_used(llm: LLM, prompts: Any, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        llm.generate(prompts)
+
+
+def test_names_of_arguments(chat_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    params = SamplingParams(max_tokens=4, seed=1)
+    chat = [{"role": "user", "content": "2 + 3?"}]
+    for call, prompt in ((chat_llm.generate, "2 + 3?"), (chat_llm.chat, chat)):
+        plain = call(prompt, params)
+        named = call(prompt, sampling_params=params, use_tqdm=False)
+        assert plain == named
+        capsys.readouterr()
+        assert call(prompt, sampling_params=params, use_tqdm=True) == plain
+        assert "1/1" in capsys.readouterr().err
+        with pytest.raises(InputError, match="params and sampling_params are two names"):
+            call(prompt, params, sampling_params=params)
+    assert chat_llm.generate(prompts="2 + 3?", sampling_params={"max_tokens": 1})
+
+
+def test_a_chat_has_its_rendered_prompt(chat_llm: LLM) -> None:
+    chats = [[{"role": "user", "content": text}] for text in ("2 + 3?", "4?")]
+    outputs = chat_llm.chat(chats, sampling_params=SamplingParams(max_tokens=4))
+    assert [output.prompt for output in outputs] == [
+        "<user>2 + 3?\n<assistant>",
+        "<user>4?\n<assistant>",
+    ]
+    assert pickle.loads(pickle.dumps(outputs[0])).prompt == outputs[0].prompt
+
+
+def test_default_sampling_parameters(llm: LLM) -> None:
+    assert llm.get_default_sampling_params() == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("embed", "computes no embeddings"),
+        ("encode", "llm.tokenizer encodes text"),
+        ("classify", r"llm\.score\(\[\(prompt, name\)\]\)"),
+        ("beam_search", "treegen.search.beam"),
+        ("reward", "load_verifier"),
+    ],
+)
+def test_calls_that_treegen_lacks(llm: LLM, name: str, why: str) -> None:
+    with pytest.raises(InputError, match=f"LLM has no {name}: .*{why}"):
+        getattr(llm, name)("a")
+    assert not hasattr(llm, name)
+
+
+def test_a_score_of_two_texts(llm: LLM) -> None:
+    call: Any = llm.score
+    with pytest.raises(InputError, match="compares texts with a cross-encoder"):
+        call("a", ["b", "c"])
+    with pytest.raises(InputError, match="generate takes 2 arguments without a name"):
+        llm.generate("a", None, None)  # type: ignore[call-arg]
