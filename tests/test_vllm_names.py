@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,74 @@ def test_a_chat_has_its_rendered_prompt(chat_llm: LLM) -> None:
         "<user>4?\n<assistant>",
     ]
     assert pickle.loads(pickle.dumps(outputs[0])).prompt == outputs[0].prompt
+
+
+def test_allowed_token_ids(llm: LLM) -> None:
+    digits = sorted({llm.tokenizer(f" {digit}")["input_ids"][0] for digit in range(4)})
+    params = SamplingParams(n=6, max_tokens=5, seed=3, allowed_token_ids=digits)
+    prompts = ["Q: 2 + 3?\nA:", "Q: Tom has 4 pens.\nA:"]
+    free = SamplingParams(n=6, max_tokens=5, seed=3)
+    limited, unlimited = llm.generate(prompts, [params, free])
+    for completion in limited:
+        assert len(completion.tokens) == 5
+        assert set(completion.tokens) <= set(digits)
+    texts = [completion.text for completion in unlimited]
+    assert [completion.text for completion in llm.generate(prompts[1], free)[0]] == texts
+    (processed,) = llm.generate(prompts[:1], replace(params, logprobs_mode="processed_logprobs"))
+    assert [c.tokens for c in processed] == [c.tokens for c in limited]
+    assert min(c.cumulative_logprob for c in processed) > min(c.cumulative_logprob for c in limited)
+    everything = replace(free, allowed_token_ids=range(llm.spec.vocab_size))
+    assert [completion.text for completion in llm.generate(prompts[1], everything)[0]] == texts
+    with pytest.raises(InputError, match="allowed_token_ids has token 1000000"):
+        llm.generate(prompts, SamplingParams(allowed_token_ids=[1, 1_000_000]))
+    ends = list(llm.spec.eos_token_ids)
+    with pytest.raises(InputError, match="min_tokens allows none"):
+        llm.generate(prompts, SamplingParams(allowed_token_ids=ends, min_tokens=1))
+    assert llm.generate(prompts[0], SamplingParams(allowed_token_ids=ends))[0][0].text == ""
+
+
+def test_top_k_of_minus_one_keeps_all() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
+@pytest.mark.parametrize(
+    ("structured_outputs", "ours"),
+    [
+        ({"choice": ["yes", "no"]}, {"choice": ("yes", "no")}),
+        ({"regex": "[0-9]+", "json": None}, {"regex": "[0-9]+"}),
+        ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
+        ({"json": {"type": "array"}}, {"json_schema": {"type": "array"}}),
+        ({"json_object": True}, {"json_schema": {"type": "object"}}),
+    ],
+)
+def test_structured_outputs(structured_outputs: dict[str, Any], ours: dict[str, Any]) -> None:
+    params = SamplingParams(structured_outputs=structured_outputs)
+    assert params == SamplingParams(**ours)
+    assert replace(params, max_tokens=3).structure == params.structure
+
+
+def test_structured_outputs_that_cannot_be_used() -> None:
+    with pytest.raises(InputError, match="has 'structural_tag', which is not supported; known: ch"):
+        SamplingParams(structured_outputs={"structural_tag": "a"})
+    with pytest.raises(InputError, match="structured_outputs must be an object, such as"):
+        SamplingParams(structured_outputs=["a"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="choice is also in structured_outputs; give it once"):
+        SamplingParams(choice=["a"], structured_outputs={"choice": ["b"]})
+    with pytest.raises(InputError, match="regex and choice cannot go together"):
+        SamplingParams(regex="a", structured_outputs={"choice": ["b"]})
+
+
+def test_a_choice(llm: LLM) -> None:
+    params = SamplingParams(n=4, structured_outputs={"choice": ["Positive", "Negative"]})
+    (output,) = llm.generate("It is wonderful! ", params)
+    assert {completion.text for completion in output} <= {"Positive", "Negative"}
+
+
+def test_sampling_parameters_cannot_be_changed() -> None:
+    with pytest.raises(
+        FrozenInstanceError, match=r"dataclasses.replace\(params, max_tokens=\.\.\.\)"
+    ):
+        SamplingParams().max_tokens = 5  # type: ignore[misc]
 
 
 def test_default_sampling_parameters(llm: LLM) -> None:

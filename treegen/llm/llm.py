@@ -273,15 +273,24 @@ class LLM(BaseLLM):
         """Return the stop conditions of sampling parameters; slow for new stop strings.
 
         Raises:
-            InputError: logit_bias names a token that the model does not have.
+            InputError: logit_bias or allowed_token_ids names a token that the model does not have,
+                or no token may be drawn.
         """
         spec = self.spec
-        if params.biases and (token := params.biases[-1][0]) >= spec.vocab_size:
+        biased, allowed = [token for token, _ in params.biases], params.allowed_token_ids
+        for name, tokens in (("logit_bias", biased), ("allowed_token_ids", allowed)):
+            if tokens and tokens[-1] >= spec.vocab_size:
+                raise InputError(
+                    f"{name} has token {tokens[-1]}, and the model's ids are 0 to "
+                    f"{spec.vocab_size - 1}; leave it out"
+                )
+        stopping = self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
+        if allowed is not None and params.min_tokens and stopping.ids.issuperset(allowed):
             raise InputError(
-                f"logit_bias has token {token}, and the model's ids are 0 to "
-                f"{spec.vocab_size - 1}; leave it out"
+                "every token of allowed_token_ids ends a sample, so min_tokens allows none; leave "
+                "out min_tokens"
             )
-        return self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
+        return stopping
 
     # Search
 

@@ -27,6 +27,7 @@ _SAMPLING: Final = (
     "min_p",
     "min_tokens",
     "stop_token_ids",
+    "allowed_token_ids",
     "ignore_eos",
     "repetition_penalty",
     "no_repeat_ngram_size",
