@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from treegen import LLM, InputError, Node, SamplingParams
+from treegen.common.spelling import find_near
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,8 @@ def test_calls_keep_their_signatures(llm: LLM) -> None:
         ("max_new_tokens", r"; did you mean max_tokens=\?"),
         ("guided_json", r"; did you mean json_schema=\?"),
         ("stop_strings", r"; did you mean stop=\?"),
+        ("length_penalty", "; leave it out; for beams see treegen.search.beam"),
+        ("guided_decoding", r"; did you mean structured_outputs=\?"),
         ("do_sample", "; leave it out: temperature=0.0 is greedy"),
         ("tempratur", r"; did you mean temperature=\?"),
     ],
@@ -64,6 +67,27 @@ def test_sampling_parameters_tell_what_to_give(name: str, why: str) -> None:
         SamplingParams(**given)
 
 
-def test_an_llm_tells_what_to_give() -> None:
-    with pytest.raises(InputError, match="leave it out: memory follows the tokens"):
-        LLM("demo", max_model_len=4096)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("max_model_len", "leave it out: memory follows the tokens"),
+        ("max_logprobs", "leave it out: logprobs and prompt_logprobs have no limit"),
+        ("pipeline_parallel_size", "treegen does not divide the layers among GPUs"),
+        ("gpu_memory_utilization", r"did you mean memory=\?"),
+        ("tensor_paralel_size", r"did you mean tensor_parallel_size=\?"),
+    ],
+)
+def test_an_llm_tells_what_to_give(name: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        LLM("demo", **{name: 4096})  # type: ignore[arg-type]
+
+
+def test_hints_name_only_near_words() -> None:
+    known = ["stop_token_ids", "max_rows", "presence_penalty", "tensor_parallel_size", "n", "top_p"]
+    for word in ("allowed_token_ids", "max_logprobs", "length_penalty", "pipeline_parallel_size"):
+        assert find_near(word, known) == []
+    assert find_near("stop_tokn_ids", known) == ["stop_token_ids"]
+    assert find_near("mxa_rows", known) == ["max_rows"]
+    assert find_near("parallel_size", known) == ["tensor_parallel_size"]
+    assert find_near("Top_P", known) == ["top_p"]
+    assert find_near("x", known) == find_near("", known) == []

@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, Final, TypeVar, cast
 
 from treegen.common.params import SamplingParams
@@ -42,7 +41,7 @@ _SCORE: Final = (
     "score takes one list of (context, continuation) pairs and returns log-likelihoods; vLLM's "
     "score(text, texts) compares texts with a cross-encoder, which treegen does not run"
 )
-_SAMPLING: Final = frozenset(field.name for field in fields(SamplingParams))
+_SAMPLING: Final = frozenset(SamplingParams.__dataclass_fields__)
 _PROMPT: Final = ("prompt", "prompt_token_ids")
 
 PromptInput = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
