@@ -34,7 +34,7 @@ _GROUPS: Final = (
     (
         "Chat and reasoning",
         False,
-        "apply_chat_template fewshot_as_multiturn system_instruction "
+        "apply_chat_template chat_template fewshot_as_multiturn system_instruction "
         "reasoning max_thinking_tokens reasoning_tags thinking_end",
     ),
     ("Metrics and votes", False, "pass_ks maj_ks votes self_certainty"),

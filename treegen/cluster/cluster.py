@@ -34,7 +34,7 @@ from treegen.llm import LLM
 from treegen.llm.arguments import missing_attribute
 from treegen.llm.base import BaseLLM
 from treegen.model.options import EngineOptions, check_known
-from treegen.model.tokenizer import load_image_processor, load_tokenizer
+from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.prompts.images.table import get_image_table, set_image_table
 from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
@@ -123,8 +123,13 @@ class Cluster(BaseLLM):
         tokenizer: Any = None,
         make: Callable[[dict[str, Any]], LLM] = from_checkpoint,
     ) -> None:
+        # Workers on other machines get the text, because they may not have the file.
+        options = replace(options, chat_template=read_chat_template(options.chat_template))
         self.tokenizer = tokenizer or load_tokenizer(
-            options.model, revision=options.revision, trust_remote_code=options.trust_remote_code
+            options.model,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            chat_template=options.chat_template,
         )
         processor = load_image_processor(options, self.tokenizer) if options.images else None
         self._session = RaySession(places, count_cores())

@@ -24,7 +24,7 @@ from treegen.model.machine import check_machine
 from treegen.model.model import Model
 from treegen.model.options import LOADING, EngineOptions, check_known
 from treegen.model.rank_processes import load_from_options
-from treegen.model.tokenizer import load_image_processor, load_tokenizer
+from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.bos_eos import end_ids
 from treegen.prompts.images.table import set_image_table
@@ -84,6 +84,7 @@ class LLM(BaseLLM):
         draft_tokens: int | None = None,
         adapter: str | None = None,
         images: bool = False,
+        chat_template: str | None = None,
         **others: Never,
     ) -> None:
         """Load a model from a directory or by hub name, or use a loaded one.
@@ -144,6 +145,8 @@ class LLM(BaseLLM):
                 It is merged into the weights in float32 as they load.
             images: Accept images in chats, for a family that docs/models.md lists. The vision tower
                 is loaded too, and takes memory.
+            chat_template: A chat template, or a file with one, that replaces the tokenizer's own.
+                A base model has none, and needs one for `chat`.
             **others: Unknown arguments, which raise InputError with a hint.
 
         Raises:
@@ -165,11 +168,16 @@ class LLM(BaseLLM):
                     raise InputError(
                         f"{name}= is for loading a model, and this one is loaded; leave it out"
                     )
+            if (template := read_chat_template(chat_template)) is not None:
+                tokenizer.chat_template = template
             model.reset()
             self.tokenizer, self.model = tokenizer, model
         else:
             self.tokenizer = load_tokenizer(
-                model, revision=revision, trust_remote_code=trust_remote_code
+                model,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                chat_template=chat_template,
             )
             # Loading the processor first reports its errors before weights are read.
             processor = load_image_processor(options, self.tokenizer) if images else None

@@ -389,7 +389,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
-            "use a chat model, or give text"
+            "load the model with chat_template=FILE, use a chat model, or give text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
     images = [image for message in messages for image in extract_images(message, prompt.id, table)]
@@ -418,8 +418,8 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
         if apply_template(without) == text:
             raise InputError(
                 f"the model's chat template does not show tools in prompt {prompt.id!r}, so the "
-                "model would not see them; leave tools out, or use a model or a chat template that "
-                "has them"
+                "model would not see them; leave tools out, or load the model with chat_template= "
+                "and a template that shows them"
             )
     text = f"{text}{begun}"
     if table is None:
