@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treegen import LLM, InputError, RequestOutput, SamplingParams
+from treegen import LLM, InputError, RequestOutput, SamplingParams, StructuredOutputsParams
 
 _TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
@@ -152,6 +152,7 @@ def test_top_k_of_minus_one_keeps_all() -> None:
         ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
         ({"json": {"type": "array"}}, {"json_schema": {"type": "array"}}),
         ({"json_object": True}, {"json_schema": {"type": "object"}}),
+        (StructuredOutputsParams(choice=["a"]), {"choice": ("a",)}),
     ],
 )
 def test_structured_outputs(structured_outputs: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -202,6 +203,20 @@ def test_calls_that_treegen_lacks(llm: LLM, name: str, why: str) -> None:
     with pytest.raises(InputError, match=f"LLM has no {name}: .*{why}"):
         getattr(llm, name)("a")
     assert not hasattr(llm, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("LoRARequest", r"LLM\(model, adapter=DIR\)"),
+        ("GuidedDecodingParams", "structured_outputs="),
+        ("EngineArgs", "give the options to LLM"),
+        ("TokensPrompt", "prompt_token_ids"),
+    ],
+)
+def test_classes_that_treegen_lacks(name: str, why: str) -> None:
+    with pytest.raises(InputError, match=f"treegen has no {name}: .*{why}"):
+        exec(f"from treegen import {name}")
 
 
 def test_a_score_of_two_texts(llm: LLM) -> None:

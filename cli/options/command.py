@@ -52,6 +52,7 @@ _GROUPS: Final = (
         "allow_code_execution sandbox num_workers allow_task_code trust_remote_code",
     ),
     ("Lists of settings", False, "model_args gen_kwargs"),
+    ("As in lm-eval", False, "samples log_samples check_integrity verbosity"),
     (
         "Output",
         True,
@@ -59,13 +60,14 @@ _GROUPS: Final = (
         "_click_default_help help_all",
     ),
 )
-# Alternative names of options, from other tools; only --help-all shows them.
+# Alternative names of options; only --help-all shows them.
 _OF_OTHERS: Final = (
     "--batch-size",
     "--confirm-run-unsafe-code",
     "--epochs",
     "--haystack",
     "--n-workers",
+    "--num-samples",
     "--predict-only",
     "--repeats",
 )

@@ -217,6 +217,7 @@ _SAMPLING: Final = (
     click.option(
         "--n-samples",
         "-n",
+        "--num-samples",
         "--epochs",
         "--repeats",
         "num_samples",

@@ -1,14 +1,33 @@
 """Structures that a sample must have: reading and checking the parameters that give one."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict
 
 from treegen.common.checks import as_tuple
 from treegen.errors import InputError
 
 STRUCTURES: Final = ("json_schema", "regex", "grammar", "choice")
 """Parameters that give a sample a structure; at most one of them may be given."""
+
+
+class StructuredOutputsParams(TypedDict, total=False):
+    """The structure of a sample in vLLM's form, for `SamplingParams.structured_outputs`.
+
+    json: a JSON schema: a mapping, JSON as text, or a pydantic model.
+    regex: a regular expression.
+    grammar: a grammar in Lark's or GBNF's form.
+    choice: texts, one of which the sample must be.
+    json_object: whether the sample must be a JSON object.
+    """
+
+    json: Any
+    regex: str | None
+    grammar: str | None
+    choice: Sequence[str] | None
+    json_object: bool | None
+
+
 _OF_VLLM: Final = {"json": "json_schema", **{name: name for name in STRUCTURES[1:]}}
 
 
