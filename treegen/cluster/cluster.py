@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treegen.cluster.cluster_run import ClusterRun, make_no_workers_error
-from treegen.cluster.dispatcher import Dispatcher, WorkItem
+from treegen.cluster.dispatcher import Dispatcher, WorkItem, sample_items, score_groups, score_items
 from treegen.cluster.jobs import (
     ImageJob,
+    PackedPlan,
     SamplingJob,
     ScoringJob,
     SearchingJob,
     WorkerJob,
 )
-from treegen.cluster.packed_plan import PackedPlan
 from treegen.cluster.placement import Placement, parse_placement
 from treegen.cluster.ray_session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
-from treegen.cluster.work_items import sample_items, score_groups, score_items
 from treegen.cluster.worker import from_checkpoint, make_llm_options
 from treegen.cluster.worker_pool import WorkerPool, most_threads
 from treegen.common.checks import check_argument_types, check_int

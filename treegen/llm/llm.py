@@ -154,36 +154,19 @@ class LLM(BaseLLM):
             ModelError: the model cannot be loaded.
             CapacityError: no page fits, or memory is more than the machine has.
         """
-        given = locals()
+        arguments = locals()
         check_known(others, "the arguments of LLM")
-        given["model"] = model.spec.name if isinstance(model, Model) else model
-        options = EngineOptions(**{each.name: given[each.name] for each in fields(EngineOptions)})
+        arguments["model"] = model.spec.name if isinstance(model, Model) else model
+        options = EngineOptions(
+            **{field.name: arguments[field.name] for field in fields(EngineOptions)}
+        )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
         check_machine(options, model.device if isinstance(model, Model) else resolve_device(device))
         if isinstance(model, Model):
-            usual = EngineOptions(model=options.model)
-            for name in LOADING:
-                if getattr(options, name) != getattr(usual, name):
-                    raise InputError(
-                        f"{name}= is for loading a model, and this one is loaded; leave it out"
-                    )
-            if (template := read_chat_template(chat_template)) is not None:
-                tokenizer.chat_template = template
-            model.reset()
-            self.tokenizer, self.model = tokenizer, model
+            self.tokenizer, self.model = _prepare_loaded(model, tokenizer, options), model
         else:
-            self.tokenizer = load_tokenizer(
-                model,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                chat_template=chat_template,
-            )
-            # Loading the processor first reports its errors before weights are read.
-            processor = load_image_processor(options, self.tokenizer) if images else None
-            self.model = load_from_options(options)
-            if processor is not None:
-                set_image_table(self.tokenizer, processor.table(self.model.spec.vocab_size))
+            self.tokenizer, self.model = _load(options)
         ends = end_ids(self.model.spec.eos_token_ids, self.tokenizer)
         self.model.spec = replace(self.model.spec, eos_token_ids=ends)
         self.spec, self.fingerprint = self.model.spec, self.model.fingerprint
@@ -401,3 +384,37 @@ class LLM(BaseLLM):
         if not self.engine.kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.list_prefixes()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
+
+
+def _prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any:
+    """Prepare a loaded model for a new LLM, and return its tokenizer.
+
+    Raises:
+        InputError: an option is only for loading, or the chat template cannot be read.
+    """
+    usual = EngineOptions(model=options.model)
+    for name in LOADING:
+        if getattr(options, name) != getattr(usual, name):
+            raise InputError(
+                f"{name}= is for loading a model, and this one is loaded; leave it out"
+            )
+    if (template := read_chat_template(options.chat_template)) is not None:
+        tokenizer.chat_template = template
+    model.reset()
+    return tokenizer
+
+
+def _load(options: EngineOptions) -> tuple[Any, Model]:
+    """Return the tokenizer and the model that options name."""
+    tokenizer = load_tokenizer(
+        options.model,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        chat_template=options.chat_template,
+    )
+    # Loading the processor first reports its errors before weights are read.
+    processor = load_image_processor(options, tokenizer) if options.images else None
+    model = load_from_options(options)
+    if processor is not None:
+        set_image_table(tokenizer, processor.table(model.spec.vocab_size))
+    return tokenizer, model

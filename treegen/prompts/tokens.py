@@ -16,9 +16,8 @@ from treegen.prompts.chat_images import expand_image_markers, extract_images, ge
 from treegen.prompts.images.table import PlacedImage, get_image_table
 from treegen.prompts.reasoning import check_known, reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
-from treegen.prompts.surrogates import describe_lone_surrogate
 from treegen.prompts.token_bounds import TokenLowerBound
-from treegen.prompts.tree import Node, Prompt, prompts_of
+from treegen.prompts.tree import Node, Prompt, describe_lone_surrogate, prompts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
