@@ -111,6 +111,7 @@ _NO_COUNTERPART: Final = {
     "truncate_prompt_tokens": "cut the prompt's token ids before the call",
     "tokenizer_mode": _LEAVE_OUT,
     "load_format": _LEAVE_OUT,
+    "config_format": _LEAVE_OUT,
     "swap_space": _LEAVE_OUT,
     "cpu_offload_gb": _LEAVE_OUT,
     "max_seq_len_to_capture": _LEAVE_OUT,
