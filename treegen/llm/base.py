@@ -145,7 +145,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         if not has_expansions(tree):
             return self._plan(build_sample_requests(tree, self.tokenizer, params, self.spec))
         requests = expand_requests(tree, self.tokenizer, params, self.spec)
-        levels = [each.levels for each in expansions_of(tree)]
+        levels = [expansion.levels for expansion in expansions_of(tree)]
         return replace(self._plan(requests), generated=sum_levels(levels, params))
 
     @reject_unknown_arguments
@@ -176,25 +176,26 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             NumericsError: from the iterator, logits are not numbers.
             CapacityError: from the iterator, the GPU's memory is full.
         """
-        given = _check_node_params(params)
-        requests = build_sample_requests(tree, self.tokenizer, given, self.spec)
-        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
-        known = {request.id: request.samples for request in requests}
+        checked = _check_node_params(params)
+        requests = build_sample_requests(tree, self.tokenizer, checked, self.spec)
+        node_params = [checked] * len(requests) if isinstance(checked, SamplingParams) else checked
+        num_samples = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
         for pair in as_list("skip", skip):
             if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
                 raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
             prompt_id, index = pair
-            num = known.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
+            num = num_samples.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
             if not isinstance(index, int) or not 0 <= index < num:
-                told = f"skip names sample {index} of {prompt_id!r}"
-                raise InputError(f"{told}, not in the tree; leave it out")
+                raise InputError(
+                    f"skip names sample {index} of {prompt_id!r}, not in the tree; leave it out"
+                )
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
         self._check_ready()
         before = DrawCounter(None if any(skipped.values()) else self._before)
-        requests = before.continue_numbering_flat(requests, [own.seed for own in each])
-        stream = self._start(self._plan(requests), each, samples)
+        requests = before.continue_numbering_flat(requests, [one.seed for one in node_params])
+        stream = self._start(self._plan(requests), node_params, samples)
         self._before.update(before)  # Only now, because a call that fails to start draws nothing.
         return stream
 
@@ -208,11 +209,11 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             tree: Root of the prompt tree.
             params: As for `stream`.
         """
-        given = _check_node_params(params)
-        requests = build_sample_requests(tree, self.tokenizer, given, self.spec)
+        checked = _check_node_params(params)
+        requests = build_sample_requests(tree, self.tokenizer, checked, self.spec)
         self._check_ready()
-        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
-        return self._open_stream(self._plan(requests), each)
+        node_params = [checked] * len(requests) if isinstance(checked, SamplingParams) else checked
+        return self._open_stream(self._plan(requests), node_params)
 
     @reject_unknown_arguments
     def run(
@@ -279,16 +280,16 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         progress = choose_name("progress", progress, "use_tqdm", use_tqdm)
         check_progress(progress)
         contents = read_prompts(prompts)
-        each = _expand_params(params, len(contents))
+        prompt_params = _expand_params(params, len(contents))
         if not contents:
             return []
         template = chat_arguments(tools, chat_template_kwargs)
-        requests = build_flat_requests(contents, each, self.tokenizer, self.spec, template)
+        requests = build_flat_requests(contents, prompt_params, self.tokenizer, self.spec, template)
         self._check_ready()
         before = DrawCounter(self._before)
-        requests = before.continue_numbering_flat(requests, [own.seed for own in each])
+        requests = before.continue_numbering_flat(requests, [one.seed for one in prompt_params])
         samples = [range(request.samples) for request in requests]
-        stream = self._start(self._plan(requests), each, samples)
+        stream = self._start(self._plan(requests), prompt_params, samples)
         self._before.update(before)  # Only now, because a call that fails to start draws nothing.
         result = _run_to_end(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
@@ -414,14 +415,14 @@ def _check_node_params(
     """Check the parameters of all nodes of a tree, or of each node."""
     if params is None or isinstance(params, SamplingParams | Mapping):
         return check_tree_params(params)
-    return [check_tree_params(own) for own in as_list("params", params)]
+    return [check_tree_params(one) for one in as_list("params", params)]
 
 
 def _expand_params(params: Params | Sequence[Params] | None, num: int) -> list[SamplingParams]:
     """Check parameters and return those of each of `num` prompts."""
     if params is None or isinstance(params, SamplingParams | Mapping):
         return [check_params(params)] * num
-    each = [check_params(own) for own in as_list("params", params)]
-    if len(each) != num:
-        raise InputError(f"there are {len(each)} params for {num} prompts; give one for each")
-    return each
+    checked = [check_params(one) for one in as_list("params", params)]
+    if len(checked) != num:
+        raise InputError(f"there are {len(checked)} params for {num} prompts; give one for each")
+    return checked

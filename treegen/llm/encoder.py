@@ -58,7 +58,7 @@ class PromptEncoder:
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="treegen-compile")
         self._images = ThreadPoolExecutor(1, thread_name_prefix="treegen-images")
         self._max_image_pixels = max_image_pixels
-        self._known = PromptCache()
+        self._cache = PromptCache()
 
     def submit(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         """Encode the prompts of a call in the threads.
@@ -91,14 +91,16 @@ class PromptEncoder:
     def _requests(
         self, contents: list[Any], params: SamplingParams, template: dict[str, Any]
     ) -> list[Request]:
-        each = [params] * len(contents)
+        prompt_params = [params] * len(contents)
         key = key_of(contents[0], template) if len(contents) == 1 else None
-        known = self._known.get(key)
-        if known is not None:
-            contents, template = [known.tolist()], {}
-        requests = build_flat_requests(contents, each, self._tokenizer, self._llm.spec, template)
+        cached = self._cache.get(key)
+        if cached is not None:
+            contents, template = [cached.tolist()], {}
+        requests = build_flat_requests(
+            contents, prompt_params, self._tokenizer, self._llm.spec, template
+        )
         if key is not None:
-            self._known.put(key, requests[0].tokens)
+            self._cache.put(key, requests[0].tokens)
         return requests
 
     def _compile(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
