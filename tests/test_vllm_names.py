@@ -94,7 +94,8 @@ def test_prompts_that_cannot_be_used(llm: LLM, prompts: Any, why: str) -> None:
 def test_names_of_arguments(chat_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     params = SamplingParams(max_tokens=4, seed=1)
     chat = [{"role": "user", "content": "2 + 3?"}]
-    for call, prompt in ((chat_llm.generate, "2 + 3?"), (chat_llm.chat, chat)):
+    calls: list[tuple[Any, Any]] = [(chat_llm.generate, "2 + 3?"), (chat_llm.chat, chat)]
+    for call, prompt in calls:
         plain = call(prompt, params)
         named = call(prompt, sampling_params=params, use_tqdm=False)
         assert plain == named

@@ -61,7 +61,7 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
     """Return the documents of each task, counted from 0."""
     try:
         text = text_or_file if "{" in text_or_file else read_text(text_or_file)
-        samples = json.loads(text)
+        samples: dict[str, list[int]] = json.loads(text)
     except (OSError, ValueError) as error:
         raise InputError(f"--samples is no JSON and no file with JSON: {error}") from None
     is_valid = isinstance(samples, dict) and all(

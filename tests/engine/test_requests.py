@@ -351,7 +351,7 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
         with pytest.raises(InputError, match=r"token ids|whole numbers"):
             llm.score([(ids, [5])])  # type: ignore[list-item]
         with pytest.raises(InputError, match=r"token ids|whole numbers"):
-            llm.generate([ids])  # type: ignore[list-item]
+            llm.generate([ids])  # type: ignore[arg-type]
 
     async def ask(root: SearchNode) -> object:
         return root.search.prompt([5.0, 6.5])  # type: ignore[list-item]

@@ -1,6 +1,6 @@
 """Suggestions for misspelled words and for names of other tools."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 _SHORTEST: Final = 3  # characters of a word that may be part of a known one
@@ -15,8 +15,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def find_near(word: str, known: Iterable[str]) -> list[str]:
     """Return at most two known words that a user may have meant, the nearest first.
 
-    These are words with few typing errors, and words that begin or end with `word`. A word that
-    only shares a part with it, as `max_rows` does with `max_logprobs`, means something else.
+    These are words with few typing errors, words that begin or end with `word`, and the start of
+    `word`, such as `eval` for `evaluate`. A word that only shares a part with `word` means something
+    else, as `max_rows` does for `max_logprobs`.
 
     Args:
         word: The word that the user typed.
@@ -32,8 +33,11 @@ def find_near(word: str, known: Iterable[str]) -> list[str]:
             if distance <= most:
                 near.append((distance, other))
                 continue
-        is_part = other.lower().startswith(typed) or other.lower().endswith(typed)
-        if is_part and len(typed) >= _SHORTEST:
+        name = other.lower()
+        is_part = name.startswith(typed) or name.endswith(typed)
+        if name and typed.startswith(name):  # `evaluate` for `eval`, but no further words
+            is_part = typed[len(name)] not in "_-"
+        if is_part and min(len(typed), len(name)) >= _SHORTEST:
             near.append((4, other))
     near.sort(key=lambda pair: pair[0])
     return [other for _, other in near[:2]]
@@ -129,7 +133,7 @@ _NO_COUNTERPART: Final = {
 """Names in other tools that have no counterpart here, with advice."""
 
 
-def advise_foreign(name: str, known: Iterable[str]) -> tuple[str | None, str]:
+def advise_foreign(name: str, known: Container[str]) -> tuple[str | None, str]:
     """Return the known name for a name of another tool, or None, and advice without it, or "".
 
     Args:
@@ -137,7 +141,9 @@ def advise_foreign(name: str, known: Iterable[str]) -> tuple[str | None, str]:
         known: The known names.
     """
     ours = FOREIGN.get(name)
-    return (ours, "") if ours in known else (None, _NO_COUNTERPART.get(name, ""))
+    if ours is not None and ours in known:
+        return ours, ""
+    return None, _NO_COUNTERPART.get(name, "")
 
 
 def hint_at(name: str, known: Iterable[str]) -> str:

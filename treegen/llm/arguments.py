@@ -47,7 +47,6 @@ _PROMPT: Final = ("prompt", "prompt_token_ids")
 PromptInput = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
 """Text, token ids, chat messages, or a dict with `prompt` or `prompt_token_ids`."""
 _Call = TypeVar("_Call", bound=Callable[..., Any])
-_Value = TypeVar("_Value")
 
 
 def reject_unknown_arguments(call: _Call) -> _Call:
@@ -92,7 +91,7 @@ def missing_attribute(owner: object, name: str) -> AttributeError:
     return AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
-def choose_name(name: str, value: _Value | None, alias: str, other: _Value | None) -> _Value | None:
+def choose_name(name: str, value: Any, alias: str, other: Any) -> Any:
     """Return the value of an argument that has two names.
 
     Args:
