@@ -16,8 +16,8 @@ def find_near(word: str, known: Iterable[str]) -> list[str]:
     """Return at most two known words that a user may have meant, the nearest first.
 
     These are words with few typing errors, words that begin or end with `word`, and the start of
-    `word`, such as `eval` for `evaluate`. A word that only shares a part with `word` means something
-    else, as `max_rows` does for `max_logprobs`.
+    `word`, such as `eval` for `evaluate`. A word that only shares a part with `word` means
+    something else, as `max_rows` does for `max_logprobs`.
 
     Args:
         word: The word that the user typed.
