@@ -8,11 +8,14 @@ import click
 
 from treegen.cli.judge.options import JUDGE, loading_of, plan_judging, show_judged
 from treegen.cli.options.command import GroupedCommand
+from treegen.cli.options.lm_eval import OPTIONS as LM_EVAL
+from treegen.cli.options.lm_eval import check_data, pop_lm_eval_options
 from treegen.cli.options.options import (
     OUTPUT,
     QUIET,
     WRITE_OUT,
     add_option_groups,
+    add_options,
     collect_choices,
     pop_execution_options,
     task_names,
@@ -54,6 +57,7 @@ from treegen.cli.options.workers import resolve_workers, take_cluster
 )
 @click.option("--log-tokens", is_flag=True, help="Store token ids with the texts.")
 @WRITE_OUT
+@add_options(*LM_EVAL)
 @QUIET
 def command(
     output: str | None,
@@ -87,9 +91,12 @@ def command(
     from treegen.report.load import compare_rows
 
     tasks = task_names(params)
+    is_checked_first = pop_lm_eval_options(params, tasks)
     cluster, execution = take_cluster(params), pop_execution_options(params)
     several = adapter if len(adapter) > 1 else ()
     asked = collect_choices(params if several else {**params, "adapter": adapter})
+    if is_checked_first:
+        check_data(tasks, asked)
     judging = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
     plan = plan_judging(judge, judging, asked)
     if judge:

@@ -5,7 +5,6 @@ answers at once. Exit codes: 0 done, 1 less done than planned, 2 an error that t
 plus the number of a signal.
 """
 
-import difflib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +16,11 @@ import click
 
 import treegen
 from treegen.cli.options.options import CONTEXT
-from treegen.cli.terminal.flags import rename_arguments
+from treegen.cli.terminal.flags import describe_unknown_option, rename_arguments
 from treegen.cli.terminal.interrupts import Interrupted, raising_signals
 from treegen.cli.terminal.streams import guarded_streams
 from treegen.common.formatting import safe_text
+from treegen.common.spelling import did_you_mean
 from treegen.errors import ModelWarning, TreegenError
 
 # By title in the list of commands: name -> the help that the list shows.
@@ -107,9 +107,8 @@ class LazyGroup(click.Group):
         names = self.list_commands(ctx)
         unknown = args and args[0] not in names and not args[0].startswith("-")
         if unknown and not ctx.resilient_parsing:  # shell completion gets no message
-            close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
-            raise Failure(f"there is no command {args[0]!r}; {hint}")
+            hint = did_you_mean(args[0], names) or f"; known: {', '.join(names)}"
+            raise Failure(f"there is no command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -169,7 +168,11 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
     except click.exceptions.NoArgsIsHelpError:
         raise
     except click.UsageError as error:
-        told = error.format_message().removesuffix(".")
+        told = (
+            describe_unknown_option(error)
+            if isinstance(error, click.NoSuchOption)
+            else error.format_message().removesuffix(".")
+        )
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
         raise Failure(f"{told} ({where})" if where else told) from error
     except TreegenError as error:

@@ -75,6 +75,7 @@ def _own_arguments() -> str:
 @click.option(
     "--n-samples",
     "-n",
+    "--num-samples",
     "num_samples",
     type=int,
     help=_of("num_samples", "solutions drawn at most."),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from treegen import LLM, InputError, Node, SamplingParams
+from treegen.common.spelling import find_near
 
 
 @pytest.fixture(scope="module")
@@ -15,8 +16,8 @@ def llm() -> LLM:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"sampling_params": None}, r"generate has no 'sampling_params'; did you mean params=\?"),
-        ({"use_tqdm": False}, r"generate has no 'use_tqdm'; did you mean progress=\?"),
+        ({"generation_config": None}, r"has no 'generation_config'; did you mean params=\?"),
+        ({"prompt_token_ids": [1]}, r"has no 'prompt_token_ids'; did you mean prompts=\?"),
         ({"max_tokens": 5}, r"; give params=SamplingParams\(max_tokens=5\)"),
         ({"max_new_tokens": 5}, r"; give params=SamplingParams\(max_tokens=5\)"),
         ({"num_return_sequences": 3}, r"; give params=SamplingParams\(n=3\)"),
@@ -35,6 +36,10 @@ def test_other_calls_tell_it_too(llm: LLM) -> None:
     node: Any = Node("a")
     with pytest.raises(InputError, match=r"run has no 'temperature'; give params=SamplingParams"):
         llm.run(node, temperature=0.5)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"run has no 'sampling_params'; did you mean params=\?"):
+        llm.run(node, sampling_params=None)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"run has no 'use_tqdm'; did you mean progress=\?"):
+        llm.run(node, use_tqdm=False)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="score has no 'n'; it has pairs, top"):
         llm.score([("a", "b")], n=1)  # type: ignore[call-arg]
 
@@ -50,6 +55,8 @@ def test_calls_keep_their_signatures(llm: LLM) -> None:
         ("max_new_tokens", r"; did you mean max_tokens=\?"),
         ("guided_json", r"; did you mean json_schema=\?"),
         ("stop_strings", r"; did you mean stop=\?"),
+        ("length_penalty", "; leave it out; for beams see treegen.search.beam"),
+        ("guided_decoding", r"; did you mean structured_outputs=\?"),
         ("do_sample", "; leave it out: temperature=0.0 is greedy"),
         ("tempratur", r"; did you mean temperature=\?"),
     ],
@@ -60,6 +67,27 @@ def test_sampling_parameters_tell_what_to_give(name: str, why: str) -> None:
         SamplingParams(**given)
 
 
-def test_an_llm_tells_what_to_give() -> None:
-    with pytest.raises(InputError, match="leave it out: memory follows the tokens"):
-        LLM("demo", max_model_len=4096)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("max_model_len", "leave it out: memory follows the tokens"),
+        ("max_logprobs", "leave it out: logprobs and prompt_logprobs have no limit"),
+        ("pipeline_parallel_size", "treegen does not divide the layers among GPUs"),
+        ("gpu_memory_utilization", r"did you mean memory=\?"),
+        ("tensor_paralel_size", r"did you mean tensor_parallel_size=\?"),
+    ],
+)
+def test_an_llm_tells_what_to_give(name: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        LLM("demo", **{name: 4096})  # type: ignore[arg-type]
+
+
+def test_hints_name_only_near_words() -> None:
+    known = ["stop_token_ids", "max_rows", "presence_penalty", "tensor_parallel_size", "n", "top_p"]
+    for word in ("allowed_token_ids", "max_logprobs", "length_penalty", "pipeline_parallel_size"):
+        assert find_near(word, known) == []
+    assert find_near("stop_tokn_ids", known) == ["stop_token_ids"]
+    assert find_near("mxa_rows", known) == ["max_rows"]
+    assert find_near("parallel_size", known) == ["tensor_parallel_size"]
+    assert find_near("Top_P", known) == ["top_p"]
+    assert find_near("x", known) == find_near("", known) == []

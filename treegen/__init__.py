@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from treegen.common.outputs import (
         Completion,
         LevelRows,
+        RequestOutput,
         Score,
         Status,
         Thinking,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         WorkerStatus,
     )
     from treegen.common.params import SamplingParams
+    from treegen.common.structured_outputs import StructuredOutputsParams
     from treegen.engine.segments.prefix_cache import Kept
     from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
@@ -69,6 +71,7 @@ __all__ = [
     "Node",
     "NumericsError",
     "Plan",
+    "RequestOutput",
     "Run",
     "RunError",
     "RunInUseError",
@@ -78,6 +81,7 @@ __all__ = [
     "ScoreStream",
     "Status",
     "Stream",
+    "StructuredOutputsParams",
     "Thinking",
     "TreeError",
     "TreegenError",
@@ -98,8 +102,11 @@ __all__ = [
 _MODULES: Final = {
     "treegen.engine.segments.prefix_cache": "Kept",
     "treegen.cluster.cluster": "Cluster",
-    "treegen.common.outputs": "Completion LevelRows Score Status Thinking Usage WorkerStatus",
+    "treegen.common.outputs": (
+        "Completion LevelRows RequestOutput Score Status Thinking Usage WorkerStatus"
+    ),
     "treegen.common.params": "SamplingParams",
+    "treegen.common.structured_outputs": "StructuredOutputsParams",
     "treegen.common.drafter": "DraftContext",
     "treegen.engine.stream": "RunResult ScoreStream Stream",
     "treegen.errors": (
@@ -116,6 +123,19 @@ _MODULES: Final = {
     "treegen.api.judging": "Judgings judge judgings",
     "treegen.api.run": "Run evaluate open_run search_task",
 }
+# Classes of vLLM that treegen does not have, with advice.
+_OF_VLLM: Final = {
+    "AsyncEngineArgs": "give the options to LLM, and the LLM to AsyncLLM",
+    "AsyncLLMEngine": "use AsyncLLM(LLM(model))",
+    "BeamSearchParams": "search with llm.search and treegen.search.beam",
+    "EngineArgs": "give the options to LLM",
+    "GuidedDecodingParams": 'give SamplingParams(structured_outputs={"choice": [...]})',
+    "LLMEngine": "use LLM, or AsyncLLM for calls that come at any time",
+    "LoRARequest": "load the adapter with LLM(model, adapter=DIR)",
+    "PoolingParams": "treegen computes no embeddings; use vLLM or sentence-transformers",
+    "TextPrompt": 'give text, or {"prompt": text}',
+    "TokensPrompt": 'give token ids, or {"prompt_token_ids": ids}',
+}
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 # Hidden from type checkers, to which a module with __getattr__ has every attribute.
@@ -123,6 +143,10 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import a public name on first use."""
+        if name in _OF_VLLM:  # Python replaces the message of an AttributeError
+            from treegen.errors import InputError
+
+            raise InputError(f"treegen has no {name}: {_OF_VLLM[name]}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_MODULE_OF[name]), name)

@@ -9,6 +9,10 @@ class InputError(TreegenError, ValueError):
     """An argument, a flag or a file has a value that cannot be used."""
 
 
+class MissingNameError(InputError, AttributeError):
+    """A name that another library has, and treegen has not."""
+
+
 class TreeError(InputError):
     """The declared prompt tree is malformed."""
 

@@ -34,7 +34,7 @@ _GROUPS: Final = (
     (
         "Chat and reasoning",
         False,
-        "apply_chat_template fewshot_as_multiturn system_instruction "
+        "apply_chat_template chat_template fewshot_as_multiturn system_instruction "
         "reasoning max_thinking_tokens reasoning_tags thinking_end",
     ),
     ("Metrics and votes", False, "pass_ks maj_ks votes self_certainty"),
@@ -52,6 +52,7 @@ _GROUPS: Final = (
         "allow_code_execution sandbox num_workers allow_task_code trust_remote_code",
     ),
     ("Lists of settings", False, "model_args gen_kwargs"),
+    ("As in lm-eval", False, "samples log_samples check_integrity verbosity"),
     (
         "Output",
         True,
@@ -59,13 +60,14 @@ _GROUPS: Final = (
         "_click_default_help help_all",
     ),
 )
-# Alternative names of options, from other tools; only --help-all shows them.
+# Alternative names of options; only --help-all shows them.
 _OF_OTHERS: Final = (
     "--batch-size",
     "--confirm-run-unsafe-code",
     "--epochs",
     "--haystack",
     "--n-workers",
+    "--num-samples",
     "--predict-only",
     "--repeats",
 )

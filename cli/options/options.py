@@ -159,6 +159,11 @@ _MODEL: Final = (
         "peft, merged into the model as it loads. `eval` takes several, a run each.",
     ),
     click.option("--images", is_flag=True, help="Take images, of a family that reads them."),
+    click.option(
+        "--chat-template",
+        metavar="FILE",
+        help="A Jinja chat template that replaces the tokenizer's own.",
+    ),
     *_LOADING,
     click.option(
         "--speculate",
@@ -212,6 +217,7 @@ _SAMPLING: Final = (
     click.option(
         "--n-samples",
         "-n",
+        "--num-samples",
         "--epochs",
         "--repeats",
         "num_samples",

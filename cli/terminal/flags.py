@@ -12,6 +12,7 @@ from typing import Final
 import click
 
 from treegen.cli.options.pairs import GEN_KWARGS, MODEL_ARGS
+from treegen.common.spelling import advise_foreign, find_near
 
 _VALUE: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\w.-]+"
 
@@ -39,6 +40,28 @@ def rename_arguments(message: str, command: click.Command | None) -> str:
     return inside.sub(flag, message)
 
 
+def describe_unknown_option(error: click.NoSuchOption) -> str:
+    """Return the message for an unknown option: the option that was meant, or advice."""
+    message = f"No such option {error.option_name!r}"
+    if error.ctx is None:
+        return message
+    command = error.ctx.command
+    flags = _flags(command)
+    word = error.option_name.lstrip("-").replace("-", "_")
+    ours, advice = advise_foreign(word, flags)
+    if advice:
+        return f"{message}; {rename_arguments(advice, command)}"
+    options = {
+        option.lstrip("-"): option
+        for param in command.get_params(error.ctx)
+        for option in (*param.opts, *param.secondary_opts)
+        if option.startswith("--")
+    }
+    near = find_near(word.replace("_", "-"), options)
+    meant = [flags[ours]] if ours else [options[name] for name in near]
+    return f"{message}; did you mean {' or '.join(map(repr, meant))}?" if meant else message
+
+
 def _flags(command: click.Command) -> dict[str, str]:
     """Return the command's flag for each argument of the library."""
     if isinstance(command, click.Group):
@@ -59,4 +82,5 @@ def _flags(command: click.Command) -> dict[str, str]:
                 flags.setdefault(name, f"{flags[group]} {name}")
     if "names" in flags:
         flags["task"] = "TASK"
+    flags.setdefault("resume", "--resume")  # of treegen eval and treegen search
     return flags

@@ -85,7 +85,7 @@ def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
             assert cluster.num_workers == 1
             stream = cluster.stream(tree, params)
             assert next(stream).num_tokens == 150
-            monkeypatch.setattr("treegen.cluster.wait_timer.PATIENCE", 3.0)
+            monkeypatch.setattr("treegen.cluster.worker_pool.PATIENCE", 3.0)
             nodes.remove_node(node)
             with pytest.raises(WorkerError, match=r"no worker is left \(Ray has found no room"):
                 list(stream)

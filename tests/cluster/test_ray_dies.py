@@ -17,9 +17,9 @@ import pytest
 from cli_cases import assert_same_samples
 from processes import descendants, living
 
-from treegen.cluster import ray_monitor
+from treegen.cluster import ray_session
 from treegen.cluster.dispatcher import Dispatcher, WorkItem
-from treegen.cluster.ray_monitor import RayMonitor
+from treegen.cluster.ray_session import RayMonitor
 
 EVAL = [
     "eval",
@@ -57,13 +57,13 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
             get_node_id=lambda: "a", gcs_address=f"127.0.0.1:{server.getsockname()[1]}"
         )
         ray: Any = SimpleNamespace(get_runtime_context=lambda: here, nodes=lambda: [node])
-        monkeypatch.setattr(ray_monitor, "_LOOK", 0.0)
+        monkeypatch.setattr(ray_session, "_LOOK", 0.0)
         both, of_server = RayMonitor(ray), RayMonitor(ray)
         of_server._raylet = None  # a driver on a machine that is no node
         assert not both.describe_failure() and not of_server.describe_failure()
     assert "raylet died" in both.describe_failure() and "raylet died" in both.describe_failure()
     assert not of_server.describe_failure()  # it may start again
-    monkeypatch.setattr(ray_monitor, "_PATIENCE", 0.0)
+    monkeypatch.setattr(ray_session, "_PATIENCE", 0.0)
     assert "gcs_server died" in of_server.describe_failure()
 
 

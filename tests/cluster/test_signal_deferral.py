@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 
 from treegen import Cluster
-from treegen.cluster.signal_deferral import defer_signals
+from treegen.cluster.ray_session import defer_signals
 from treegen.cluster.worker_pool import WorkerPool, WorkerSlot
 from treegen.common.signals import SIGNALS, second_signal_handler
 

@@ -200,9 +200,9 @@ def test_texts_methods_and_traces(
     assert "pipe or device" in done.error
     from speculation import Trace
 
-    from treegen.integrations.inspect_ai.provider import _read_template
+    from treegen.model.tokenizer import read_chat_template
 
-    for read in (Trace.read, lambda path: _read_template(str(path))):
+    for read in (Trace.read, lambda path: read_chat_template(str(path))):
         with pytest.raises(TreegenError):
             read(texts)
 

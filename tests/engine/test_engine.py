@@ -485,7 +485,7 @@ def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(
     with pytest.raises(InputError, match="skip names sample 9"):
         llm.stream(tree_of(), skip=[("q0", 9)])
     with pytest.raises(InputError, match="prompts must be a list"):
-        llm.generate("one prompt")
+        llm.generate(5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the continuation has no token of its own"):
         llm.score([("abc", "")])
     with pytest.raises(InputError, match="give context and continuation both as text"):

@@ -333,7 +333,7 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
         with pytest.raises(InputError, match="problems must be a list"):
             llm.search(draw_four, problems)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="prompts must be a list"):
-        llm.generate("abc")
+        llm.generate(5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pairs must be a list"):
         llm.score("ab")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pair 0 is 'ab'"):
@@ -351,7 +351,7 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
         with pytest.raises(InputError, match=r"token ids|whole numbers"):
             llm.score([(ids, [5])])  # type: ignore[list-item]
         with pytest.raises(InputError, match=r"token ids|whole numbers"):
-            llm.generate([ids])  # type: ignore[list-item]
+            llm.generate([ids])  # type: ignore[arg-type]
 
     async def ask(root: SearchNode) -> object:
         return root.search.prompt([5.0, 6.5])  # type: ignore[list-item]

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 
-from treegen.prompts.prompt_cache import ENTRY, PromptCache, key_of
+from treegen.llm.encoder import ENTRY, PromptCache, key_of
 
 
 def test_the_least_recently_used_leave() -> None:

@@ -9,7 +9,7 @@ from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function, rollouts
 from treegen.search.propose import sample_step, sample_steps
 from treegen.search.strategies.ab_mcts import ab_mcts
-from treegen.search.strategies.costs import Costs
+from treegen.search.strategies.common import Costs
 from treegen.search.strategies.mcts import mcts
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome, SearchResult

@@ -24,8 +24,7 @@ from treegen.search.ask_tell import AskTell
 from treegen.search.session import Session
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.node_registry import pickling_for_other_process
-from treegen.search.tree.result import SearchOutcome, SearchResult, warn_if_all_failed
-from treegen.search.tree.tracebacks import detach
+from treegen.search.tree.result import SearchOutcome, SearchResult, detach, warn_if_all_failed
 
 
 def session_of(model: HistoryModel | None = None) -> Session:

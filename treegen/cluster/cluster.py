@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treegen.cluster.cluster_run import ClusterRun, make_no_workers_error
-from treegen.cluster.dispatcher import Dispatcher, WorkItem
+from treegen.cluster.dispatcher import Dispatcher, WorkItem, sample_items, score_groups, score_items
 from treegen.cluster.jobs import (
     ImageJob,
+    PackedPlan,
     SamplingJob,
     ScoringJob,
     SearchingJob,
     WorkerJob,
 )
-from treegen.cluster.packed_plan import PackedPlan
 from treegen.cluster.placement import Placement, parse_placement
 from treegen.cluster.ray_session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
-from treegen.cluster.work_items import sample_items, score_groups, score_items
 from treegen.cluster.worker import from_checkpoint, make_llm_options
 from treegen.cluster.worker_pool import WorkerPool, most_threads
 from treegen.common.checks import check_argument_types, check_int
@@ -31,9 +30,10 @@ from treegen.common.params import SamplingParams
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM
+from treegen.llm.arguments import missing_attribute
 from treegen.llm.base import BaseLLM
 from treegen.model.options import EngineOptions, check_known
-from treegen.model.tokenizer import load_image_processor, load_tokenizer
+from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import check_vocabulary, token_ids
@@ -121,8 +121,13 @@ class Cluster(BaseLLM):
         tokenizer: Any = None,
         make: Callable[[dict[str, Any]], LLM] = from_checkpoint,
     ) -> None:
+        # Workers on other machines get the text, because they may not have the file.
+        options = replace(options, chat_template=read_chat_template(options.chat_template))
         self.tokenizer = tokenizer or load_tokenizer(
-            options.model, revision=options.revision, trust_remote_code=options.trust_remote_code
+            options.model,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            chat_template=options.chat_template,
         )
         processor = load_image_processor(options, self.tokenizer) if options.images else None
         self._session = RaySession(places, count_cores())
@@ -175,7 +180,7 @@ class Cluster(BaseLLM):
                 raise AttributeError(
                     f"a Cluster has no {name}: that lives in one model; use an LLM"
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise missing_attribute(self, name)
 
     # Implementation of the calls
 

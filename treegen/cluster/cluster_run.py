@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from treegen.cluster.aggregation import all_levels, all_statuses, sum_usages
 from treegen.cluster.dispatcher import MOST_DEATHS, Dispatcher, WorkItem
 from treegen.cluster.jobs import Result, WorkerJob
 from treegen.cluster.serialization import pickle_job
-from treegen.cluster.wait_timer import PATIENCE, WaitTimer
 from treegen.cluster.worker import TurnResult
-from treegen.cluster.worker_pool import NO_ROOM, WorkerPool, WorkerSlot
+from treegen.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.errors import ModelWarning, TreegenError, WorkerError
 
+_NOT_SUMMED: Final = ("seconds", "page_size", "impl", "kernels")  # fields of Usage
 _TURN: Final = 0.25  # seconds of a turn
 # Queued turns of a worker: it works on one while the results of the last one are transferred.
 _QUEUED: Final = 2
@@ -322,3 +321,48 @@ def make_no_workers_error(slots: Iterable[WorkerSlot]) -> WorkerError:
     """Return the error to raise when all workers have been given up."""
     told = "; ".join(f"{slot.name}: {slot.told}" for slot in slots if slot.told)
     return WorkerError(f"no worker is left ({told})")
+
+
+def sum_usages(usages: Sequence[Usage], total: Usage) -> None:
+    """Write the sums of workers' usages into `total`; times are averaged."""
+    for field_ in fields(Usage):
+        name = field_.name
+        values = [getattr(usage, name) for usage in usages]
+        if name not in _NOT_SUMMED and values and isinstance(values[0], int | float):
+            count = len(values) if name.endswith("_seconds") else 1
+            setattr(total, name, sum(values) / count if count > 1 else sum(values))
+    total.page_size = max((usage.page_size for usage in usages), default=0)
+    for name in ("impl", "eager_because", "uncompiled_because"):
+        setattr(total, name, next((v for u in usages if (v := getattr(u, name))), ""))
+    kernels: dict[str, dict[str, int]] = {}
+    for usage in usages:
+        for level, steps in usage.kernels.items():
+            mine = kernels.setdefault(level, {})
+            for kernel, count in steps.items():
+                mine[kernel] = mine.get(kernel, 0) + count
+    total.kernels = kernels
+
+
+def all_statuses(statuses: Iterable[Status]) -> Status:
+    """Return the active rows and used pages of all workers together."""
+    statuses = list(statuses)
+    return Status(
+        sum(status.rows for status in statuses),
+        sum(status.pages for status in statuses),
+        sum(status.num_pages for status in statuses),
+    )
+
+
+def all_levels(of_workers: Iterable[Sequence[LevelRows]]) -> tuple[LevelRows, ...]:
+    """Return the levels that rows read; a segment counts once for each worker that has it."""
+    by_depth: dict[int, LevelRows] = {}
+    for levels in of_workers:
+        for level in levels:
+            total = by_depth.get(level.depth, LevelRows(level.depth, 0, 0, 0))
+            by_depth[level.depth] = LevelRows(
+                level.depth,
+                total.segments + level.segments,
+                total.rows + level.rows,
+                total.kept + level.kept,
+            )
+    return tuple(by_depth[depth] for depth in sorted(by_depth))

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from treegen.cluster.packed_plan import PackedPlan
+import numpy as np
+
 from treegen.cluster.serialization import sendable_result
 from treegen.common.params import SamplingParams
 from treegen.prompts.images.table import PlacedImage
+from treegen.prompts.plan.plan import Plan
 
 if TYPE_CHECKING:
     from treegen.engine.on_demand import OnDemandStream
@@ -24,6 +26,45 @@ if TYPE_CHECKING:
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn
     from treegen.search.tree.problems import SearchProblem
+
+_NONE = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlan:
+    """A plan without prompts, which its segments contain, and sampling parameters.
+
+    plan: the plan, with requests without tokens.
+    params: the distinct sampling parameters.
+    params_of: index into `params` for each request.
+    """
+
+    plan: Plan
+    params: tuple[SamplingParams, ...]
+    params_of: tuple[int, ...]
+
+    @staticmethod
+    def of(plan: Plan, params: Sequence[SamplingParams]) -> PackedPlan:
+        """Pack a plan and the sampling parameters of each of its requests."""
+        sets = {one.drawing: one for one in params}
+        places = {drawing: index for index, drawing in enumerate(sets)}
+        requests = tuple(replace(request, tokens=_NONE) for request in plan.requests)
+        # Copies, because pickling a view would include the whole prompt.
+        segments = tuple(replace(s, tokens=s.tokens.copy()) for s in plan.segments)
+        packed = replace(plan, requests=requests, segments=segments)
+        return PackedPlan(
+            packed, tuple(sets.values()), tuple(places[one.drawing] for one in params)
+        )
+
+    def unpack(self) -> tuple[Plan, list[SamplingParams]]:
+        """Return the original plan, and the sampling parameters of each request."""
+        plan = self.plan
+        requests = []
+        for place, request in enumerate(plan.requests):
+            parts = [segment.tokens for segment in plan.path(place)]
+            requests.append(replace(request, tokens=np.concatenate(parts[::-1])))
+        return replace(plan, requests=tuple(requests)), [self.params[i] for i in self.params_of]
+
 
 Part = tuple[int, list[int]]
 """A key and some of its indices."""

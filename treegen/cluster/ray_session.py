@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Final
 
 from treegen.cluster.placement import Placement
-from treegen.cluster.ray_monitor import RayMonitor
-from treegen.cluster.signal_deferral import defer_signals
+from treegen.common.signals import SIGNALS, second_signal_handler
 from treegen.errors import InputError, WorkerError
 
 # Bytes, allocated as they are filled; Ray requires at least 75 MiB.
@@ -23,6 +26,11 @@ _SECONDS: Final = 15.0  # time limit for an address to answer
 # Start of an HTTP/2 connection, which Ray uses: a preface, then settings from both sides.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS: Final = b"\x04"
+_LOOK: Final = 0.2  # seconds between checks that Ray's processes are alive
+_CONNECT_SECONDS: Final = 5.0  # limit of a connection; a process that is silent may be busy
+# Seconds in which Ray's server may restart. Ray ends this process after 60, without a message.
+_PATIENCE: Final = 40.0
+_GONE: Final = "Ray has ended here: its process {} died; the kernel may have ended it (see dmesg)"
 # Environment variables that Ray reads on import. With them Ray reports no usage statistics, listens
 # only on the loopback device, and requires a token that no other process knows.
 _QUIET: Final = {
@@ -185,3 +193,95 @@ def _set_visible_gpus(gpus: tuple[int, ...]) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = before
+
+
+class RayMonitor:
+    """Checks Ray's processes by their ports.
+
+    If the raylet dies, Ray ends this process some seconds later, without a message. Until then
+    calls of Ray block.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        """Find the processes of the connected module `ray`."""
+        here = ray.get_runtime_context()
+        own = here.get_node_id()
+        host, _, port = here.gcs_address.rpartition(":")
+        self._server = (host.strip("[]"), int(port))
+        # A driver may be connected from a machine that is not a node.
+        self._raylet = next(
+            (
+                (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
+                for node in ray.nodes()
+                if node["NodeID"] == own
+            ),
+            None,
+        )
+        self._last = time.monotonic()
+        self._refused: float | None = None  # time since which the server refuses connections
+        self._told = ""
+
+    def describe_failure(self) -> str:
+        """Return a message about an ended process; empty while all are alive."""
+        now = time.monotonic()
+        if self._told or now - self._last < _LOOK:
+            return self._told
+        self._last = now
+        if self._raylet is not None and _refuses(self._raylet):
+            self._told = _GONE.format("raylet")
+        elif not _refuses(self._server):
+            self._refused = None
+        elif self._refused is None:
+            self._refused = now
+        elif now - self._refused > _PATIENCE:
+            self._told = _GONE.format("gcs_server")
+        return self._told
+
+
+def _refuses(address: tuple[str, int]) -> bool:
+    """Return whether no process listens at an address; a slow answer is not a refusal."""
+    try:
+        socket.create_connection(address, _CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Hold the first of SIGNALS until the end of the block; then call its handler as usual.
+
+    If a handler raises during a call of Ray, its exception is replaced by another one, and Ray
+    remains half started. Ray's own handlers, which it installs in place of ours, end the process. A
+    second signal ends the process, in case the call never returns (`second_signal_handler`).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Ignored signals stay ignored, and signals without a handler end the process at once.
+    before = {n: handler for n in SIGNALS if callable(handler := signal.getsignal(n))}
+    held: list[int] = []
+    module: Any = signal
+    install = signal.signal
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+        for signal_number in before:
+            install(signal_number, second_signal_handler(signal_number))
+
+    def not_these(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number in SIGNALS else install(number, handler)
+
+    try:
+        for number in before:
+            install(number, on_signal)
+        module.signal = not_these
+        yield
+    finally:
+        module.signal = install
+        for number, handler in before.items():
+            install(number, handler)
+        if held:
+            signal.raise_signal(held[0])

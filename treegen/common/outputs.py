@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,14 +123,85 @@ class Completion:
         return sum(self.logprobs)
 
     @property
+    def num_tokens(self) -> int:
+        """Number of generated tokens, including those of the stop."""
+        return len(self.tokens)
+
+    # The names of vLLM's CompletionOutput
+
+    @property
+    def index(self) -> int:
+        """The sample index, under vLLM's name."""
+        return self.sample_index
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens, under vLLM's name."""
         return self.tokens
 
     @property
-    def num_tokens(self) -> int:
-        """Number of generated tokens, including those of the stop."""
-        return len(self.tokens)
+    def cumulative_logprob(self) -> float:
+        """The log-probability of the whole completion, under vLLM's name."""
+        return self.logprob
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or token that ended it, under vLLM's name."""
+        return self.stop
+
+
+class RequestOutput(list[Completion]):
+    """The completions of one prompt: a list of them that also has vLLM's names.
+
+    request_id: the index of the prompt in its call, as text.
+    prompt_token_ids: the token ids of the prompt.
+    """
+
+    def __init__(
+        self,
+        completions: Iterable[Completion],
+        *,
+        request_id: str,
+        prompt: str | Callable[[], str] | None,
+        prompt_token_ids: Sequence[int],
+    ) -> None:
+        """Make the output of one prompt.
+
+        Args:
+            completions: The completions, in the order of their sample indices.
+            request_id: Index of the prompt in its call.
+            prompt: Text of the prompt, or a function that returns it; None for token ids.
+            prompt_token_ids: Token ids of the prompt.
+        """
+        super().__init__(completions)
+        self.request_id, self._prompt = request_id, prompt
+        self.prompt_token_ids = list(prompt_token_ids)
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt's text: the rendered chat for messages, and None for token ids."""
+        if callable(self._prompt):
+            self._prompt = self._prompt()
+        return self._prompt
+
+    @property
+    def outputs(self) -> list[Completion]:
+        """The completions."""
+        return list(self)
+
+    @property
+    def finished(self) -> bool:
+        """True, because a call returns after the last token of all its samples."""
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_prompt": self.prompt}
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestOutput(request_id={self.request_id!r}, prompt={self.prompt!r}, "
+            f"outputs={list(self)!r})"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import FrozenInstanceError, InitVar, dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 from treegen.common.checks import as_tuple, check_number
 from treegen.common.checks import check_bool as check_bool
 from treegen.common.checks import check_int as check_int
 from treegen.common.spelling import hint_at
+from treegen.common.structured_outputs import STRUCTURES as STRUCTURES
+from treegen.common.structured_outputs import check_structure, read_structured_outputs
 from treegen.errors import InputError
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -21,8 +23,6 @@ MAX_TEMPERATURE = 1e4
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_REPETITION = 1e4
-# Parameters that give a sample a structure; at most one of them may be given.
-STRUCTURES = ("json_schema", "regex", "grammar", "choice")
 # Parameters that make a draw depend on earlier tokens, with the values that change nothing.
 PENALTIES: Mapping[str, Any] = {
     "presence_penalty": 0.0,
@@ -37,8 +37,8 @@ MAX_COUNT = 2**31 - 1  # larger numbers of tokens have no use, and overflow
 _Kind = TypeVar("_Kind", bound=type)
 
 
-def _reject_unknown_arguments(kind: _Kind) -> _Kind:
-    """Make a dataclass raise InputError for an unknown argument, instead of TypeError."""
+def _with_hints(kind: _Kind) -> _Kind:
+    """Make a dataclass raise InputError for an unknown argument, and say how to change a field."""
     init: Callable[..., None] = kind.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
@@ -49,7 +49,13 @@ def _reject_unknown_arguments(kind: _Kind) -> _Kind:
             _check_names(given)
             raise
 
+    def refuse_change(_: object, name: str, value: object) -> None:
+        raise FrozenInstanceError(
+            f"SamplingParams cannot be changed; use dataclasses.replace(params, {name}=...)"
+        )
+
     kind.__init__ = init_checked  # type: ignore[misc]
+    kind.__setattr__ = refuse_change  # type: ignore[assignment]
     return kind
 
 
@@ -62,7 +68,7 @@ def _check_names(given: Iterable[object]) -> None:
             raise InputError(f"SamplingParams has no {name!r}{hint}")
 
 
-@_reject_unknown_arguments
+@_with_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters, named as in vLLM.
@@ -73,7 +79,7 @@ class SamplingParams:
 
     temperature: 0 is greedy decoding; then all samples of a prompt are one decode.
     top_p: keep the fewest most likely tokens whose probabilities sum to at least this, in (0, 1].
-    top_k: keep this many most likely tokens; 0 keeps all.
+    top_k: keep this many most likely tokens; 0 or -1 keeps all.
     min_p: keep tokens at least this fraction as likely as the likeliest, in [0, 1].
     max_tokens: maximum number of generated tokens, including the stop token.
     min_tokens: number of generated tokens before which no stop token is drawn and no stop string
@@ -101,6 +107,8 @@ class SamplingParams:
     include_stop: keep the stop string, or the text of the stop token, in the text. vLLM's name
     include_stop_str_in_output is accepted too.
     logit_bias: token id -> number added to its logit, from -100 (practically never drawn) to 100.
+    allowed_token_ids: the only token ids that a sample may contain. None allows all. A sample can
+    end before max_tokens only if an end-of-sequence id or a stop is among them.
     presence_penalty: subtracted from the logit of each token that the sample contains, from -2 to
     2.
     frequency_penalty: subtracted from a token's logit once for each time that the sample contains
@@ -121,6 +129,8 @@ class SamplingParams:
     one text can come next, its tokens are those of the tokenizer. A sample ends where it may end
     and draws the end, and always at max_tokens. If a sample reasons first, the grammar starts after
     its reasoning. Needs the extra "structured".
+    structured_outputs: vLLM's form of these four: a mapping with one of json, regex, grammar,
+    choice or json_object.
     max_thinking_tokens: maximum number of reasoning tokens, not counting the opening tag; 0 turns
     reasoning off. A sample that still reasons then gets the tokens of `thinking_end`, and continues
     with its answer. These tokens count as generated tokens, with the model's log-probabilities.
@@ -154,6 +164,7 @@ class SamplingParams:
     n: int = 1
     include_stop: bool = False
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -167,10 +178,22 @@ class SamplingParams:
     reasoning_tags: str | Sequence[str] | None = None
     thinking_end: str | None = None
     include_stop_str_in_output: InitVar[bool | None] = None
+    structured_outputs: InitVar[Mapping[str, Any] | None] = None
 
-    def __post_init__(self, include_stop_str_in_output: bool | None) -> None:
+    def __post_init__(
+        self,
+        include_stop_str_in_output: bool | None,
+        structured_outputs: Mapping[str, Any] | None,
+    ) -> None:
         if include_stop_str_in_output is not None:
             object.__setattr__(self, "include_stop", include_stop_str_in_output)
+        if structured_outputs is not None:
+            for name, value in read_structured_outputs(structured_outputs).items():
+                if getattr(self, name) is not None:
+                    raise InputError(f"{name} is also in structured_outputs; give it once")
+                object.__setattr__(self, name, value)
+        if self.top_k == -1:  # vLLM's way to keep all
+            object.__setattr__(self, "top_k", 0)
         self._check_numbers()
         self._check_stops()
         self._check_bias()
@@ -197,7 +220,7 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be in (0, 1], got {self.top_p}")
         if self.top_k < 0:
-            raise InputError(f"top_k must be at least 0 (0 keeps all), got {self.top_k}")
+            raise InputError(f"top_k must be at least 0 (0 or -1 keeps all), got {self.top_k}")
         if not 0 <= self.min_p <= 1:
             raise InputError(f"min_p must be in [0, 1], got {self.min_p}")
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -243,6 +266,13 @@ class SamplingParams:
                 raise InputError(f"stop_token_ids must not be negative, got {token}")
 
     def _check_bias(self) -> None:
+        if self.allowed_token_ids is not None:
+            allowed = as_tuple("allowed_token_ids", self.allowed_token_ids)
+            if not allowed:
+                raise InputError("allowed_token_ids is empty; give token ids, or None for all")
+            for token in allowed:
+                check_int("allowed_token_ids", token, least=0, most=MAX_COUNT)
+            object.__setattr__(self, "allowed_token_ids", tuple(sorted({int(t) for t in allowed})))
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, Mapping):
@@ -283,21 +313,11 @@ class SamplingParams:
         names = [name for name in STRUCTURES if getattr(self, name) is not None]
         if len(names) > 1:
             raise InputError(f"{' and '.join(names)} cannot go together; give one of them")
-        if not names:
-            return
-        if self.json_schema is not None:
-            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
-        for name in ("regex", "grammar"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value.strip()):
-                raise InputError(f"{name} must be text that is not empty, got {value!r}")
-        if self.choice is not None:
-            if isinstance(self.choice, str):
-                raise InputError(f"choice must be a list of texts, got {self.choice!r}")
-            object.__setattr__(self, "choice", as_tuple("choice", self.choice))
-            if not self.choice or not all(isinstance(t, str) and t for t in self.choice):
-                raise InputError(f"choice must be texts that are not empty, got {self.choice!r}")
-        if self.ignore_eos or self.min_tokens:
+        for name in names:
+            object.__setattr__(self, name, check_structure(name, getattr(self, name)))
+        if names and self.allowed_token_ids is not None:
+            raise InputError(f"{names[0]} and allowed_token_ids cannot go together; give one")
+        if names and (self.ignore_eos or self.min_tokens):
             raise InputError(
                 f"{names[0]} says where a sample ends; leave out ignore_eos and min_tokens"
             )
@@ -366,6 +386,7 @@ class SamplingParams:
             self.include_stop,
             self.min_tokens,
             self.biases,
+            self.allowed_token_ids,
             self.confidence,
             self.min_confidence,
             self.confidence_window,
@@ -388,7 +409,7 @@ class SamplingParams:
         """Whether reported log-probabilities differ from the model's own distribution."""
         changes = (self.top_p, self.top_k, self.min_p, self.temperature or 1, self.min_tokens)
         same = changes == (1, 0, 0, 1, 0) and not self.biases and not self.looks_back
-        same = same and self.structure is None
+        same = same and self.structure is None and self.allowed_token_ids is None
         return self.logprobs_mode == "processed_logprobs" and not same
 
     @property
@@ -420,23 +441,6 @@ class SamplingParams:
     def biases(self) -> tuple[tuple[int, float], ...]:
         """The (token id, number) pairs of logit_bias, sorted by token id."""
         return tuple(sorted((self.logit_bias or {}).items()))
-
-
-def _schema_text(schema: Any) -> str:
-    """Return a JSON schema as text; raises InputError if it is not one."""
-    if hasattr(schema, "model_json_schema"):  # a pydantic model
-        schema = schema.model_json_schema()
-    try:
-        if isinstance(schema, str):
-            schema = json.loads(schema)
-        if not isinstance(schema, Mapping | bool):
-            raise ValueError("it must be an object")
-        return json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"json_schema cannot be read: {error}; "
-            "give an object, its JSON text or a pydantic model"
-        ) from None
 
 
 Params = SamplingParams | Mapping[str, Any]

@@ -1,14 +1,62 @@
 """Suggestions for misspelled words and for names of other tools."""
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
+
+_SHORTEST: Final = 3  # characters of a word that may be part of a known one
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return '; did you mean ...?' for the closest known words, or ""."""
-    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    """Return '; did you mean ...?' for the nearest known words, or ""."""
+    near = find_near(word, known)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def find_near(word: str, known: Iterable[str]) -> list[str]:
+    """Return at most two known words that a user may have meant, the nearest first.
+
+    These are words with few typing errors, words that begin or end with `word`, and the start of
+    `word`, such as `eval` for `evaluate`. A word that only shares a part with `word` means
+    something else, as `max_rows` does for `max_logprobs`.
+
+    Args:
+        word: The word that the user typed.
+        known: The known words.
+    """
+    typed = word.lower()
+    near: list[tuple[int, str]] = []
+    for other in known:
+        longest = max(len(typed), len(other))
+        most = min(max(longest // 4, longest // 2 and 1), 3)
+        if abs(len(typed) - len(other)) <= most:
+            distance = _count_typing_errors(typed, other.lower())
+            if distance <= most:
+                near.append((distance, other))
+                continue
+        name = other.lower()
+        is_part = name.startswith(typed) or name.endswith(typed)
+        if name and typed.startswith(name):  # `evaluate` for `eval`, but no further words
+            is_part = typed[len(name)] not in "_-"
+        if is_part and min(len(typed), len(name)) >= _SHORTEST:
+            near.append((4, other))
+    near.sort(key=lambda pair: pair[0])
+    return [other for _, other in near[:2]]
+
+
+def _count_typing_errors(a: str, b: str) -> int:
+    """Return how many characters were added, left out, replaced or swapped with their neighbour."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, char in enumerate(a):
+        above = row
+        row = [i + 1]
+        for j, other in enumerate(b):
+            cost = min(above[j] + (char != other), above[j + 1] + 1, row[j] + 1)
+            if i and j and char == b[j - 1] and a[i - 1] == other:
+                cost = min(cost, before[j - 1] + 1)
+            row.append(cost)
+        before = above
+    return row[-1]
 
 
 FOREIGN: Final = {
@@ -36,7 +84,7 @@ FOREIGN: Final = {
     "stop_strings": "stop",
     "eos_token_id": "stop_token_ids",
     "bad_words_ids": "bad_words",
-    "structured_outputs": "json_schema",
+    "guided_decoding": "structured_outputs",
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_grammar": "grammar",
@@ -46,23 +94,63 @@ FOREIGN: Final = {
 }
 """Names of parameters in other tools, such as vLLM, and their names here."""
 
+_LEAVE_OUT: Final = "leave it out"
+_NO_UPLOAD: Final = "treegen uploads nothing; `treegen export` writes a run in other formats"
 _NO_COUNTERPART: Final = {
     "do_sample": "leave it out: temperature=0.0 is greedy, any other draws",
     "num_beams": "leave it out; for beams see treegen.search.beam",
+    "length_penalty": "leave it out; for beams see treegen.search.beam",
+    "early_stopping": "leave it out; for beams see treegen.search.beam",
     "max_model_len": "leave it out: memory follows the tokens, and max_rows bounds the samples",
+    "max_logprobs": "leave it out: logprobs and prompt_logprobs have no limit",
     "enable_prefix_caching": "leave it out: what prompts share is always computed once",
+    "enable_chunked_prefill": "leave it out: prompts are computed in chunks of prefill_chunk",
+    "pipeline_parallel_size": "treegen does not divide the layers among GPUs; leave it out",
+    "data_parallel_size": "for several GPUs with the whole model each, use Cluster (--gpus)",
+    "enable_expert_parallel": "tensor_parallel_size divides the experts too; leave it out",
+    "limit_mm_per_prompt": "leave it out: a prompt may have any number of images",
+    "logits_processors": "treegen has none; see logit_bias, allowed_token_ids and bad_words",
     "skip_special_tokens": "leave it out: texts have no special tokens",
+    "spaces_between_special_tokens": "leave it out: texts have no special tokens",
+    "truncate_prompt_tokens": "cut the prompt's token ids before the call",
+    "tokenizer_mode": _LEAVE_OUT,
+    "load_format": _LEAVE_OUT,
+    "config_format": _LEAVE_OUT,
+    "swap_space": _LEAVE_OUT,
+    "cpu_offload_gb": _LEAVE_OUT,
+    "max_seq_len_to_capture": _LEAVE_OUT,
+    "disable_log_stats": _LEAVE_OUT,
+    "use_cache": "name the run with --output-path, and continue it with --resume",
+    "cache_requests": "leave it out: prompts are tokenized anew for each run",
+    "max_batch_size": "leave it out, or limit the samples decoded at once with --max-rows",
+    "show_config": "the run's run.json has all settings, and --print-config prints them",
+    "metadata": "lm-eval's tasks take their arguments with -T NAME=VALUE",
+    "wandb_args": _NO_UPLOAD,
+    "wandb_config_args": _NO_UPLOAD,
+    "trackio_args": _NO_UPLOAD,
+    "hf_hub_log_args": _NO_UPLOAD,
 }
 """Names in other tools that have no counterpart here, with advice."""
+
+
+def advise_foreign(name: str, known: Container[str]) -> tuple[str | None, str]:
+    """Return the known name for a name of another tool, or None, and advice without it, or "".
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+    """
+    ours = FOREIGN.get(name)
+    if ours is not None and ours in known:
+        return ours, ""
+    return None, _NO_COUNTERPART.get(name, "")
 
 
 def hint_at(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean NAME=?" for an unknown name, or advice, or ""."""
     known = list(known)
-    foreign = FOREIGN.get(name)
-    if foreign is not None and foreign in known:
-        return f"; did you mean {foreign}=?"
-    if name in _NO_COUNTERPART:
-        return f"; {_NO_COUNTERPART[name]}"
-    close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
+    ours, advice = advise_foreign(name, known)
+    if advice:
+        return f"; {advice}"
+    near = [ours] if ours else find_near(name, known)
+    return f"; did you mean {' or '.join(f'{other}=' for other in near)}?" if near else ""

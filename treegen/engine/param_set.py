@@ -28,16 +28,18 @@ class ParamSet:
 
     @functools.cached_property
     def bias(self) -> Bias:
-        """Logit biases and banned tokens: from min_tokens, logit_bias and bad_words."""
+        """Biases and bans: from min_tokens, logit_bias, bad_words and allowed_token_ids."""
         least = self.params.min_tokens
         stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
         own = [(token, value, NO_END) for token, value in self.params.biases]
         token, value, until = zip(*stops, *own, strict=True) if stops or own else ((), (), ())
+        allowed = self.params.allowed_token_ids
         return Bias(
             np.array(token, np.int64),
             np.array(value, np.float32),
             np.array(until, np.int64),
             self.stopping.bad_words,
+            None if allowed is None else np.array(allowed, np.int64),
         )
 
 

@@ -116,7 +116,7 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
     size = engine.cache_bytes
     if size is None and device.type == "cpu":
         size = memory.default_bytes(device)
-    tokenizer = load_tokenizer(engine.model, **source)
+    tokenizer = load_tokenizer(engine.model, **source, chat_template=engine.chat_template)
     images = None
     if engine.images:
         processor = load_processor(numbers.directory, numbers.config, tokenizer)

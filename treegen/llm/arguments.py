@@ -1,14 +1,14 @@
-"""Unknown arguments of calls: they raise InputError with a hint, instead of a TypeError."""
+"""Arguments and calls of vLLM and transformers: what treegen takes, and errors with a hint."""
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import FOREIGN, hint_at
-from treegen.errors import InputError
+from treegen.errors import InputError, MissingNameError
+from treegen.prompts.tree import Message, as_list
 
 _OURS: Final = {
     "sampling_params": "params",
@@ -22,24 +22,52 @@ _ELSEWHERE: Final = {
     "lora_request": "load the adapter with LLM(model, adapter=DIR)",
     "attention_mask": "leave it out: prompts need no padding",
     "pad_token_id": "leave it out: prompts need no padding",
+    "chat_template": "give it to LLM(model, chat_template=FILE)",
+    "add_generation_prompt": "leave it out: the assistant always answers next",
+    "continue_final_message": "leave it out: a last message of the assistant is continued",
 }
-_SAMPLING: Final = frozenset(field.name for field in fields(SamplingParams))
+_CALLS: Final = {
+    "beam_search": "draw n samples and sort them by cumulative_logprob, or search with "
+    "llm.search and treegen.search.beam",
+    "embed": "treegen computes no embeddings; use vLLM or sentence-transformers",
+    "encode": "llm.tokenizer encodes text; treegen returns no hidden states or embeddings",
+    "classify": "score the names of the classes: llm.score([(prompt, name)])",
+    "reward": "load a reward model with treegen.search.load_verifier",
+    "sleep": "close the LLM: llm.close()",
+    "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",
+}
+"""Calls of vLLM's `LLM` that treegen does not have, with advice."""
+_SCORE: Final = (
+    "score takes one list of (context, continuation) pairs and returns log-likelihoods; vLLM's "
+    "score(text, texts) compares texts with a cross-encoder, which treegen does not run"
+)
+_SAMPLING: Final = frozenset(SamplingParams.__dataclass_fields__)
+_PROMPT: Final = ("prompt", "prompt_token_ids")
 
+PromptInput = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
+"""Text, token ids, chat messages, or a dict with `prompt` or `prompt_token_ids`."""
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def reject_unknown_arguments(call: _Call) -> _Call:
     """Make a method raise InputError with a hint for an argument that it does not have."""
-    _, *known = inspect.signature(call).parameters
+    parameters = inspect.signature(call).parameters.values()
+    _, *known = (parameter.name for parameter in parameters)
+    positional = sum(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters) - 1
 
     @functools.wraps(call)
-    def call_checked(self: object, *args: Any, **given: Any) -> Any:
-        for name in given:
+    def call_checked(self: object, *args: Any, **kwargs: Any) -> Any:
+        for name, value in kwargs.items():
             if name not in known:
-                raise InputError(
-                    f"{call.__name__} has no {name!r}{_hint(name, given[name], known)}"
-                )
-        return call(self, *args, **given)
+                raise InputError(f"{call.__name__} has no {name!r}{_hint(name, value, known)}")
+        if len(args) > positional:
+            raise InputError(
+                _SCORE
+                if call.__name__ == "score"
+                else f"{call.__name__} takes {positional} arguments without a name, "
+                f"{' and '.join(known[:positional])}; name the others"
+            )
+        return call(self, *args, **kwargs)
 
     return cast(_Call, call_checked)
 
@@ -53,3 +81,67 @@ def _hint(name: str, value: Any, known: list[str]) -> str:
     if ours in _SAMPLING and "params" in known:
         return f"; give params=SamplingParams({ours}={value!r:.40})"
     return hint_at(name, known) or f"; it has {', '.join(known)}"
+
+
+def missing_attribute(owner: object, name: str) -> AttributeError:
+    """Return the error for an attribute that an LLM lacks; a call of vLLM gets advice."""
+    kind = type(owner).__name__
+    if name in _CALLS:
+        return MissingNameError(f"{kind} has no {name}: {_CALLS[name]}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+
+def choose_name(name: str, value: Any, alias: str, other: Any) -> Any:
+    """Return the value of an argument that has two names.
+
+    Args:
+        name: treegen's name of the argument.
+        value: Its value under this name; None if it is not given.
+        alias: vLLM's name of the argument.
+        other: Its value under vLLM's name; None if it is not given.
+
+    Raises:
+        InputError: both are given.
+    """
+    if value is not None and other is not None:
+        raise InputError(f"{name} and {alias} are two names of one argument; give one of them")
+    return other if value is None else value
+
+
+def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
+    """Return the prompts of a call as texts, token ids or chat messages.
+
+    Args:
+        prompts: A list of prompts, or one prompt: a text, token ids, or a dict with `prompt` or
+            `prompt_token_ids`.
+
+    Raises:
+        InputError: an item is a chat message, or a dict with other keys.
+    """
+    if isinstance(prompts, str | Mapping):
+        prompts = [prompts]
+    contents = as_list("prompts", prompts)
+    if contents and hasattr(contents[0], "__index__"):
+        return [contents]
+    return [_read_prompt(item) if isinstance(item, Mapping) else item for item in contents]
+
+
+def _read_prompt(item: Mapping[str, Any]) -> Any:
+    """Return the text or the token ids in a prompt that is a dict."""
+    if "role" in item:
+        raise InputError("prompts is one conversation; give it to llm.chat, or put it in a list")
+    values = {name: value for name, value in item.items() if value is not None}
+    if values.get("multi_modal_data"):
+        raise InputError(
+            "a prompt has multi_modal_data; give images as parts of chat messages to llm.chat"
+        )
+    if unknown := sorted(set(values) - {*_PROMPT, "multi_modal_data"}):
+        raise InputError(
+            f"a prompt has {unknown[0]!r}; give text, token ids, chat messages, or a dict with "
+            f"{' or '.join(_PROMPT)}"
+        )
+    if not set(values) & set(_PROMPT):
+        raise InputError(f"a prompt is a dict without {' or '.join(_PROMPT)}; give one of them")
+    return values.get(
+        "prompt_token_ids", values.get("prompt")
+    )  # vLLM reads the ids if both are given

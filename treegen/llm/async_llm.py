@@ -11,13 +11,14 @@ from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, check_params
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
+from treegen.llm.arguments import read_prompts
 from treegen.llm.async_call import AsyncCall, Prompt
 from treegen.llm.base import BaseLLM
 from treegen.llm.encoder import PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText
-from treegen.prompts.tree import as_list, chat_arguments
+from treegen.prompts.tree import chat_arguments
 from treegen.search.live.texts import StreamedTexts
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class AsyncLLM(Closeable):
         Raises:
             TreegenError: as for `generate`.
         """
-        contents = as_list("prompts", prompts)
+        contents = read_prompts(prompts)
         self._check_open()
         self._check_num(len(contents), "prompts")
         template = chat_arguments(tools, chat_template_kwargs)
@@ -219,7 +220,7 @@ class AsyncLLM(Closeable):
         first: int = 0,
         top: int = 0,
     ) -> AsyncCall:
-        contents = as_list("prompts", prompts)
+        contents = read_prompts(prompts)
         template = chat_arguments(tools, chat_template_kwargs)
         each = len(contents) * (1 if params is None or params.temperature == 0 else params.n)
         due = len(contents) * (1 if params is None else params.n)

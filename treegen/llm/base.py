@@ -6,11 +6,12 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from treegen.common.closeable import Closeable
 from treegen.common.non_copyable import NonCopyable
-from treegen.common.outputs import Completion, Score
+from treegen.common.outputs import Completion, RequestOutput, Score
 from treegen.common.params import (
     MAX_COUNT,
     Params,
@@ -23,7 +24,13 @@ from treegen.common.progress import check_progress, show_progress
 from treegen.common.spec import ModelSpec
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
-from treegen.llm.arguments import reject_unknown_arguments
+from treegen.llm.arguments import (
+    PromptInput,
+    choose_name,
+    missing_attribute,
+    read_prompts,
+    reject_unknown_arguments,
+)
 from treegen.llm.search_calls import SearchCalls
 from treegen.model.model_info import ModelInfo
 from treegen.prompts.expansion import sum_levels
@@ -71,6 +78,17 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     def get_tokenizer(self) -> Any:
         """Return the tokenizer, as vLLM does."""
         return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters that the checkpoint recommends, or the defaults."""
+        if not self.spec.recommended:
+            return SamplingParams()
+        return SamplingParams.from_generation_config(self)
+
+    if not TYPE_CHECKING:  # to type checkers a class with __getattr__ has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
@@ -131,7 +149,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         if not has_expansions(tree):
             return self._plan(self._sample_requests(tree, params))
         requests = expand_requests(tree, self.tokenizer, params, self.spec, self.images)
-        levels = [each.levels for each in expansions_of(tree)]
+        levels = [expansion.levels for expansion in expansions_of(tree)]
         return replace(self._plan(requests), generated=sum_levels(levels, params))
 
     @reject_unknown_arguments
@@ -162,25 +180,26 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             NumericsError: from the iterator, logits are not numbers.
             CapacityError: from the iterator, the GPU's memory is full.
         """
-        given = _check_node_params(params)
-        requests = self._sample_requests(tree, given)
-        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
-        known = {request.id: request.samples for request in requests}
+        checked = _check_node_params(params)
+        requests = self._sample_requests(tree, checked)
+        node_params = [checked] * len(requests) if isinstance(checked, SamplingParams) else checked
+        num_samples = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
         for pair in as_list("skip", skip):
             if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
                 raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
             prompt_id, index = pair
-            num = known.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
+            num = num_samples.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
             if not isinstance(index, int) or not 0 <= index < num:
-                told = f"skip names sample {index} of {prompt_id!r}"
-                raise InputError(f"{told}, not in the tree; leave it out")
+                raise InputError(
+                    f"skip names sample {index} of {prompt_id!r}, not in the tree; leave it out"
+                )
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
         self._check_ready()
         before = DrawCounter(None if any(skipped.values()) else self._before)
-        requests = before.continue_numbering_flat(requests, [own.seed for own in each])
-        stream = self._start(self._plan(requests), each, samples)
+        requests = before.continue_numbering_flat(requests, [one.seed for one in node_params])
+        stream = self._start(self._plan(requests), node_params, samples)
         self._before.update(before)  # Only now, because a call that fails to start draws nothing.
         return stream
 
@@ -194,11 +213,11 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             tree: Root of the prompt tree.
             params: As for `stream`.
         """
-        given = _check_node_params(params)
-        requests = self._sample_requests(tree, given)
+        checked = _check_node_params(params)
+        requests = self._sample_requests(tree, checked)
         self._check_ready()
-        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
-        return self._open_stream(self._plan(requests), each)
+        node_params = [checked] * len(requests) if isinstance(checked, SamplingParams) else checked
+        return self._open_stream(self._plan(requests), node_params)
 
     @reject_unknown_arguments
     def run(
@@ -225,13 +244,15 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     @reject_unknown_arguments
     def generate(
         self,
-        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        prompts: Iterable[PromptInput] | PromptInput,
         params: Params | Sequence[Params] | None = None,
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool | None = None,
-    ) -> list[list[Completion]]:
+        sampling_params: Params | Sequence[Params] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
         """Return params.n completions of each flat prompt; shared prefixes are found in the tokens.
 
         The prompt's tokens and the sample's index determine the draws of a sample. Without a seed,
@@ -240,41 +261,65 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         appears twice in one call gets different samples each time.
 
         Args:
-            prompts: Texts, token ids or chat messages.
+            prompts: A list of prompts, or one of them. A prompt is text, token ids, chat messages,
+                `{"prompt": text}` or `{"prompt_token_ids": ids}`. One conversation goes to `chat`.
             params: Sampling parameters of all prompts, or a list with those of each prompt.
                 Default: those of `SamplingParams()`.
             tools: Tools that the chat template lists. Default: none.
             chat_template_kwargs: Further arguments of the chat template. Default: none.
             progress: Whether to show a progress bar of finished samples. Default: only in a
                 notebook.
+            sampling_params: vLLM's name of params.
+            use_tqdm: vLLM's name of progress.
 
         Returns:
-            A list of completions for each prompt, in the order of the prompts.
+            The output of each prompt, in the order of the prompts. An output is a list of its
+            completions, and has the fields of vLLM's `RequestOutput`.
 
         Raises:
             InputError: the lengths of params and prompts differ, and as for `stream`.
             TreegenError: as for `stream` and its iterator.
         """
+        params = choose_name("params", params, "sampling_params", sampling_params)
+        progress = choose_name("progress", progress, "use_tqdm", use_tqdm)
         check_progress(progress)
-        contents = as_list("prompts", prompts)
-        each = _expand_params(params, len(contents))
+        contents = read_prompts(prompts)
+        prompt_params = _expand_params(params, len(contents))
         if not contents:
             return []
         template = chat_arguments(tools, chat_template_kwargs)
         requests = build_flat_requests(
-            contents, each, self.tokenizer, self.spec, template, self.images
+            contents, prompt_params, self.tokenizer, self.spec, template, self.images
         )
         self._check_ready()
         before = DrawCounter(self._before)
-        requests = before.continue_numbering_flat(requests, [own.seed for own in each])
+        requests = before.continue_numbering_flat(requests, [one.seed for one in prompt_params])
         samples = [range(request.samples) for request in requests]
-        stream = self._start(self._plan(requests), each, samples)
+        stream = self._start(self._plan(requests), prompt_params, samples)
         self._before.update(before)  # Only now, because a call that fails to start draws nothing.
         result = _run_to_end(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
-        return grouped
+        return [
+            self._make_output(completions, content, request)
+            for completions, content, request in zip(grouped, contents, requests, strict=True)
+        ]
+
+    def _make_output(
+        self, completions: Sequence[Completion], content: Any, request: Request
+    ) -> RequestOutput:
+        tokens = request.tokens
+        if self.images is not None:
+            tokens = self.images.restore_placeholders(tokens)
+        ids = tokens.tolist()
+        prompt: Any = content if isinstance(content, str) else None
+        if prompt is None and len(content) and isinstance(content[0], Mapping):
+            decode = self.tokenizer.decode
+            prompt = partial(decode, ids, clean_up_tokenization_spaces=False)
+        return RequestOutput(
+            completions, request_id=request.id, prompt=prompt, prompt_token_ids=ids
+        )
 
     @reject_unknown_arguments
     def chat(
@@ -284,7 +329,10 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[list[Completion]]:
+        progress: bool | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
         """Return params.n answers to each conversation; a special case of `generate`.
 
         Args:
@@ -292,12 +340,21 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             params: As for `generate`.
             tools: As for `generate`.
             chat_template_kwargs: As for `generate`.
+            progress: As for `generate`.
+            sampling_params: vLLM's name of params.
+            use_tqdm: vLLM's name of progress.
         """
         several = as_list("messages", messages)
         if several and isinstance(several[0], Mapping):
             several = [several]
         return self.generate(
-            several, params, tools=tools, chat_template_kwargs=chat_template_kwargs
+            several,
+            params,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            progress=progress,
+            sampling_params=sampling_params,
+            use_tqdm=use_tqdm,
         )
 
     @reject_unknown_arguments
@@ -367,14 +424,14 @@ def _check_node_params(
     """Check the parameters of all nodes of a tree, or of each node."""
     if params is None or isinstance(params, SamplingParams | Mapping):
         return check_tree_params(params)
-    return [check_tree_params(own) for own in as_list("params", params)]
+    return [check_tree_params(one) for one in as_list("params", params)]
 
 
 def _expand_params(params: Params | Sequence[Params] | None, num: int) -> list[SamplingParams]:
     """Check parameters and return those of each of `num` prompts."""
     if params is None or isinstance(params, SamplingParams | Mapping):
         return [check_params(params)] * num
-    each = [check_params(own) for own in as_list("params", params)]
-    if len(each) != num:
-        raise InputError(f"there are {len(each)} params for {num} prompts; give one for each")
-    return each
+    checked = [check_params(one) for one in as_list("params", params)]
+    if len(checked) != num:
+        raise InputError(f"there are {len(checked)} params for {num} prompts; give one for each")
+    return checked

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.llm.async_call import AsyncCall
 from treegen.prompts.chat_images import has_images, open_images
 from treegen.prompts.plan.requests import build_flat_requests
-from treegen.prompts.prompt_cache import PromptCache, key_of
+from treegen.prompts.radix import Tokens
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.prompts.plan.plan import Request
+
+_MOST_CACHED: Final = 2**22  # tokens of all cached prompts together
+ENTRY: Final = 64
+"""Extra tokens that each cached prompt counts for, because its key and its array take memory."""
 
 
 class PromptEncoder:
@@ -50,7 +57,7 @@ class PromptEncoder:
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="treegen-compile")
         self._images = ThreadPoolExecutor(1, thread_name_prefix="treegen-images")
         self._max_image_pixels = max_image_pixels
-        self._known = PromptCache()
+        self._cache = PromptCache()
 
     def submit(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         """Encode the prompts of a call in the threads.
@@ -83,15 +90,17 @@ class PromptEncoder:
     def _requests(
         self, contents: list[Any], params: SamplingParams, template: dict[str, Any]
     ) -> list[Request]:
-        each = [params] * len(contents)
+        prompt_params = [params] * len(contents)
         key = key_of(contents[0], template) if len(contents) == 1 else None
-        known = self._known.get(key)
-        if known is not None:
-            contents, template = [known.tolist()], {}
+        cached = self._cache.get(key)
+        if cached is not None:
+            contents, template = [cached.tolist()], {}
         spec, images = self._llm.spec, self._llm.images
-        requests = build_flat_requests(contents, each, self._tokenizer, spec, template, images)
+        requests = build_flat_requests(
+            contents, prompt_params, self._tokenizer, spec, template, images
+        )
         if key is not None:
-            self._known.put(key, requests[0].tokens)
+            self._cache.put(key, requests[0].tokens)
         return requests
 
     def _compile(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
@@ -135,3 +144,56 @@ class PromptEncoder:
         except BaseException as error:  # a panic of the tokenizer's library is not an Exception
             failure = InputError(f"the tokenizer fails on the prompt: {error}; give another text")
         self._on_encoded(call, failure)
+
+
+class PromptCache:
+    """Maps texts and conversations to their token ids. Not thread-safe."""
+
+    def __init__(self, most: int = _MOST_CACHED) -> None:
+        """Create an empty cache.
+
+        Args:
+            most: Maximum tokens to keep, over all prompts; the least recently used prompts are
+                evicted.
+        """
+        self._most, self._num_tokens = most, 0
+        self._tokens: OrderedDict[bytes, Tokens] = OrderedDict()
+
+    def get(self, key: bytes | None) -> Tokens | None:
+        """Return the token ids of a prompt; None if they are not cached."""
+        if key is None or key not in self._tokens:
+            return None
+        self._tokens.move_to_end(key)
+        return self._tokens[key]
+
+    def put(self, key: bytes | None, tokens: Tokens) -> None:
+        """Store the token ids of a prompt unless they are cached already."""
+        if key is None or key in self._tokens:
+            return
+        self._tokens[key] = tokens
+        self._num_tokens += len(tokens) + ENTRY
+        while self._num_tokens > self._most:
+            self._num_tokens -= len(self._tokens.popitem(last=False)[1]) + ENTRY
+
+
+def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:
+    """Return the cache key of a prompt; None for token ids and for content that is not JSON.
+
+    The key is a hash, because a conversation may be much larger than the text its template renders.
+
+    Args:
+        content: Text, token ids or chat messages.
+        template: Arguments of the chat template.
+    """
+    if isinstance(content, str):
+        return None if template else _hash(f"text {content}")
+    if not isinstance(content, list) or not content or not isinstance(content[0], Mapping):
+        return None
+    try:
+        return _hash(json.dumps([content, template]))
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -24,7 +24,7 @@ from treegen.model.machine import check_machine
 from treegen.model.model import Model
 from treegen.model.options import LOADING, EngineOptions, check_known
 from treegen.model.rank_processes import load_from_options
-from treegen.model.tokenizer import load_image_processor, load_tokenizer
+from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.bos_eos import end_ids
 from treegen.prompts.plan.cost import Sharing
@@ -82,6 +82,7 @@ class LLM(BaseLLM):
         draft_tokens: int | None = None,
         adapter: str | None = None,
         images: bool = False,
+        chat_template: str | None = None,
         **others: Never,
     ) -> None:
         """Load a model from a directory or by hub name, or use a loaded one.
@@ -142,6 +143,8 @@ class LLM(BaseLLM):
                 It is merged into the weights in float32 as they load.
             images: Accept images in chats, for a family that docs/models.md lists. The vision tower
                 is loaded too, and takes memory.
+            chat_template: A chat template, or a file with one, that replaces the tokenizer's own.
+                A base model has none, and needs one for `chat`.
             **others: Unknown arguments, which raise InputError with a hint.
 
         Raises:
@@ -149,32 +152,19 @@ class LLM(BaseLLM):
             ModelError: the model cannot be loaded.
             CapacityError: no page fits, or memory is more than the machine has.
         """
-        given = locals()
+        arguments = locals()
         check_known(others, "the arguments of LLM")
-        given["model"] = model.spec.name if isinstance(model, Model) else model
-        options = EngineOptions(**{each.name: given[each.name] for each in fields(EngineOptions)})
+        arguments["model"] = model.spec.name if isinstance(model, Model) else model
+        options = EngineOptions(
+            **{field.name: arguments[field.name] for field in fields(EngineOptions)}
+        )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
         check_machine(options, model.device if isinstance(model, Model) else resolve_device(device))
         if isinstance(model, Model):
-            usual = EngineOptions(model=options.model)
-            for name in LOADING:
-                if getattr(options, name) != getattr(usual, name):
-                    raise InputError(
-                        f"{name}= is for loading a model, and this one is loaded; leave it out"
-                    )
-            model.reset()
-            self.tokenizer, self.model = tokenizer, model
+            self.tokenizer, self.model = _prepare_loaded(model, tokenizer, options), model
         else:
-            self.tokenizer = load_tokenizer(
-                model, revision=revision, trust_remote_code=trust_remote_code
-            )
-            # Loading the processor first reports its errors before weights are read.
-            processor = load_image_processor(options, self.tokenizer) if images else None
-            self.model = load_from_options(options)
-            if processor is not None:
-                vocab_size = self.model.spec.vocab_size
-                self.model.images = processor.enable_images(self.tokenizer, vocab_size)
+            self.tokenizer, self.model = _load(options)
         ends = end_ids(self.model.spec.eos_token_ids, self.tokenizer)
         self.model.spec = replace(self.model.spec, eos_token_ids=ends)
         self.spec, self.images = self.model.spec, self.model.images
@@ -273,15 +263,24 @@ class LLM(BaseLLM):
         """Return the stop conditions of sampling parameters; slow for new stop strings.
 
         Raises:
-            InputError: logit_bias names a token that the model does not have.
+            InputError: logit_bias or allowed_token_ids names a token that the model does not have,
+                or no token may be drawn.
         """
         spec = self.spec
-        if params.biases and (token := params.biases[-1][0]) >= spec.vocab_size:
+        biased, allowed = [token for token, _ in params.biases], params.allowed_token_ids
+        for name, tokens in (("logit_bias", biased), ("allowed_token_ids", allowed)):
+            if tokens and tokens[-1] >= spec.vocab_size:
+                raise InputError(
+                    f"{name} has token {tokens[-1]}, and the model's ids are 0 to "
+                    f"{spec.vocab_size - 1}; leave it out"
+                )
+        stopping = self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
+        if allowed is not None and params.min_tokens and stopping.ids.issuperset(allowed):
             raise InputError(
-                f"logit_bias has token {token}, and the model's ids are 0 to "
-                f"{spec.vocab_size - 1}; leave it out"
+                "every token of allowed_token_ids ends a sample, so min_tokens allows none; leave "
+                "out min_tokens"
             )
-        return self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
+        return stopping
 
     # Search
 
@@ -385,3 +384,37 @@ class LLM(BaseLLM):
         if not self.engine.kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.list_prefixes()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
+
+
+def _prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any:
+    """Prepare a loaded model for a new LLM, and return its tokenizer.
+
+    Raises:
+        InputError: an option is only for loading, or the chat template cannot be read.
+    """
+    usual = EngineOptions(model=options.model)
+    for name in LOADING:
+        if getattr(options, name) != getattr(usual, name):
+            raise InputError(
+                f"{name}= is for loading a model, and this one is loaded; leave it out"
+            )
+    if (template := read_chat_template(options.chat_template)) is not None:
+        tokenizer.chat_template = template
+    model.reset()
+    return tokenizer
+
+
+def _load(options: EngineOptions) -> tuple[Any, Model]:
+    """Return the tokenizer and the model that options name."""
+    tokenizer = load_tokenizer(
+        options.model,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        chat_template=options.chat_template,
+    )
+    # Loading the processor first reports its errors before weights are read.
+    processor = load_image_processor(options, tokenizer) if options.images else None
+    model = load_from_options(options)
+    if processor is not None:
+        model.images = processor.enable_images(tokenizer, model.spec.vocab_size)
+    return tokenizer, model

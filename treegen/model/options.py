@@ -88,6 +88,7 @@ class EngineOptions:
     draft_tokens: int | None = None
     adapter: str | None = None
     images: bool = False
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", device_name(self.device))
@@ -147,6 +148,11 @@ class EngineOptions:
                 check_bool(name, flag)
         if self.memory is not None:
             parse_bytes(self.memory)
+        if self.chat_template is not None and not isinstance(self.chat_template, str):
+            raise InputError(
+                f"chat_template must be a template or the path of a file, got "
+                f"{self.chat_template!r:.60}"
+            )
 
     def _check_with_images(self) -> None:
         others = {

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from treegen.errors import ModelError
+from treegen.common.files.regular_files import read_text
+from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.files import (
     TOKENIZER_FILES,
     check_trust,
@@ -35,6 +36,7 @@ def load_tokenizer(
     revision: str | None = None,
     trust_remote_code: bool = False,
     with_config: bool = True,
+    chat_template: str | None = None,
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
@@ -44,10 +46,13 @@ def load_tokenizer(
         trust_remote_code: Whether code of the checkpoint itself may run.
         with_config: Whether to also refuse code that config.json names, not only code that the
             tokenizer's own settings name.
+        chat_template: A chat template or a file with one, which replaces the tokenizer's own.
 
     Raises:
+        InputError: the chat template cannot be read.
         ModelError: there is no tokenizer, or it cannot be loaded.
     """
+    template = read_chat_template(chat_template)
     directory = locate(path, revision, weights=False)
     local = Path(path).expanduser().is_dir()
     for name in ("tokenizer_config.json", "config.json"):
@@ -87,7 +92,28 @@ def load_tokenizer(
         check_fields(directory)
     if not len(tokenizer):
         raise ModelError(f"the tokenizer in {directory} has no tokens; save it again")
+    if template is not None:
+        tokenizer.chat_template = template
     return tokenizer
+
+
+def read_chat_template(text_or_file: str | None) -> str | None:
+    """Return a chat template.
+
+    Args:
+        text_or_file: The template itself, or the path of a file with it; None for none.
+
+    Raises:
+        InputError: it is neither a template nor a readable file.
+    """
+    if text_or_file is None or "{" in text_or_file:
+        return text_or_file
+    try:
+        return read_text(text_or_file)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"chat_template {text_or_file!r} is no template and no file: {error}; give one of them"
+        ) from error
 
 
 def load_image_processor(options: EngineOptions, tokenizer: PreTrainedTokenizerBase) -> Processor:

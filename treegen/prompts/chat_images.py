@@ -31,7 +31,7 @@ def extract_images(
         if any(map(is_image, parts)):
             raise InputError(
                 f"prompt {name!r} has an image, but images are not taken here; load a model that "
-                "takes them with images=True (--images)"
+                "takes them with images=True"
             )
         message["content"] = "\n".join(part["text"] for part in parts)
         return []

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from treegen.common.structured_outputs import read_structured_outputs
 from treegen.errors import InputError, install
 from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
 from treegen.prompts.token_bytes import ByteSpeller
@@ -27,14 +28,13 @@ Structure = tuple[str, str]
 """A kind, such as "json_schema", and its content as text."""
 
 
-# The names in requests to vLLM's server, at the top level and in structured_outputs.
+# The names in requests to vLLM's server.
 _NAMES: Final = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_grammar": "grammar",
     "guided_choice": "choice",
 }
-_WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
 # Sets of tokens that a grammar often allows or forbids together. llguidance has such sets for JSON
 # strings; these add words in regular expressions, and at least halve the time to compute masks. The
 # masks themselves stay the same.
@@ -66,17 +66,7 @@ def parse_structure(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {ours: given[theirs] for theirs, ours in _NAMES.items() if theirs in given}
     if within := given.get("structured_outputs"):
-        if not isinstance(within, Mapping):
-            raise InputError(f"structured_outputs must be an object, got {within!r:.80}")
-        asked = {name: value for name, value in within.items() if value not in (None, False)}
-        if asked.pop("json_object", False):
-            found["json_schema"] = {"type": "object"}
-        if unknown := sorted(asked.keys() - _WITHIN.keys()):
-            raise InputError(
-                f"structured_outputs has {unknown[0]!r:.80}, which is not supported; "
-                f"known: {', '.join(sorted(_WITHIN))}"
-            )
-        found |= {_WITHIN[name]: value for name, value in asked.items()}
+        found |= read_structured_outputs(within)
     wanted = given.get("response_format") or {}
     kind = wanted.get("type", "text") if isinstance(wanted, Mapping) else None
     if kind == "json_object":

@@ -16,9 +16,8 @@ from treegen.prompts.chat_images import expand_image_markers, extract_images, ge
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.reasoning import check_known, reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
-from treegen.prompts.surrogates import describe_lone_surrogate
 from treegen.prompts.token_bounds import TokenLowerBound
-from treegen.prompts.tree import Node, Prompt, prompts_of
+from treegen.prompts.tree import Node, Prompt, describe_lone_surrogate, prompts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -405,7 +404,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
-            "use a chat model, or give text"
+            "load the model with chat_template=FILE, use a chat model, or give text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
     images = [image for message in messages for image in extract_images(message, prompt.id, table)]
@@ -434,8 +433,8 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
         if apply_template(without) == text:
             raise InputError(
                 f"the model's chat template does not show tools in prompt {prompt.id!r}, so the "
-                "model would not see them; leave tools out, or use a model or a chat template that "
-                "has them"
+                "model would not see them; leave tools out, or load the model with chat_template= "
+                "and a template that shows them"
             )
     text = f"{text}{begun}"
     if table is None:

@@ -9,7 +9,6 @@ from typing import Any, Final, cast
 from treegen.errors import InputError, TreeError
 from treegen.prompts.expansion import Expand
 from treegen.prompts.images.loading import is_image, source_of
-from treegen.prompts.surrogates import describe_lone_surrogate
 
 Message = Mapping[str, Any]
 """One chat turn: {"role": ..., "content": ...} and other keys that the chat template reads. A
@@ -363,3 +362,13 @@ def check_parts(name: str, parts: Sequence[object]) -> None:
             )
         if problem := describe_lone_surrogate(text):
             raise TreeError(f"{where} {problem}")
+
+
+def describe_lone_surrogate(text: str) -> str | None:
+    """Return a phrase that describes the first lone surrogate of a text; None if there is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        return f"has the lone surrogate U+{code:04X} at character {error.start:,}; replace it"
+    return None

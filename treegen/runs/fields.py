@@ -96,6 +96,7 @@ FREE: Final[Types] = {
             "speculate",
             "draft_model",
             "adapter",
+            "chat_template",
             "verifier_memory",
             "source",
         ),

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, KeysView, Mapping
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
@@ -23,7 +23,7 @@ from treegen.common.files.regular_files import open_regular
 from treegen.common.files.temporary_files import is_at
 from treegen.common.garbage_collection import pause_gc
 from treegen.errors import RunError
-from treegen.runs.files import format_os_error, resume_argument, sync_directory
+from treegen.runs.files import Lock, format_os_error, resume_argument, sync_directory
 from treegen.runs.record_lines import (
     Key,
     decode_records,
@@ -357,3 +357,29 @@ def _parts(file: BinaryIO, end: int) -> Iterator[list[bytes]]:
             size -= len(lines.pop())
         yield lines
         end -= size
+
+
+@contextmanager
+def open_for_append(path: Path, lock: str) -> Iterator[RecordFile]:
+    """Open a file of records to read and to append; it is locked meanwhile.
+
+    Args:
+        path: The file, which is created if it does not exist.
+        lock: Name of the lock file in the same directory.
+
+    Yields:
+        The records.
+
+    Raises:
+        RunError: another process holds the lock, or the file is damaged or cannot be written.
+    """
+    with Lock(path.with_name(lock)):
+        try:
+            os.close(open_regular(path, os.O_WRONLY | os.O_CREAT))
+            sync_directory(path.parent)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {path}: {format_os_error(error)}; what it held is kept"
+            ) from error
+        with closing(RecordFile(path, writable=True, again="run the same command again")) as file:
+            yield file

@@ -494,6 +494,7 @@ FORCED = {
     "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "add"}}],
 }
+IMAGE = {"url": "data:image/png;base64,iVBORw0KGgo="}
 REFUSED: list[tuple[Any, int, str]] = [
     (b"", 400, "no JSON"),
     (b"[" * 9_000, 400, "no JSON"),
@@ -508,7 +509,10 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": [10**9]}, 400, "token id"),
     ({"prompt": "\ud800"}, 400, "content"),
     ({"prompt": "a" * 60_000}, 400, "too many"),
-    ({"prompt": "a", "wings": 2}, 400, "wings is not supported"),
+    ({"prompt": "a", "wings": 2}, 400, "wings is not supported; leave it out"),
+    ({"prompt": "a", "temprature": 2}, 400, "is not supported; did you mean 'temperature'?"),
+    ({"prompt": "a", "length_penalty": 2}, 400, "length_penalty is not supported; leave it out"),
+    ({"prompt": "a", "allowed_token_ids": [10**6]}, 400, "allowed_token_ids has token 1000000"),
     ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty must be"),
     ({"prompt": "a", "bad_words": "b"}, 400, "bad_words must be"),
     ({"prompt": "a", "best_of": 3}, 400, "best_of"),
@@ -541,6 +545,11 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": [5]}, 400, "message"),
     ({"messages": [{"role": "user"}]}, 400, "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "a data URL"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": IMAGE}]}]},
+        400,
+        "images are not taken here; leave it out",
+    ),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
     ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
     ({"messages": CHAT, "response_format": {"type": "json_schema"}}, 400, "json_schema.schema"),

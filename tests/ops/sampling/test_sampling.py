@@ -213,7 +213,7 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
         ({"temperature": float("nan")}, "temperature must be a finite number"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
-        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"top_k": -2}, "top_k must be at least 0"),
         ({"min_p": 2}, "min_p must be in"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"max_tokens": 1.5}, "max_tokens must be an integer, got 1.5"),
@@ -279,6 +279,47 @@ def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
     assert torch.equal(draw(logits, seeds, steps, batch).tokens_PN, drawn.tokens_PN)
 
 
+def test_only_allowed_tokens_are_drawn_and_logprobs_stay_the_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, rows = 40, 60
+    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(5))
+    empty = np.array([], np.int64), np.array([], np.float32), np.array([], np.int64)
+    kinds = [
+        Bias(*empty, allowed=np.array([0, 3, 39])),
+        Bias(*empty),
+        Bias(
+            np.array([7]), np.array([3], np.float32), np.array([NO_END]), allowed=np.array([7, 8])
+        ),
+        Bias(*empty, allowed=np.array([21])),
+    ]
+    params = [
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(top_k=9),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=2.0),
+    ]
+    index = torch.arange(rows) % 4
+    seeds, steps = torch.arange(rows)[:, None] * 977, torch.arange(rows)[:, None] % 6
+    batch = SamplingBatch.of(params, index, kinds)
+    assert not SamplingBatch.of(params[3:], index * 0, kinds[3:]).is_plain
+    drawn = draw(logits, seeds, steps, batch)
+    for row in range(rows):
+        kind, limited = kinds[int(index[row])], logits[row].clone()
+        for token, value in zip(kind.token, kind.value, strict=True):
+            limited[token] += float(value)
+        if kind.allowed is not None:
+            limited[[token not in kind.allowed for token in range(size)]] = -math.inf
+        one = SamplingBatch.of([params[int(index[row])]], torch.zeros(1, dtype=torch.int64))
+        want = int(draw(limited[None], seeds[row : row + 1], steps[row : row + 1], one).tokens_PN)
+        assert int(drawn.tokens_PN[row]) == want
+        assert kind.allowed is None or want in kind.allowed
+        of_model = float(logits[row].log_softmax(-1)[want])
+        assert float(drawn.logprobs_PN[row]) == pytest.approx(of_model, abs=1e-5)
+    monkeypatch.setattr(sampling, "_AT_ONCE", 7 * size)
+    assert torch.equal(draw(logits, seeds, steps, batch).tokens_PN, drawn.tokens_PN)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -288,6 +329,11 @@ def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
         ({"logit_bias": {3: 101}}, "numbers from -100 to 100"),
         ({"logit_bias": {"3": 1}}, "a token of logit_bias must be an integer"),
         ({"logit_bias": [3]}, "logit_bias must map"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids must be at least 0"),
+        ({"allowed_token_ids": ["a"]}, "allowed_token_ids must be an integer"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids must be a list"),
+        ({"allowed_token_ids": [5], "regex": "a"}, "regex and allowed_token_ids cannot go"),
         ({"ignore_eos": "false"}, "ignore_eos must be True or False"),
         ({"include_stop": 1}, "include_stop must be True or False"),
         ({"stop": 5}, "stop must be a list"),

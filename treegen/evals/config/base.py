@@ -29,7 +29,7 @@ _GUESSING: Final = ("speculate", "draft_model")
 _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSING)
 # Stored paths are absolute, so that a run can be resumed and scored from any directory. In the
 # second group a bare word may be a name that the task knows, such as train.
-_PATHS: Final = ("model", "adapter", "draft_model", "fewshot_file")
+_PATHS: Final = ("model", "adapter", "chat_template", "draft_model", "fewshot_file")
 _PATHS_OR_NAMES: Final = ("data", "fewshot_data")
 ALLOW_TASK_CODE: Final = "allow_task_code"
 """The choice that lets a command run the code named by a stored run; it is never stored."""

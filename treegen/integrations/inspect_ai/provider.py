@@ -10,7 +10,6 @@ from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput
 from inspect_ai.model._cache import epoch  # the epoch that keys Inspect's own output cache
 from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
 
-from treegen.common.files.regular_files import read_text
 from treegen.errors import CacheFullError, ContextError, InputError, TreegenError
 from treegen.integrations.inspect_ai.messages import template_messages, template_tools
 from treegen.integrations.inspect_ai.outputs import output_of
@@ -76,10 +75,7 @@ class TreegenAPI(ModelAPI):
                 raise InputError(f"sampling must be {' or '.join(_SAMPLING)}, got {sampling!r}")
             if tool_format is not None:
                 check_tool_format(tool_format)
-            template = None if chat_template is None else _read_template(chat_template)
-            llm = LLM(model_name, **options)
-            if template is not None:
-                llm.tokenizer.chat_template = template
+            llm = LLM(model_name, chat_template=chat_template, **options)
             self._served = AsyncLLM(llm, max_waiting=_WAITING, tool_format=tool_format)
         except TreegenError as error:
             raise PrerequisiteError(str(error)) from error
@@ -173,14 +169,3 @@ class TreegenAPI(ModelAPI):
     def close(self) -> None:
         """Free the model; running generations are dropped."""
         self._served.close(drain=False)
-
-
-def _read_template(given: str) -> str:
-    if "{" in given:
-        return given
-    try:
-        return read_text(given)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"chat_template {given!r} is no template and no file: {error}; give one of them"
-        ) from error

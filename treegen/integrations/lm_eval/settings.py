@@ -100,8 +100,6 @@ def gen_settings(
     settings = {**usual, **honoured}
     settings.setdefault("seed", seed)
     settings["temperature"] = settings.get("temperature", 0.0) if is_drawn else 0.0
-    if settings.get("top_k") == -1:  # also means that all tokens are kept
-        settings["top_k"] = 0
     until = tuple(text for text in until if text != "")
     stop = [text for text in until if text == eos] if thinks else until
     return GenSettings(SamplingParams(max_tokens=length, stop=stop, **settings), until)

@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -47,6 +48,7 @@ _RETRY_AFTER: Final = 1  # seconds
 # hours.
 _PIECE: Final = 2**20
 _MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the request
+_ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
 _GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
@@ -312,9 +314,22 @@ def _make_error_response(error: Exception) -> Response:
     if isinstance(error, StoppedError):
         return _error(503, str(error))
     if isinstance(error, InputError | CapacityError):
-        return _error(400, str(error), param=getattr(error, "param", None))
+        message = str(error) if isinstance(error, RequestError) else _for_client(str(error))
+        return _error(400, message, param=getattr(error, "param", None))
     _LOG.error("a request failed: %r", error)
     return _error(500, f"the server failed ({type(error).__name__}); see its log")
+
+
+def _for_client(message: str) -> str:
+    """Return a message of the library without remedies that only the server's operator has.
+
+    These remedies name an argument of Python, such as `images=True`.
+    """
+    problem, semicolon, advice = message.rpartition("; ")
+    if not semicolon or not _ARGUMENT.search(advice):
+        return message
+    remedies = [part for part in re.split(r", or |, ", advice) if not _ARGUMENT.search(part)]
+    return f"{problem}; {', or '.join(remedies) or 'leave it out'}"
 
 
 def _error(status: int, message: str, *, param: str | None = None, headers: Any = None) -> Response:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from treegen.common.params import STRUCTURES, SamplingParams
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.tree import Message
@@ -27,6 +28,7 @@ _SAMPLING: Final = (
     "min_p",
     "min_tokens",
     "stop_token_ids",
+    "allowed_token_ids",
     "ignore_eos",
     "repetition_penalty",
     "no_repeat_ngram_size",
@@ -281,10 +283,12 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         RequestError: A field is unknown, malformed or not supported.
     """
     known = {*CompletionRequest.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
+    known -= set(_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS)
     for name in body:
-        if name not in known or name in (_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS):
-            told = _INSTEAD.get(name, "leave it out") if is_chat else "leave it out"
-            raise RequestError(f"{name} is not supported; {told}", name[:80])
+        if name not in known:
+            instead = f"; {_INSTEAD[name]}" if is_chat and name in _INSTEAD else ""
+            hint = instead or did_you_mean(name[:80], known) or "; leave it out"
+            raise RequestError(f"{name} is not supported{hint}", name[:80])
     sampling = {name: body[name] for name in _SAMPLING if name in body} | parse_structure(body)
     needed: dict[str, Any] = {"messages": []} if is_chat else {}
     try:

@@ -1,6 +1,6 @@
 """Sampling parameters of the rows of a pass, as tensors.
 
-Shape letters: P distributions, U kinds of biases, K biased tokens, V vocabulary.
+Shape letters: P distributions, U kinds of biases, K biased tokens, A allowed tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ _MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
-    """Biases on the logits of K tokens, and banned words.
+    """Biases on the logits of K tokens, banned words, and the only tokens that may be drawn.
 
     token: the ids of the tokens.
     value: the number added to each token's logit.
     until: the value is added as long as the sample has fewer tokens than this.
     words: words that may not be drawn, each as its tokens.
+    allowed: ids of the only tokens that may be drawn; None allows all.
     """
 
     token: NDArray[np.int64]
     value: NDArray[np.float32]
     until: NDArray[np.int64]
     words: Words = ()
+    allowed: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +48,23 @@ class Biases:
 
     token_UK, value_UK, until_UK: the fields of each kind's `Bias`, padded with zeros.
     index_P: the kind of each distribution.
+    allowed_UA: ids of the tokens that may be drawn, padded with one of them; None allows all.
+    limited_U: which kinds allow only these.
     """
 
     token_UK: Tensor
     value_UK: Tensor
     until_UK: Tensor
     index_P: Tensor
+    allowed_UA: Tensor | None = None
+    limited_U: Tensor | None = None
 
     @staticmethod
     def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
         """Return the biases of P rows, where row p has kinds[index_P[p]]; None if all are empty."""
         most = max((len(kind.token) for kind in kinds), default=0)
-        if not most:
+        limited = [kind.allowed is not None for kind in kinds]
+        if not most and not any(limited):
             return None
 
         def column(name: str) -> Tensor:
@@ -65,7 +72,16 @@ class Biases:
             rows = [np.pad(array, (0, most - len(array))) for array in arrays]
             return to_device(np.stack(rows), index_P.device)
 
-        return Biases(column("token"), column("value"), column("until"), index_P)
+        columns = column("token"), column("value"), column("until")
+        if not any(limited):
+            return Biases(*columns, index_P)
+        ids = [np.zeros(1, np.int64) if kind.allowed is None else kind.allowed for kind in kinds]
+        widest = max(map(len, ids))
+        allowed = np.stack([np.pad(row, (0, widest - len(row)), "edge") for row in ids])
+        device = index_P.device
+        return Biases(
+            *columns, index_P, to_device(allowed, device), to_device(np.array(limited), device)
+        )
 
     def add(self, logits_PV: Tensor, steps_P: Tensor) -> Tensor:
         """Return the biased logits [P, V].
@@ -77,7 +93,14 @@ class Biases:
         index_P = self.index_P
         holds_PK = steps_P[:, None] < self.until_UK[index_P]
         value_PK = torch.where(holds_PK, self.value_UK[index_P], 0.0)
-        return logits_PV.scatter_add(1, self.token_UK[index_P], value_PK)
+        logits_PV = logits_PV.scatter_add(1, self.token_UK[index_P], value_PK)
+        if self.allowed_UA is None or self.limited_U is None:
+            return logits_PV
+        banned_UV = torch.ones(
+            len(self.allowed_UA), logits_PV.shape[1], dtype=torch.bool, device=logits_PV.device
+        ).scatter(1, self.allowed_UA, False)
+        banned_UV &= self.limited_U[:, None]
+        return logits_PV.masked_fill(banned_UV[index_P], -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,8 +181,7 @@ def _too_long(
     return ContextError(
         f"prompt {name!r} has {least}{num_tokens:,} tokens, "
         f"{num_tokens + drawn - spec.context_length:,} too many for the model's context of "
-        f"{spec.context_length:,}{' and one generated token' if drawn else ''}; shorten it or use "
-        "fewer shots"
+        f"{spec.context_length:,}{' and one generated token' if drawn else ''}; shorten it"
     )
 
 

@@ -4,7 +4,6 @@ replies.py         a completion, or a sample while it grows, as a Reply
 parser.py          the parts of a text as it grows; the same for whole texts and for streams
 formats.py         the table of formats of tool calls, and the marks that identify a format
 readers.py         readers of calls as JSON, between tags, or in Python
-marked_formats.py  readers of formats with their own marks: Gemma, Harmony
 call_grammars.py   grammars that force a reply to call a tool
 scan.py            a position in a text that may still grow
 arguments.py       arguments that are written as text, converted to the types that a tool declares

@@ -6,17 +6,23 @@ the outcome can be read from the tree wherever a budget ends the strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from typing import Final, TypeVar
 
 from treegen.common.params import check_int
 from treegen.search.budget import BudgetReached
+from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import place_of
 from treegen.search.propose import Propose
 from treegen.search.tree.node import SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
+
+_LIMITS: Final = {"tokens": "tokens_decoded", "calls": "calls", "nodes": "nodes"}
+"""For each limit of a budget, the field of the usage that it bounds."""
+T = TypeVar("T")
 
 Done = Callable[[SearchNode], bool]
 """Whether a node ends a solution, right or wrong. It may be called several times for a node."""
@@ -143,3 +149,55 @@ def check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None:
             check_int(name, count, least=1)
+
+
+class Costs:
+    """Tokens, calls and nodes that each kind of work has taken from a search's budget so far."""
+
+    def __init__(self, search: BudgetedSearch) -> None:
+        """Start without any measured costs."""
+        self._usage = search.usage
+        self._limits = {
+            name: limit for name in _LIMITS if (limit := getattr(search.budget, name)) is not None
+        }
+        self._num: Counter[str] = Counter()
+        self._taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    async def of(self, kind: str, num: int, call: Awaitable[T]) -> T:
+        """Await a call and record what it used as the cost of `num` items of a kind.
+
+        Args:
+            kind: Name of the kind of work.
+            num: Items that the call computes.
+            call: The call to await.
+
+        Returns:
+            What the call returns.
+        """
+        before = self._read_usage()
+        returned = await call
+        self._num[kind] += num
+        self._taken[kind].update(self._read_usage() - before)
+        return returned
+
+    def fits_budget(self, **nums: int) -> bool:
+        """Return whether the budget has room for `nums` items of each kind, at their mean costs.
+
+        A kind without measured costs counts as free.
+        """
+        spent = self._read_usage()
+        return all(
+            spent[name] + sum(self._mean(kind, name) * num for kind, num in nums.items()) <= limit
+            for name, limit in self._limits.items()
+        )
+
+    def most(self, num: int, *kinds: str) -> int:
+        """Return how many of `num` items fit the budget, each with one of all kinds; at least 1."""
+        sizes = range(num, 1, -1)
+        return next((size for size in sizes if self.fits_budget(**dict.fromkeys(kinds, size))), 1)
+
+    def _mean(self, kind: str, name: str) -> float:
+        return self._taken[kind][name] / max(1, self._num[kind])
+
+    def _read_usage(self) -> Counter[str]:
+        return Counter({name: getattr(self._usage, _LIMITS[name]) for name in self._limits})

@@ -12,6 +12,7 @@ from treegen.search.event_loop import gather
 from treegen.search.propose import Propose
 from treegen.search.strategies.common import (
     DEAD_END,
+    Costs,
     Done,
     State,
     check_counts,
@@ -20,7 +21,6 @@ from treegen.search.strategies.common import (
     prune,
     text_state,
 )
-from treegen.search.strategies.costs import Costs
 from treegen.search.strategies.node_statistics import (
     DEFAULT,
     MCTSRules,
