@@ -36,10 +36,8 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     terminal = Terminal(quiet=quiet)
     documents = []
     tasks = task_names(params)
-    for job, facts, plan in plan_tasks(
-        tasks, collect_choices(params), terminal, show_prompts=write_out
-    ):
-        documents.append(plan_document(job, facts, plan))
+    for prepared in plan_tasks(tasks, collect_choices(params), terminal, show_prompts=write_out):
+        documents.append(plan_document(prepared.job, prepared.facts, prepared.plan))
         if not quiet:
-            echo(plan_text(documents[-1], plan.levels()) + "\n")
+            echo(plan_text(documents[-1], prepared.plan.levels()) + "\n")
     json_line({"plans": documents})

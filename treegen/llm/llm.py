@@ -22,6 +22,7 @@ from treegen.llm.base import BaseLLM
 from treegen.model.config import resolve_device
 from treegen.model.machine import check_machine
 from treegen.model.model import Model
+from treegen.model.model_info import ModelInfo
 from treegen.model.options import LOADING, EngineOptions, check_known
 from treegen.model.rank_processes import load_from_options
 from treegen.model.tokenizer import load_image_processor, load_tokenizer
@@ -202,6 +203,12 @@ class LLM(BaseLLM):
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return self.engine.plan(requests)
+
+    def adopt_plan(self, plan: Plan, facts: ModelInfo) -> Plan:
+        """Return a plan for this LLM; segments end where kept prefixes end."""
+        return (
+            self._plan(plan.requests) if self.list_prefixes() else super().adopt_plan(plan, facts)
+        )
 
     def _check_ready(self) -> None:
         self.engine.check_ready()

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.evals.config.base import check_no_unused
-from treegen.evals.job import Job, first_prompt, load_job, plan_job
+from treegen.evals.job import (
+    Job,
+    PreparedJob,
+    first_prompt,
+    fit_job,
+    load_job,
+    prepare_job,
+)
 from treegen.evals.multiple_choice import is_multiple_choice
 from treegen.evals.pipeline.execution import (
     ModelLoader,
@@ -28,9 +35,13 @@ from treegen.evals.progress.images import keep_job_images
 from treegen.evals.recommended_sampling import advice
 from treegen.evals.registry import get_task
 from treegen.evals.sampling import sample
-from treegen.evals.scoring.code_execution import ExecutionOptions, ProgramScoring
+from treegen.evals.scoring.code_execution import (
+    ExecutionOptions,
+    ProgramScoring,
+    as_code_execution_task,
+)
 from treegen.evals.scoring.results import write_results
-from treegen.evals.scoring.samples import restore_rounds
+from treegen.evals.scoring.samples import RunVerdicts, restore_rounds
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.task import Task
 from treegen.runs import RunDir
@@ -49,6 +60,7 @@ class EvaluationResult:
     results: the content of results.json. report: its metrics; None if nothing is scored.
     missing: the number of samples that were not drawn. complaint: a sentence on samples without a
     score; None if all are scored. again: how to continue. judged_by: as in `EvalSettings`.
+    verdicts: the verdicts on the samples; None if they are not scored, or are programs.
     """
 
     path: Path
@@ -58,12 +70,19 @@ class EvaluationResult:
     complaint: str | None
     again: str
     judged_by: Mapping[str, Any] | None = None
+    verdicts: RunVerdicts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Work(RunWork[Job, RunDir, EvaluationResult]):
-    """A task and its open run. judging: scores its programs, if they may run."""
+    """A task and its open run.
 
+    prepared: the job with the plan of its prompts; None for a complete run.
+    verdicts: as in `EvaluationResult`. judging: scores its programs, if they may run.
+    """
+
+    prepared: PreparedJob | None
+    verdicts: RunVerdicts | None
     judging: ProgramScoring | None
 
     @property
@@ -71,20 +90,27 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
         return self.job.task.name
 
     def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
-        return sample(self.job, self.run, llm, stop=stop, judging=self.judging)
+        prepared = self.prepared or prepare_job(self.job, llm.facts)
+        return sample(
+            prepared, self.run, llm, stop=stop, judging=self.judging, verdicts=self.verdicts
+        )
 
     def end(self, listener: Listener) -> None:
         if self.judging:
             finish_program_scoring(self.job, self.run, self.judging, listener)
 
     def save_result(self, again: str) -> EvaluationResult:
-        results, report = write_results(self.job, self.run, self.judging)
-        missing, unscored = (
+        results, report = write_results(self.job, self.run, self.judging, self.verdicts)
+        return EvaluationResult(
+            self.run.path,
+            results,
+            report,
             max(self.run.missing, 0),
             describe_unscored(self.job, self.run, self.judging),
+            again,
+            self.job.settings.judged_by,
+            self.verdicts,
         )
-        judged_by = self.job.settings.judged_by
-        return EvaluationResult(self.run.path, results, report, missing, unscored, again, judged_by)
 
 
 def evaluate_all(
@@ -136,29 +162,34 @@ def evaluate_all(
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
     whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
-    def check(job: Job, facts: "ModelInfo") -> None:
-        if not any(job is other for other, _ in whole):
-            plan_job(job, facts)
+    def prepare(job: Job, facts: "ModelInfo") -> PreparedJob | None:
+        is_whole = any(job is other for other, _ in whole)
+        prepared = None if is_whole else prepare_job(job, facts)
         hint = advice(job.settings.sampling, facts.spec)
         if hint and not is_multiple_choice(job.data) and any(job is other for other in fresh):
             listener.tell(hint)
         if show_prompts:
-            listener.show_prompt(first_prompt(job, facts))
+            fitted = prepared.job if prepared else fit_job(job, facts).job
+            listener.show_prompt(first_prompt(fitted, facts.tokenizer))
+        return prepared
 
     def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
         items = []
-        for job, run in zip(jobs, runs, strict=True):
-            restore_rounds(job, run)
+        for job, prepared_job, run in zip(jobs, prepared, runs, strict=True):
+            verdicts = None
+            if job.settings.score and as_code_execution_task(job.task) is None:
+                verdicts = RunVerdicts(job, cache_all=True)
+            restore_rounds(job, run, verdicts)
             if run.missing <= 0:
                 keep_job_images(job, run)
             judging = start_program_scoring(job, run, execution, listener)
             if judging:
                 stack.callback(judging.close)
-            items.append(_Work(job, run, judging=judging))
+            items.append(_Work(job, run, prepared_job, verdicts, judging))
         return items, ()
 
     # Showing a prompt needs the tokenizer.
-    wanted = prepare_runs(jobs, models, listener, check, () if show_prompts else whole)
+    wanted, prepared = prepare_runs(jobs, models, listener, prepare, () if show_prompts else whole)
     settings = [target.settings for target in targets]
     again = listener.resume_command(resume or output or targets[0].path, settings)
     return execute_runs(RunDir, targets, wanted, work, models, listener, again, unit="samples")

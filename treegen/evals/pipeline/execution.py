@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _Job = TypeVar("_Job", bound="AnyJob")
 _Run = TypeVar("_Run", bound=RunDir)
 _Done = TypeVar("_Done")
+_Prepared = TypeVar("_Prepared")
 Before = Sequence[Callable[[], object]]
 _SHOWN = 5
 # Options that the fingerprint of the weights implies, or that were chosen for the loaded model.
@@ -238,33 +239,34 @@ def prepare_runs(
     jobs: "Sequence[_Job]",
     models: ModelLoader,
     listener: Listener,
-    check: "Callable[[_Job, ModelInfo], object]",
+    prepare: "Callable[[_Job, ModelInfo], _Prepared]",
     whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
-) -> "list[RunSettings]":
-    """Check everything that can be checked without weights.
+) -> "tuple[list[RunSettings], list[_Prepared | None]]":
+    """Check and prepare everything that needs no weights.
 
     Args:
         jobs: The jobs of the runs.
         models: Loads the models, or holds one that is loaded.
         listener: Receives notices about skipped data.
-        check: Checks a job with the facts about its model.
-        whole: Jobs of complete runs, which are not checked. Each comes with the run's stored
+        prepare: Checks a job with the facts about its model, and prepares it.
+        whole: Jobs of complete runs, which are not prepared. Each comes with the run's stored
             content of run.json, or None if the user changes an option of the model.
 
     Returns:
-        The settings of each run.
+        The settings of each run, and each prepared job; None for a complete run.
     """
-    settings = []
+    settings, prepared = [], list["_Prepared | None"]()
     for job in jobs:
         tell_skipped(job, listener)
-        known = [info for other, info in whole if other is job]
-        if known:
-            settings.append(models.settings_of_complete(job, known[0]))
+        infos = [info for other, info in whole if other is job]
+        if infos:
+            settings.append(models.settings_of_complete(job, infos[0]))
+            prepared.append(None)
             continue
         facts = models.facts(job.settings.engine)
-        check(job, facts)
+        prepared.append(prepare(job, facts))
         settings.append(models.settings(job, facts))
-    return settings
+    return settings, prepared
 
 
 def execute_runs(

@@ -1,21 +1,16 @@
 """Plans the runs of tasks from a model's configuration, without its weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treegen import demo
 from treegen.errors import InputError
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.eval_settings import resolve_eval_settings
-from treegen.evals.job import first_prompt, load_job, plan_job
+from treegen.evals.job import PreparedJob, first_prompt, load_job, prepare_job
 from treegen.evals.model import load_model_facts
 from treegen.evals.pipeline.execution import announce_demo_model, tell_skipped
 from treegen.evals.pipeline.listener import Listener
-
-if TYPE_CHECKING:
-    from treegen.evals.job import Job
-    from treegen.model.model_info import ModelInfo
-    from treegen.prompts.plan.plan import Plan
 
 
 def plan_tasks(
@@ -24,8 +19,8 @@ def plan_tasks(
     listener: Listener,
     *,
     show_prompts: bool = False,
-) -> "Iterator[tuple[Job, ModelInfo, Plan]]":
-    """Yield the job, the model's facts and the plan of each task's run.
+) -> Iterator[PreparedJob]:
+    """Yield the prepared job of each task's run.
 
     Args:
         tasks: Names of tasks.
@@ -48,7 +43,7 @@ def plan_tasks(
     for job in jobs:
         tell_skipped(job, listener)
         facts = load_model_facts(job.settings.engine)
-        plan = plan_job(job, facts)
+        prepared = prepare_job(job, facts)
         if show_prompts:
-            listener.show_prompt(first_prompt(job, facts))
-        yield job, facts, plan
+            listener.show_prompt(first_prompt(prepared.job, facts.tokenizer))
+        yield prepared

@@ -23,7 +23,6 @@ from treegen.evals.pipeline.targets import search_destinations
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import (
     SearchJob,
-    check_memory,
     check_prompts_fit,
     check_reward,
     load_search_job,
@@ -122,7 +121,7 @@ def search_all(
     )
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
-    wanted = prepare_runs(jobs, models, listener, _check)
+    wanted, _ = prepare_runs(jobs, models, listener, _check)
     folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
     again = listener.resume_command(resume or folder, [target.settings for target in targets])
 
@@ -178,7 +177,6 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
 
 def _check(job: SearchJob, facts: "ModelInfo") -> None:
     check_prompts_fit(job, facts)
-    check_memory(job, facts)
     check_reward(job.settings)
 
 

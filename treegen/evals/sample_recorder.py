@@ -1,0 +1,74 @@
+"""Store the samples of a run as they end, with their verdicts and the run's usage."""
+
+from typing import Any
+
+from treegen.evals.job import Job
+from treegen.evals.progress.run_progress import AccuracyCounter
+from treegen.evals.progress.usage import UsageLog
+from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
+from treegen.evals.scoring.samples import RunVerdicts, restore_rounds
+from treegen.runs import RunDir
+
+
+class SampleRecorder:
+    """Stores the samples of a run as they end, scores each, and counts the right ones.
+
+    run: the run.
+    account: the usage of the run.
+    rounds: early stopping, which receives every sample; None without it.
+    tally: the accuracy so far; None if samples are not scored during sampling.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run: RunDir,
+        judging: ProgramScoring | None = None,
+        verdicts: RunVerdicts | None = None,
+    ) -> None:
+        """Read the stored samples of the run.
+
+        Args:
+            job: The job of the run.
+            run: The run, open for writing.
+            judging: Scores the samples if they are programs.
+            verdicts: The verdicts on the stored samples that are known.
+        """
+        self.run = run
+        self._job, self._judging = job, judging
+        self._headline = job.task.filters[0]
+        self._verdicts: RunVerdicts | None = None
+        if job.settings.score and as_code_execution_task(job.task) is None:
+            self._verdicts = verdicts or RunVerdicts(job)
+        self.account = UsageLog(run)
+        self.rounds = restore_rounds(job, run, self._verdicts)
+        self._counter = AccuracyCounter()
+        self.tally = self._counter if self._verdicts else judging
+        if self._verdicts:
+            for record, by_filter in self._verdicts.stored(run):
+                self._counter.count(record["problem_id"], by_filter[self._headline].correct)
+        elif judging:
+            for record in run.records():
+                judging.add(record)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Store a finished sample, and score it."""
+        self._job.annotate_record(record)
+        answer = None
+        if self._verdicts is None:
+            self.run.append(record)
+        else:
+            verdict = self._verdicts.append(self.run, record)[self._headline]
+            self._counter.count(record["problem_id"], verdict.correct)
+            answer = verdict.answer
+        self.account.count()
+        if self._judging:
+            self._judging.add(record)
+        if self.rounds:
+            self.rounds.add(record, answer)
+
+    def close(self) -> None:
+        """Keep the verdicts of a run that is not finished, for the call that resumes it."""
+        unfinished = self.run.missing > 0 or self.rounds is not None
+        if self._verdicts is not None and unfinished:
+            self._verdicts.save(self.run)
