@@ -30,7 +30,7 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.evals.pipeline.planning import plan_tasks
+    from treegen.evals.pipeline.evaluation import plan_tasks
     from treegen.report.plan_document import plan_document, plan_text
 
     terminal = Terminal(quiet=quiet)

@@ -1,13 +1,17 @@
-"""Store the samples of a run as they end, with their verdicts and the run's usage."""
+"""Store the samples of a run as they end, with verdicts and usage, and copies of its images."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from treegen.errors import InputError
 from treegen.evals.job import Job
 from treegen.evals.progress.run_progress import AccuracyCounter
 from treegen.evals.progress.usage import UsageLog
 from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
 from treegen.evals.scoring.samples import RunVerdicts, restore_rounds
+from treegen.prompts.images.table import get_image_table
 from treegen.runs import RunDir
+from treegen.runs.images import RunImage, RunImages, keep_images
 
 
 class SampleRecorder:
@@ -72,3 +76,45 @@ class SampleRecorder:
         unfinished = self.run.missing > 0 or self.rounds is not None
         if self._verdicts is not None and unfinished:
             self._verdicts.save(self.run)
+
+
+def keep_job_images(job: Job, run: RunDir, tokenizer: Any = None) -> None:
+    """Copy the images of a job into its run, so that the run does not depend on the originals.
+
+    Args:
+        job: The job of the run.
+        run: The run.
+        tokenizer: The model's tokenizer, which counts the tokens of images. None for a run without
+            missing samples: lost images are then copied again if the originals still exist.
+
+    Raises:
+        InputError: an image has changed since the job was loaded.
+        RunError: the images cannot be written.
+    """
+    files = {image.sha256: image for problem in job.data.problems for image in problem.images}
+    kept = RunImages.read(run.path) if files else None
+    if kept is None or all(name in kept.images and kept.file(name) for name in files):
+        return
+    table = None if tokenizer is None else get_image_table(tokenizer)
+    known = {
+        name: kept.images.get(name)
+        or RunImage(
+            name, image.name, image.size, None if table is None else table.add(image.source).num
+        )
+        for name, image in files.items()
+    }
+    problems: Mapping[str, Sequence[RunImage]] = {
+        problem.id: [known[image.sha256] for image in problem.images]
+        for problem in job.data.problems
+        if problem.images
+    }
+
+    def content(name: str) -> bytes | None:
+        try:
+            return files[name].content()
+        except InputError:
+            if tokenizer is None:
+                return None
+            raise
+
+    keep_images(run.path, problems, content)

@@ -15,10 +15,9 @@ from treegen.common.outputs import Completion
 from treegen.errors import RunError
 from treegen.evals.config.early_stopping import Rounds
 from treegen.evals.job import Job, PreparedJob
-from treegen.evals.progress.images import keep_job_images
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
 from treegen.evals.progress.timeline import Timeline
-from treegen.evals.sample_recorder import SampleRecorder
+from treegen.evals.sample_recorder import SampleRecorder, keep_job_images
 from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.samples import RunVerdicts
 from treegen.evals.statistics.confidence import summary

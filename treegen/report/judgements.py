@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from treegen.errors import InputError, RunError
-from treegen.evals.judging.answer_quoting import addresses_judge
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.pipeline import load_juries, progress_of
+from treegen.evals.judging.prompts import addresses_judge
 from treegen.evals.judging.summary import Summary, summarise
 from treegen.evals.statistics.tables import Cell, Table
 

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.errors import NumericsError, RunError
-from treegen.evals.judging.answer_quoting import special_in_template
 from treegen.evals.judging.judgement_files import TOO_LONG, JudgementFile
-from treegen.evals.judging.prompts import AnswerSet, JudgedCase, build_content, cases_of, prompt_of
+from treegen.evals.judging.prompts import (
+    AnswerSet,
+    JudgedCase,
+    build_content,
+    cases_of,
+    prompt_of,
+    special_in_template,
+)
 from treegen.evals.judging.repeats import RepeatScheduler
 from treegen.evals.judging.rubric import LEAD
 from treegen.evals.judging.settings import JudgeRun

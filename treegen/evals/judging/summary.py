@@ -9,15 +9,18 @@ from typing import Any, Literal
 import numpy as np
 
 from treegen.errors import InputError
-from treegen.evals.judging.judgements import JudgementSet
-from treegen.evals.judging.jury import check_jury, jury_of
-from treegen.evals.judging.official_tables import official_tables
-from treegen.evals.judging.pairs import order_table, pairs_of
-from treegen.evals.judging.statistics.agreement import cohens_kappa, krippendorffs_alpha
-from treegen.evals.judging.statistics.components import Cells, cells, components, design_of
-from treegen.evals.judging.statistics.interval import Mean, mean_of
-from treegen.evals.judging.statistics.prediction_powered import CorrectedMean, correct_mean
-from treegen.evals.judging.statistics.sample_size import Need, required_numbers
+from treegen.evals.judging.components import (
+    Cells,
+    Need,
+    cells,
+    components,
+    design_of,
+    required_numbers,
+)
+from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, mean_of
+from treegen.evals.judging.judgements import JudgementSet, order_table, pairs_of
+from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
+from treegen.evals.judging.published_scores import official_tables
 from treegen.evals.statistics.tables import Cell, Table
 
 Combine = Literal["mean", "majority"]

@@ -1,4 +1,4 @@
-"""Evaluations from settings to results: the work of `treegen eval` and `evaluate`."""
+"""Evaluations from settings to results: what `treegen eval`, `treegen plan` and `evaluate` do."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treegen import demo
+from treegen.common.files.paths import file_name
+from treegen.errors import InputError
 from treegen.evals.config.base import check_no_unused
+from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.job import (
     Job,
     PreparedJob,
@@ -15,6 +19,7 @@ from treegen.evals.job import (
     load_job,
     prepare_job,
 )
+from treegen.evals.model import load_model_facts
 from treegen.evals.multiple_choice import is_multiple_choice
 from treegen.evals.pipeline.execution import (
     ModelLoader,
@@ -22,6 +27,7 @@ from treegen.evals.pipeline.execution import (
     announce_demo_model,
     execute_runs,
     prepare_runs,
+    tell_skipped,
 )
 from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.evals.pipeline.program_scoring import (
@@ -30,10 +36,10 @@ from treegen.evals.pipeline.program_scoring import (
     finish_program_scoring,
     start_program_scoring,
 )
-from treegen.evals.pipeline.targets import destinations
-from treegen.evals.progress.images import keep_job_images
+from treegen.evals.pipeline.targets import destinations, is_run, named_path, new_path
 from treegen.evals.recommended_sampling import advice
 from treegen.evals.registry import get_task
+from treegen.evals.sample_recorder import keep_job_images
 from treegen.evals.sampling import sample
 from treegen.evals.scoring.code_execution import (
     ExecutionOptions,
@@ -193,3 +199,99 @@ def evaluate_all(
     settings = [target.settings for target in targets]
     again = listener.resume_command(resume or output or targets[0].path, settings)
     return execute_runs(RunDir, targets, wanted, work, models, listener, again, unit="samples")
+
+
+def plan_tasks(
+    tasks: Sequence[str],
+    asked: Mapping[str, Any],
+    listener: Listener,
+    *,
+    show_prompts: bool = False,
+) -> Iterator[PreparedJob]:
+    """Yield the prepared job of each task's run.
+
+    Args:
+        tasks: Names of tasks.
+        asked: The user's choices, by the names of settings.
+        listener: Receives notices.
+        show_prompts: Whether the listener also gets the first prompt of each task.
+
+    Raises:
+        InputError: There is no task, or a choice cannot be used.
+        TreegenError: The data, the model's configuration or the plan is in error.
+    """
+    if not tasks:
+        raise InputError("no task is given; `treegen tasks` lists them")
+    jobs = [
+        load_job(resolve_eval_settings(demo.fill_defaults({**asked, "task": task})))
+        for task in tasks
+    ]
+    check_no_unused(asked, [job.settings for job in jobs])
+    announce_demo_model(asked, [job.settings for job in jobs], listener)
+    for job in jobs:
+        tell_skipped(job, listener)
+        facts = load_model_facts(job.settings.engine)
+        prepared = prepare_job(job, facts)
+        if show_prompts:
+            listener.show_prompt(first_prompt(prepared.job, facts.tokenizer))
+        yield prepared
+
+
+def evaluate_adapters(
+    adapters: Sequence[str],
+    tasks: Sequence[str | Task],
+    asked: Mapping[str, Any],
+    models: ModelLoader,
+    listener: Listener,
+    *,
+    output: str | None = None,
+    resume: str | None = None,
+    **how: Any,
+) -> list[list[EvaluationResult]]:
+    """Run evaluations with each adapter in a folder of its name; the weights are read once.
+
+    Args:
+        adapters: Directories of adapters.
+        tasks: Tasks or their names.
+        asked: As for `evaluate_all`, without an adapter.
+        models: Loads the models.
+        listener: Receives messages and progress.
+        output: The parent directory; None for a new one in runs/.
+        resume: A parent directory whose runs are resumed, and started where there are none; ""
+            means `output`.
+        how: Further arguments of `evaluate_all`.
+
+    Raises:
+        InputError: two adapters have the same name, or a directory is taken.
+        ModelError: an adapter cannot be used. Nothing is drawn then.
+    """
+    from treegen.model.base_weights import share_base_weights
+    from treegen.model.checkpoint.adapter import find_adapter
+
+    if models.given is not None or models.on_workers:
+        raise InputError("several adapters need a model that this process loads; run them apart")
+    if "adapter" in asked:
+        raise InputError("the adapter is given twice; leave it out of --model-args")
+    model = Path(str(asked.get("model", demo.NAME))).name
+    whole = named_path(output, resume) or new_path("adapters", model)
+    folders = [file_name(Path(adapter).name) for adapter in adapters]
+    if len({*folders}) < len(folders):
+        raise InputError(
+            f"two adapters have the same name: {', '.join(folders)}; rename a directory, or run "
+            "them apart"
+        )
+    if is_run(whole):
+        raise InputError(f"{whole} is one run; give the directory of the adapters' runs")
+    for adapter, folder in zip(adapters, folders, strict=True):
+        find_adapter(adapter)
+        if resume is None and (whole / folder).exists():
+            raise InputError(f"{whole / folder} exists already; continue by --resume {whole}")
+    results = []
+    with share_base_weights():
+        for adapter, folder in zip(adapters, folders, strict=True):
+            choices = {**asked, "adapter": adapter}
+            path, again = str(whole / folder), None if resume is None else ""
+            results.append(
+                evaluate_all(tasks, choices, models, listener, output=path, resume=again, **how)
+            )
+    return results

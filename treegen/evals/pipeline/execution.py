@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -19,7 +19,6 @@ from treegen.evals.model import (
     resolve_precision,
     weights_fingerprint,
 )
-from treegen.evals.pipeline.cleanup import all_new, discard_on_error
 from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir
@@ -361,3 +360,27 @@ def _fill(
             if all_new(runs):
                 raise  # there is nothing to continue
             raise type(error)(f"{error}; {kept()}") from error
+
+
+@contextmanager
+def discard_on_error(
+    runs: "Sequence[RunDir]", *, but: type[Exception] | None = None
+) -> Iterator[None]:
+    """Remove the runs on an error if all of them are new, so that the same call can be repeated.
+
+    Args:
+        runs: The open runs.
+        but: An error after which the runs are kept, to be resumed. Interrupts always keep them.
+    """
+    try:
+        yield
+    except Exception as error:
+        if all_new(runs) and not (but and isinstance(error, but)):
+            for run in reversed(runs):
+                run.discard()
+        raise
+
+
+def all_new(runs: "Sequence[RunDir]") -> bool:
+    """Return whether all runs were created by this call and have no record yet."""
+    return all(run.is_new for run in runs)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.errors import InputError, install
-from treegen.evals.judging.statistics.interval import quantile
+from treegen.evals.judging.interval import quantile
 
 _Floats = npt.NDArray[np.float64]
 
