@@ -58,7 +58,7 @@ class Job(AnyJob):
     tree: the prompts as they are run, with chat format and system text.
     bare: the tree as the task made it.
     dropped: by problem id, how many nodes were left out to make the prompt fit.
-    own: the requests to the model, if the task tokenizes its prompts itself and has done so.
+    task_requests: the requests of a task that tokenizes its prompts itself and has done so.
     images: the hashes of a problem's images, by problem id; only problems with images.
     """
 
@@ -66,7 +66,7 @@ class Job(AnyJob):
     tree: Node
     bare: Node
     dropped: Mapping[str, int] = field(default_factory=dict)
-    own: OwnRequests | None = None
+    task_requests: OwnRequests | None = None
     images: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -83,7 +83,9 @@ class Job(AnyJob):
     @property
     def drawing(self) -> SamplingParams | list[SamplingParams]:
         """The sampling parameters: one for all samples, or a list with one for each problem."""
-        return self.settings.drawing if self.own is None else list(self.own.params)
+        return (
+            self.settings.drawing if self.task_requests is None else list(self.task_requests.params)
+        )
 
     def annotate_record(self, record: dict[str, Any]) -> None:
         """Add a sample's images, and how many nodes its prompt was left without, to its record."""
@@ -242,14 +244,14 @@ def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:
     tokenizer, spec = facts.tokenizer, facts.spec
     make_requests = getattr(job.task, "requests", None)
     if make_requests is not None:
-        own: OwnRequests = wrap_task_method(make_requests, job.task.name)(
+        task_requests: OwnRequests = wrap_task_method(make_requests, job.task.name)(
             job.data, job.settings, tokenizer, spec
         )
-        job = replace(job, own=own, tree=own.tree)
+        job = replace(job, task_requests=task_requests, tree=task_requests.tree)
         if job.choices:
-            return FittedJob(job, choice_prompts=own.scored)
-        check_length(own.tree, tokenizer, spec)
-        return FittedJob(job, prompts=tokenize(own.tree, tokenizer))
+            return FittedJob(job, choice_prompts=task_requests.scored)
+        check_length(task_requests.tree, tokenizer, spec)
+        return FittedJob(job, prompts=tokenize(task_requests.tree, tokenizer))
 
     choices = job.choices
     prompts: dict[str, Any] = {}

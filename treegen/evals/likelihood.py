@@ -62,7 +62,7 @@ def sample_choices(
                     record = _record(
                         prompt, problems[prompt.id].candidates, scores, job.settings.log_tokens
                     )
-                    if job.own is not None:
+                    if job.task_requests is not None:
                         record["choice_greedy"] = [score.is_greedy for score in scores]
                     recorder.add(record)
                 account.save()

@@ -96,7 +96,7 @@ def keep_job_images(job: Job, run: RunDir, tokenizer: Any = None) -> None:
     if kept is None or all(name in kept.images and kept.file(name) for name in files):
         return
     table = None if tokenizer is None else get_image_table(tokenizer)
-    known = {
+    images = {
         name: kept.images.get(name)
         or RunImage(
             name, image.name, image.size, None if table is None else table.add(image.source).num
@@ -104,7 +104,7 @@ def keep_job_images(job: Job, run: RunDir, tokenizer: Any = None) -> None:
         for name, image in files.items()
     }
     problems: Mapping[str, Sequence[RunImage]] = {
-        problem.id: [known[image.sha256] for image in problem.images]
+        problem.id: [images[image.sha256] for image in problem.images]
         for problem in job.data.problems
         if problem.images
     }

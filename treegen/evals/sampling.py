@@ -142,23 +142,25 @@ class _Prompts:
     """The records' data about prompts: the hash of their token ids, and their lengths."""
 
     def __init__(self, stream: "Stream", job: Job) -> None:
-        self._settings, self._own = job.settings, job.own
+        self._settings, self._task_requests = job.settings, job.task_requests
         self._request = {request.id: request for request in stream.plan.requests}
         self._hash: dict[str, str] = {}
 
     def _text(self, completion: Completion) -> str:
         # The end of the reasoning is counted in characters of the text as it was drawn.
-        if self._own is None or completion.thinking is not None:
+        if self._task_requests is None or completion.thinking is not None:
             return completion.text
-        return self._own.text(completion)
+        return self._task_requests.text(completion)
 
     def record(self, completion: Completion) -> dict[str, Any]:
         """Return the line of samples.jsonl for one finished sample."""
         prompt = self._request[completion.prompt_id].tokens
-        known = self._hash.get(completion.prompt_id)
-        if known is None:
-            known = hashlib.blake2b(prompt.astype("<i4").tobytes(), digest_size=16).hexdigest()
-            self._hash[completion.prompt_id] = known
+        prompt_hash = self._hash.get(completion.prompt_id)
+        if prompt_hash is None:
+            prompt_hash = hashlib.blake2b(
+                prompt.astype("<i4").tobytes(), digest_size=16
+            ).hexdigest()
+            self._hash[completion.prompt_id] = prompt_hash
         record: dict[str, Any] = {
             "problem_id": completion.prompt_id,
             "sample_index": completion.sample_index,
@@ -168,7 +170,7 @@ class _Prompts:
             "logprob": completion.logprob,
             "finish_reason": completion.finish_reason,
             "stop": completion.stop,
-            "prompt_hash": known,
+            "prompt_hash": prompt_hash,
             "prompt_tokens": len(prompt),
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }

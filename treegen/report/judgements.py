@@ -36,7 +36,7 @@ def count_judgements(
     """
     done = planned = 0
     for judged in (judged for jury in juries for judged in jury):
-        if not judged.judging.asked.rubric.pairs:
+        if not judged.judging.settings.rubric.pairs:
             has, wants = progress_of(path, judged.judging, samples)
             done, planned = done + has, planned + wants
     return done, planned

@@ -64,7 +64,7 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
     return Cells(np.array([row[0] for row in rows], dtype=np.float64), levels)
 
 
-def components(found: Cells) -> dict[str, float | None]:
+def components(values: Cells) -> dict[str, float | None]:
     """Return the variance of each factor and of the rest; None if the design does not determine it.
 
     The variances are estimated by moments: for each factor, the sum of squares around the means of
@@ -80,16 +80,16 @@ def components(found: Cells) -> dict[str, float | None]:
     names: list[str] = []
     kept: list[Ints] = []
     for name, parts in FACTORS.items():
-        level = _levels(found, parts)
+        level = _levels(values, parts)
         count = len(np.unique(level))
-        if 1 < count < len(found.y) and not any(_same(level, other) for other in kept):
+        if 1 < count < len(values.y) and not any(_same(level, other) for other in kept):
             names.append(name)
             kept.append(level)
     result: dict[str, float | None] = dict.fromkeys((*FACTORS, REST))
-    if len(found.y) < 2:
+    if len(values.y) < 2:
         return result
-    groups = [np.zeros(len(found.y), dtype=np.int64), *kept]
-    squares = np.array([_within(found.y, group) for group in groups])
+    groups = [np.zeros(len(values.y), dtype=np.int64), *kept]
+    squares = np.array([_within(values.y, group) for group in groups])
     matrix = np.array([[_coefficient(f, g) for g in [*kept, None]] for f in groups])
     try:
         from scipy.optimize import nnls
@@ -111,11 +111,11 @@ class Design:
     wordings: float
 
 
-def design_of(found: Cells) -> Design:
+def design_of(values: Cells) -> Design:
     """Return the design of cells, with the mean number of answers of a problem."""
-    problems = found.num("problem")
-    answers = found.num("answer") / problems
-    return Design(problems, answers, found.num("judge"), found.num("wording"))
+    problems = values.num("problem")
+    answers = values.num("answer") / problems
+    return Design(problems, answers, values.num("judge"), values.num("wording"))
 
 
 def predicted_variance(variances: Mapping[str, float | None], design: Design) -> float:
@@ -138,10 +138,10 @@ def predicted_variance(variances: Mapping[str, float | None], design: Design) ->
     return math.fsum((variances[name] or 0.0) / size for name, size in over.items())
 
 
-def _levels(found: Cells, parts: Sequence[str]) -> Ints:
-    level = found.levels[parts[0]]
+def _levels(values: Cells, parts: Sequence[str]) -> Ints:
+    level = values.levels[parts[0]]
     for name in parts[1:]:
-        other = found.levels[name]
+        other = values.levels[name]
         level = level * (int(other.max()) + 1) + other
     _, numbered = np.unique(level, return_inverse=True)
     return numbered.astype(np.int64)

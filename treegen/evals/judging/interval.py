@@ -46,7 +46,7 @@ class Mean:
     high_given: float
 
 
-def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
+def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     """Return the mean of cells with its interval.
 
     The variance is the sum over problems, judges and wordings in the docstring of the module. Each
@@ -65,14 +65,14 @@ def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     tests/evals/judging/test_grading_statistics.py simulates the coverage in docs/judging.md.
 
     Args:
-        found: The values, with problem, answer, judge and wording.
+        values: The values, with problem, answer, judge and wording.
         clusters: The cluster of each problem, by number, if problems are not independent; empty
             for a problem without a cluster.
 
     Raises:
         InputError: scipy is not installed.
     """
-    by_problem = _means(found, "problem")
+    by_problem = _means(values, "problem")
     numbers = range(len(by_problem))
     groups: Sequence[Hashable] | None = None
     if clusters is not None and any(clusters.values()):
@@ -81,11 +81,11 @@ def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     adjusted = adjusted_mean(by_problem, 0.0, 1.0, groups)
     halves = [quantile(0.5 + CONFIDENCE / 2, adjusted.freedom) * adjusted.error]
     few = []
-    given = []
+    fixed = []
     for name in ("judge", "wording"):
-        means = _means(found, name)
+        means = _means(values, name)
         if len(means) < 2:
-            given.append(name)
+            fixed.append(name)
             continue
         few.append(float(np.var(means, ddof=1)) / len(means))
         halves.append(quantile(0.5 + OF_FEW / 2, len(means) - 1.0) * math.sqrt(few[-1]))
@@ -98,7 +98,7 @@ def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
         low=max(0.0, min(value, adjusted.center - half)),
         high=min(1.0, max(value, adjusted.center + half)),
         naive=naive,
-        given=tuple(given),
+        given=tuple(fixed),
         low_given=max(0.0, min(value, adjusted.center - alone)),
         high_given=min(1.0, max(value, adjusted.center + alone)),
     )
@@ -113,16 +113,16 @@ def quantile(share: float, freedom: float) -> float:
     return float(t.ppf(share, freedom))
 
 
-def _means(found: Cells, name: str) -> list[float]:
+def _means(values: Cells, name: str) -> list[float]:
     """Return the mean of each level of a factor, with equal weights for problems.
 
     The mean of a level without cells of some problems is over the problems that it has.
     """
-    level, problem = found.levels[name], found.levels["problem"]
+    level, problem = values.levels[name], values.levels["problem"]
     num = int(problem.max()) + 1
     joint = level * num + problem
     pairs, place = np.unique(joint, return_inverse=True)
-    means = np.bincount(place, weights=found.y) / np.bincount(place)
+    means = np.bincount(place, weights=values.y) / np.bincount(place)
     of_level = pairs // num
     sums = np.bincount(of_level, weights=means) / np.bincount(of_level)
     return [float(mean) for mean in sums]

@@ -83,7 +83,7 @@ class JudgementSet:
 
     def counts(self) -> dict[str, int]:
         """Return how often each verdict was given; the key `unreadable` counts the others."""
-        counts = dict.fromkeys((*self.judging.asked.rubric.choices, "unreadable"), 0)
+        counts = dict.fromkeys((*self.judging.settings.rubric.choices, "unreadable"), 0)
         for judgement in self.judgements:
             counts["unreadable" if judgement.verdict is None else judgement.verdict] += 1
         return counts
@@ -101,7 +101,7 @@ def read_judged(path: Path) -> list[JudgementSet]:
 
 
 def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
-    rubric = judging.asked.rubric
+    rubric = judging.settings.rubric
     choices, values = list(rubric.choices), list(rubric.choices.values())
     for record in read_records(path, judging.name):
         shown, wording, criterion, repeat = get_slot(record)
@@ -110,9 +110,9 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
             logprobs = record["choice_logprobs"]
             if len(logprobs) != len(choices):
                 raise RunError(f"{judging.name}: a line has {len(logprobs)} choices; remove it")
-            chances = [math.exp(each - max(logprobs)) for each in logprobs]
+            chances = [math.exp(logprob - max(logprobs)) for logprob in logprobs]
             total = math.fsum(chances)
-            chances = [each / total for each in chances]
+            chances = [chance / total for chance in chances]
             best = max(range(len(choices)), key=chances.__getitem__)
             fields = {
                 "verdict": choices[best],
@@ -135,11 +135,13 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
     means that this answer is better. Repeats count by their mean, or by their majority if they were
     drawn until the majority was settled.
     """
-    settings = judged.judging.asked
+    settings = judged.judging.settings
     rubric, span = settings.rubric, settings.rubric.most - settings.rubric.least
     said: dict[tuple[str, tuple[Key, ...], int, int], list[Judgement]] = defaultdict(list)
-    for each in sorted(judged.judgements, key=lambda each: each.repeat):
-        said[each.problem_id, each.shown, each.wording, each.criterion].append(each)
+    for judgement in sorted(judged.judgements, key=lambda judgement: judgement.repeat):
+        said[judgement.problem_id, judgement.shown, judgement.wording, judgement.criterion].append(
+            judgement
+        )
     weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
     for (problem_id, shown, wording, criterion), mine in said.items():
         value = _value(mine, decided=settings.decided, choices=rubric.choices)
@@ -171,7 +173,7 @@ def group_juries(judged: Sequence[JudgementSet]) -> list[list[JudgementSet]]:
     """Return judge runs grouped into juries: judge runs that differ only in their judge."""
     juries: dict[str, list[JudgementSet]] = {}
     for judgement_set in judged:
-        key = repr((judgement_set.judging.asked.identity(), judgement_set.judging.runs))
+        key = repr((judgement_set.judging.settings.identity(), judgement_set.judging.runs))
         juries.setdefault(key, []).append(judgement_set)
     return list(juries.values())
 
@@ -279,9 +281,9 @@ def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
         InputError: no pair has readable verdicts in both orders.
     """
     wins: dict[tuple[str, tuple[Any, ...]], dict[bool, list[float]]] = defaultdict(dict)
-    runs = tuple(str(each["path"]) for each in judged[0].judging.runs)
-    for each in judged:
-        for one in each.judgements:
+    runs = tuple(str(judge_run["path"]) for judge_run in judged[0].judging.runs)
+    for judge_run in judged:
+        for one in judge_run.judgements:
             if one.value is None:
                 continue
             swapped = one.shown[0] > one.shown[1]

@@ -192,7 +192,7 @@ class AnswerSet:
 
 def cases_of(answers: AnswerSet, judging: JudgeRun) -> list[JudgedCase]:
     """Return all prompts of a judge run, ordered so that neighbours share long prefixes."""
-    settings = judging.asked
+    settings = judging.settings
     criteria = range(max(1, len(settings.rubric.criteria)))
     return [
         JudgedCase(problem_id, shown, wording, criterion)
@@ -213,7 +213,7 @@ def prompt_of(
         judging: The judge run.
         special: Special tokens of the judge's tokenizer, which no answer may forge.
     """
-    rubric = judging.asked.rubric
+    rubric = judging.settings.rubric
     texts = [
         quote_answer(answers.texts[case.problem_id][key], judging.mark, special)
         for key in case.shown
@@ -227,7 +227,7 @@ def prompt_of(
         "answer_b": texts[-1],
     }
     body = rubric.templates[case.wording].render(values)
-    return rubric.system, body + rubric.ending(reasons=judging.asked.verdicts == "samples")
+    return rubric.system, body + rubric.ending(reasons=judging.settings.verdicts == "samples")
 
 
 def build_content(

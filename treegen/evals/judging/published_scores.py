@@ -151,7 +151,7 @@ def official_tables(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[s
     Both are empty if the rubric has another reader or no judgement has a text.
     """
     make = {"simpleqa": _simpleqa, "mt-bench": _ratings, "mt-bench-pair": _games}
-    reader = judged[0].judging.asked.rubric.reader
+    reader = judged[0].judging.settings.rubric.reader
     with_texts = [judge_run for judge_run in judged if _texts(judge_run)]
     return make[reader](with_texts) if reader in make and with_texts else ([], {})
 
@@ -177,24 +177,26 @@ def _simpleqa(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, An
 def _ratings(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
     """Return the average MT-Bench rating by each judge, with all texts as first turns."""
     ratings = {
-        each.judging.name: mt_bench_scores([("", 1, text) for text in _texts(each)])[""]["average"]
-        for each in judged
+        judge_run.judging.name: mt_bench_scores([("", 1, text) for text in _texts(judge_run)])[""][
+            "average"
+        ]
+        for judge_run in judged
     }
-    rows = tuple((each.judging.judge, ratings[each.judging.name]) for each in judged)
+    rows = tuple((judge_run.judging.judge, ratings[judge_run.judging.name]) for judge_run in judged)
     return [Table("MT-Bench's score", ("Judge", "Average rating"), rows)], {"mt_bench": ratings}
 
 
 def _games(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
-    runs = [str(each["path"]) for each in judged[0].judging.runs]
+    runs = [str(judge_run["path"]) for judge_run in judged[0].judging.runs]
     scores_of: dict[str, Any] = {}
     rows: list[tuple[Cell, ...]] = []
-    for each in judged:
+    for judge_run in judged:
         texts: dict[Any, dict[bool, str]] = defaultdict(dict)
-        for one in each.judgements:
+        for one in judge_run.judgements:
             swapped = one.shown[0] > one.shown[1]
             pair = one.shown[::-1] if swapped else one.shown
             texts[pair, one.problem_id, one.wording, one.repeat][swapped] = one.text
-        scores = scores_of[each.judging.name] = mt_bench_pairs(
+        scores = scores_of[judge_run.judging.name] = mt_bench_pairs(
             [
                 Game(runs[pair[0][0]], runs[pair[1][0]], both[False], both[True])
                 for (pair, *_), both in texts.items()
@@ -202,7 +204,7 @@ def _games(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]
             ]
         )
         rows += [
-            (each.judging.judge, Path(run).name or run, *scores[run].values())
+            (judge_run.judging.judge, Path(run).name or run, *scores[run].values())
             for run in runs
             if run in scores
         ]

@@ -258,18 +258,18 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
     return of_json({"wordings": [text], **_set_in(text, str(path))}, path.stem)
 
 
-def of_json(found: Mapping[str, Any], name: str) -> Rubric:
+def of_json(content: Mapping[str, Any], name: str) -> Rubric:
     """Return the rubric of a mapping with the keys of a file.
 
     Args:
-        found: The mapping.
+        content: The mapping.
         name: Name of the rubric if the mapping has none; also used in error messages.
 
     Raises:
         InputError: a key is unknown, or a value cannot be used.
     """
     try:
-        return _of_json(found, name)
+        return _of_json(content, name)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -277,16 +277,16 @@ def of_json(found: Mapping[str, Any], name: str) -> Rubric:
         raise InputError(f"{name} has a value that cannot be used: {error}; correct it") from None
 
 
-def _of_json(found: Mapping[str, Any], name: str) -> Rubric:
-    if not isinstance(found, Mapping):
+def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
+    if not isinstance(content, Mapping):
         raise InputError(f"{name} must hold a mapping with choices and wordings")
-    for key in found:
+    for key in content:
         if key not in _KEYS:
             hint = did_you_mean(str(key), _KEYS)
             raise InputError(f"{name} has the key {key!r}{hint}; known: {', '.join(_KEYS)}")
-    choices, wordings = found.get("choices"), found.get("wordings")
+    choices, wordings = content.get("choices"), content.get("wordings")
     if isinstance(choices, Sequence) and not isinstance(choices, str):
-        choices = {each: each for each in choices}  # the value of each number is the number itself
+        choices = {item: item for item in choices}  # the value of each number is the number itself
     if not isinstance(choices, Mapping) or len(choices) < 2:
         raise InputError(f"{name} needs choices: two or more verdicts and what each counts")
     if isinstance(wordings, str):
@@ -294,13 +294,13 @@ def _of_json(found: Mapping[str, Any], name: str) -> Rubric:
     if not isinstance(wordings, Sequence) or not wordings:
         raise InputError(f"{name} needs wordings: a list of one or more texts")
     return Rubric(
-        name=str(found.get("name", name)),
+        name=str(content.get("name", name)),
         choices={_word(key): _value(value, name) for key, value in choices.items()},
-        wordings=tuple(_text(each, name) for each in wordings),
-        criteria=tuple(_criterion(each, name) for each in found.get("criteria") or ()),
-        reader=str(found.get("reader", "last-line")),
-        pairs=bool(found.get("pairs", False)),
-        system=str(found.get("system") or ""),
+        wordings=tuple(_text(item, name) for item in wordings),
+        criteria=tuple(_criterion(item, name) for item in content.get("criteria") or ()),
+        reader=str(content.get("reader", "last-line")),
+        pairs=bool(content.get("pairs", False)),
+        system=str(content.get("system") or ""),
     )
 
 

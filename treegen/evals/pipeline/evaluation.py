@@ -121,7 +121,7 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
 
 def evaluate_all(
     tasks: Sequence[str | Task],
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     models: ModelLoader,
     listener: Listener,
     *,
@@ -138,7 +138,7 @@ def evaluate_all(
 
     Args:
         tasks: Tasks or their names.
-        asked: The user's choices, by the names of settings.
+        choices: The user's choices, by the names of settings.
         models: Loads the models, or holds one that is loaded.
         listener: Receives messages and progress.
         output: The run's directory, or the parent of several; None for a new one in runs/.
@@ -152,14 +152,14 @@ def evaluate_all(
     Returns:
         The result of each evaluation.
     """
-    choices = models.choices(dict(asked))
-    targets = destinations(tasks, choices, output, resume)
-    check_no_unused(asked, [target.settings for target in targets])
+    all_choices = models.choices(dict(choices))
+    targets = destinations(tasks, all_choices, output, resume)
+    check_no_unused(choices, [target.settings for target in targets])
     announce_demo_model(
-        choices, [target.settings for target in targets if not target.resume], listener
+        all_choices, [target.settings for target in targets if not target.resume], listener
     )
     check_execution_options([get_task(target.settings.task) for target in targets], execution)
-    if check_judges is not None and "judged_by" not in asked:
+    if check_judges is not None and "judged_by" not in choices:
         for target in targets:
             if target.settings.judged_by is not None:
                 check_judges(target.settings.judged_by)
@@ -203,7 +203,7 @@ def evaluate_all(
 
 def plan_tasks(
     tasks: Sequence[str],
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     listener: Listener,
     *,
     show_prompts: bool = False,
@@ -212,7 +212,7 @@ def plan_tasks(
 
     Args:
         tasks: Names of tasks.
-        asked: The user's choices, by the names of settings.
+        choices: The user's choices, by the names of settings.
         listener: Receives notices.
         show_prompts: Whether the listener also gets the first prompt of each task.
 
@@ -223,11 +223,11 @@ def plan_tasks(
     if not tasks:
         raise InputError("no task is given; `treegen tasks` lists them")
     jobs = [
-        load_job(resolve_eval_settings(demo.fill_defaults({**asked, "task": task})))
+        load_job(resolve_eval_settings(demo.fill_defaults({**choices, "task": task})))
         for task in tasks
     ]
-    check_no_unused(asked, [job.settings for job in jobs])
-    announce_demo_model(asked, [job.settings for job in jobs], listener)
+    check_no_unused(choices, [job.settings for job in jobs])
+    announce_demo_model(choices, [job.settings for job in jobs], listener)
     for job in jobs:
         tell_skipped(job, listener)
         facts = load_model_facts(job.settings.engine)
@@ -240,7 +240,7 @@ def plan_tasks(
 def evaluate_adapters(
     adapters: Sequence[str],
     tasks: Sequence[str | Task],
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     models: ModelLoader,
     listener: Listener,
     *,
@@ -253,7 +253,7 @@ def evaluate_adapters(
     Args:
         adapters: Directories of adapters.
         tasks: Tasks or their names.
-        asked: As for `evaluate_all`, without an adapter.
+        choices: As for `evaluate_all`, without an adapter.
         models: Loads the models.
         listener: Receives messages and progress.
         output: The parent directory; None for a new one in runs/.
@@ -268,11 +268,11 @@ def evaluate_adapters(
     from treegen.model.base_weights import share_base_weights
     from treegen.model.checkpoint.adapter import find_adapter
 
-    if models.given is not None or models.on_workers:
+    if models.llm is not None or models.on_workers:
         raise InputError("several adapters need a model that this process loads; run them apart")
-    if "adapter" in asked:
+    if "adapter" in choices:
         raise InputError("the adapter is given twice; leave it out of --model-args")
-    model = Path(str(asked.get("model", demo.NAME))).name
+    model = Path(str(choices.get("model", demo.NAME))).name
     whole = named_path(output, resume) or new_path("adapters", model)
     folders = [file_name(Path(adapter).name) for adapter in adapters]
     if len({*folders}) < len(folders):
@@ -289,9 +289,9 @@ def evaluate_adapters(
     results = []
     with share_base_weights():
         for adapter, folder in zip(adapters, folders, strict=True):
-            choices = {**asked, "adapter": adapter}
+            all_choices = {**choices, "adapter": adapter}
             path, again = str(whole / folder), None if resume is None else ""
             results.append(
-                evaluate_all(tasks, choices, models, listener, output=path, resume=again, **how)
+                evaluate_all(tasks, all_choices, models, listener, output=path, resume=again, **how)
             )
     return results

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _open_run(
-    path: Path, asked: Mapping[str, Any], listener: Listener
+    path: Path, choices: Mapping[str, Any], listener: Listener
 ) -> Iterator[tuple[RunDir, Job]]:
     """Open a run and load its job. asked: as for `load_stored_job`."""
     with RunDir.open(path) as run:
         for line in run.notices:
             listener.warn(line)
-        yield run, load_stored_job(asked, run)
+        yield run, load_stored_job(choices, run)
 
 
 def rescore_run(
     path: Path,
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     listener: Listener,
     execution: ExecutionOptions | None = None,
 ) -> EvaluationResult:
@@ -52,7 +52,7 @@ def rescore_run(
 
     Args:
         path: The run directory.
-        asked: Where the problems are, and settings that have changed, by their names.
+        choices: Where the problems are, and settings that have changed, by their names.
         listener: Receives messages and progress.
         execution: Permission to run programs that the model wrote.
 
@@ -60,7 +60,7 @@ def rescore_run(
         RunError: there is no run, or it is damaged.
         InputError: the problems are not those of the run, or programs would have to run.
     """
-    with _open_run(path, asked, listener) as (run, job), ExitStack() as stack:
+    with _open_run(path, choices, listener) as (run, job), ExitStack() as stack:
         check_execution_options([job.task], execution)
         judging = rescore_programs(job, run, execution, listener)
         if judging:
@@ -76,7 +76,7 @@ def rescore_run(
 
 def score_run_with_verifier(
     path: Path,
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     listener: Listener,
     follow: Follow,
     verifier: str,
@@ -87,7 +87,7 @@ def score_run_with_verifier(
 
     Args:
         path: The run directory.
-        asked: Options for opening the run, as for `load_stored_job`.
+        choices: Options for opening the run, as for `load_stored_job`.
         listener: Receives messages.
         follow: Consumes the steps and shows progress.
         verifier: The verifier's directory or name.
@@ -103,7 +103,7 @@ def score_run_with_verifier(
     from treegen.search.verifier import load_verifier
 
     settings = {**DEFAULTS, **settings}
-    with _open_run(path, asked, listener) as (run, job):
+    with _open_run(path, choices, listener) as (run, job):
         listener.tell(f"loading {verifier}")
         judge = load_verifier(verifier, **how, **settings)
         by = {"verifier": verifier, **settings, "tokens": list(settings["tokens"])}
@@ -115,7 +115,7 @@ def score_run_with_verifier(
 
 def pick_run_samples(
     path: Path,
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     listener: Listener,
     follow: Follow,
     *,
@@ -126,7 +126,7 @@ def pick_run_samples(
 
     Args:
         path: The run directory.
-        asked: Options for opening the run, as for `load_stored_job`.
+        choices: Options for opening the run, as for `load_stored_job`.
         listener: Receives messages.
         follow: Consumes the steps and shows progress.
         most: Show the model at most this many samples, from the first; None shows all.
@@ -139,7 +139,7 @@ def pick_run_samples(
         RunError: picks are missing.
         As `pick_samples` and the loading of the model.
     """
-    with _open_run(path, asked, listener) as (run, job):
+    with _open_run(path, choices, listener) as (run, job):
         questions_of(job, run, most)  # raises before a model is loaded if a question is impossible
         engine = replace(job.settings.engine, trust_remote_code=trust_remote_code)
         listener.loading(engine.model)

@@ -114,7 +114,7 @@ class RunVerdicts:
             if self._unified and self._digest.hexdigest() == digest:
                 unified = self._unified
             elif cache is not None:
-                unified = [each for each in cache.read(digest) or () if each is not None]
+                unified = list(filter(None, cache.read(digest) or ()))
         if unified:
             read = hashlib.sha256()
             for number, record in enumerate(run.records(read)):
@@ -353,8 +353,8 @@ def aggregate(
     # Sorted by problem, so that the report does not depend on the order in which samples ended.
     place = {problem.id: number for number, problem in enumerate(job.data.problems)}
     groups: list[list[SampleScore]] = [[] for _ in place]
-    for each in scores:
-        groups[place[each.problem_id]].append(each)
+    for score in scores:
+        groups[place[score.problem_id]].append(score)
     for group in groups:
         group.sort(key=attrgetter("sample_index"))
     scores = list(chain.from_iterable(groups))

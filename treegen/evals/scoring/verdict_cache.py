@@ -109,12 +109,13 @@ class VerdictCache:
         distinct: dict[Verdict, int] = {}
         place_of: dict[int, int] = {}
         by_filter: list[list[int]] = []
-        for each in verdicts:  # equal verdicts are one object
-            if each is not None and id(each) not in place_of:
-                if tuple(each) != self._filters or {*map(type, each.values())} != {Verdict}:
-                    return
-                place_of[id(each)] = len(by_filter)
-                by_filter.append([distinct.setdefault(v, len(distinct)) for v in each.values()])
+        for mine in verdicts:  # equal verdicts are one object
+            if mine is None or id(mine) in place_of:
+                continue
+            if tuple(mine) != self._filters or {*map(type, mine.values())} != {Verdict}:
+                return
+            place_of[id(mine)] = len(by_filter)
+            by_filter.append([distinct.setdefault(v, len(distinct)) for v in mine.values()])
         content = json.dumps(
             {
                 "verdicts": [[v.answer, v.correct, v.credit] for v in distinct],
@@ -186,7 +187,7 @@ def _tidy(folder: Path) -> None:
     """Remove the least recently used files until the folder is within its limit."""
     files: list[tuple[Any, Path]] = [(path.stat(), path) for path in folder.glob(f"*{_ENDING}")]
     size, num = sum(about.st_size for about, _ in files), len(files)
-    for about, path in sorted(files, key=lambda each: (each[0].st_mtime_ns, each[1])):
+    for about, path in sorted(files, key=lambda entry: (entry[0].st_mtime_ns, entry[1])):
         if size <= _MOST_BYTES and num <= _MOST_FILES:
             return
         path.unlink(missing_ok=True)
