@@ -16,6 +16,7 @@ from treegen.evals.verdict import Verdict
 from treegen.llm import LLM
 from treegen.prompts import tokens
 from treegen.prompts.plan import requests
+from treegen.prompts.plan.compile import compile_plan
 from treegen.runs import RunDir
 from treegen.tasks.gsm8k.task import GSM8K
 
@@ -29,7 +30,7 @@ class Counts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.texts: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        encode, compile_plan, fit = tokens._encode_shared, requests.compile_plan, jobs.fit_job
+        encode, fit = tokens._encode_shared, jobs.fit_job
 
         def noted_encode(texts: Sequence[str], tokenizer: Any, **how: Any) -> Any:
             self.texts.update(texts)

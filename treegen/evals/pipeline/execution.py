@@ -238,7 +238,7 @@ def prepare_runs(
     jobs: "Sequence[_Job]",
     models: ModelLoader,
     listener: Listener,
-    prepare: "Callable[[_Job, ModelInfo], _Prepared]",
+    prepare: "Callable[[_Job, ModelInfo], _Prepared | None]",
     whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
 ) -> "tuple[list[RunSettings], list[_Prepared | None]]":
     """Check and prepare everything that needs no weights.

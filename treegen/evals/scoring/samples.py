@@ -270,15 +270,18 @@ def _programs(run: RunDir, judging: ProgramScoring) -> Iterator[tuple[dict[str, 
 
 
 class _VerdictInterner:
-    """Replaces equal verdicts on samples of a group by one object."""
+    """Replaces equal verdicts on samples of a group by one object.
+
+    distinct: these objects.
+    """
 
     def __init__(self) -> None:
-        self._kept: list[Mapping[str, Verdict]] = []
+        self.distinct: list[Mapping[str, Verdict]] = []
         self._equal: dict[tuple[object, ...], Mapping[str, Verdict]] = {}
         self._same: dict[tuple[object, ...], Mapping[str, Verdict]] = {}
 
     def __call__(self, group: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
-        # Many tasks return equal verdicts as one object. `_kept` keeps objects alive, so ids of
+        # Many tasks return equal verdicts as one object. `distinct` keeps objects alive, so ids of
         # objects are unique.
         same = (group, *verdicts, *map(id, verdicts.values()))
         if (interned := self._same.get(same)) is not None:
@@ -287,10 +290,10 @@ class _VerdictInterner:
         try:
             interned = self._equal.get(key)
         except TypeError:  # a task's own class may have no hash
-            key, interned = (len(self._kept),), None
+            key, interned = (len(self.distinct),), None
         if interned is None:
             interned = self._equal[key] = self._same[same] = dict(verdicts)
-            self._kept.append(interned)
+            self.distinct.append(interned)
         return interned
 
 
