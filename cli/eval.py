@@ -85,8 +85,7 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.common.formatting import safe_text
     from treegen.evals.judging.models import JudgeLoader
-    from treegen.evals.pipeline.adapters import evaluate_adapters
-    from treegen.evals.pipeline.evaluation import evaluate_all
+    from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
     from treegen.evals.pipeline.execution import ModelLoader
     from treegen.report.load import compare_rows
 

@@ -30,16 +30,14 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.evals.pipeline.planning import plan_tasks
+    from treegen.evals.pipeline.evaluation import plan_tasks
     from treegen.report.plan_document import plan_document, plan_text
 
     terminal = Terminal(quiet=quiet)
     documents = []
     tasks = task_names(params)
-    for job, facts, plan in plan_tasks(
-        tasks, collect_choices(params), terminal, show_prompts=write_out
-    ):
-        documents.append(plan_document(job, facts, plan))
+    for prepared in plan_tasks(tasks, collect_choices(params), terminal, show_prompts=write_out):
+        documents.append(plan_document(prepared.job, prepared.facts, prepared.plan))
         if not quiet:
-            echo(plan_text(documents[-1], plan.levels()) + "\n")
+            echo(plan_text(documents[-1], prepared.plan.levels()) + "\n")
     json_line({"plans": documents})

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treegen.evals.judging.statistics.components import Cells
-from treegen.evals.judging.statistics.interval import mean_of
+from treegen.evals.judging.components import Cells
+from treegen.evals.judging.interval import mean_of
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.errors import InputError
-    from treegen.evals.judging.statistics.sample_size import check_half_width
+    from treegen.evals.judging.components import check_half_width
 
     # The options that say how a judge is loaded; --judge names the judge.
     engine = collect_choices({name: params.pop(name) for name in [*params] if name in MODEL_ARGS})

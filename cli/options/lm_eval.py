@@ -103,7 +103,6 @@ def check_data(tasks: Sequence[str], choices: dict[str, Any]) -> None:
     Raises:
         DataError: a line of the data cannot be used.
     """
-    from treegen.evals.arguments import configure_task
     from treegen.evals.job import load_task_data
     from treegen.evals.registry import get_task
     from treegen.evals.task import TaskOptions
@@ -111,7 +110,7 @@ def check_data(tasks: Sequence[str], choices: dict[str, Any]) -> None:
     named = {field.name for field in fields(TaskOptions)}
     options = TaskOptions(**{name: value for name, value in choices.items() if name in named})
     for name in tasks:
-        skipped = load_task_data(configure_task(get_task(name), options.extra), options).skipped
+        skipped = load_task_data(get_task(name).configure(options.extra), options).skipped
         if skipped:
             raise DataError(
                 f"{len(skipped):,} lines of the data of {name} cannot be used, such as "

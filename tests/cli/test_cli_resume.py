@@ -153,7 +153,7 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     from treegen import LLM
     from treegen.evals.config.eval_settings import resolve_eval_settings
     from treegen.evals.identity import run_settings
-    from treegen.evals.job import load_job
+    from treegen.evals.job import load_job, prepare_job
     from treegen.evals.model import load_llm, weights_fingerprint
     from treegen.evals.sampling import sample
     from treegen.runs import RunDir
@@ -175,12 +175,13 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     assert isinstance(llm, LLM)
     llm.engine.run_ahead = True
     with RunDir.create(tmp_path / "run", wanted) as run:
-        steps = [now.done for now in sample(job, run, llm, stop=lambda: len(run.done) > 24)]
+        prepared = prepare_job(job, llm.facts)
+        steps = [now.done for now in sample(prepared, run, llm, stop=lambda: len(run.done) > 24)]
         first = job.data.problems[0].id
         assert 24 < steps[-2] < 32 <= steps[-1] == len(run.done)
         assert {index for problem, index in run.done if problem == first} == set(range(32))
     with RunDir.create(tmp_path / "left", wanted) as run:
-        left = sample(job, run, llm)
+        left = sample(prepared, run, llm)
         while next(left).done <= 24:
             pass
         assert len(run.done) < 32

@@ -296,7 +296,7 @@ def test_what_is_under_way_may_turn_out_either_way() -> None:
 def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     from treegen.evals.config.eval_settings import resolve_eval_settings
     from treegen.evals.identity import run_settings
-    from treegen.evals.job import load_job
+    from treegen.evals.job import load_job, prepare_job
     from treegen.evals.model import load_llm, weights_fingerprint
     from treegen.evals.sampling import sample
     from treegen.runs import RunDir
@@ -313,7 +313,8 @@ def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_pa
     weights = weights_fingerprint(job.settings.engine)
     wanted = run_settings(job, dtype="float32", fingerprint=weights)
     with RunDir.create(tmp_path / "run", wanted) as opened:
-        seen = list(sample(job, opened, load_llm(job.settings.engine, weights)))
+        llm = load_llm(job.settings.engine, weights)
+        seen = list(sample(prepare_job(job, llm.facts), opened, llm))
     assert seen[-1].done == 12 and seen[-1].seconds_left == 0
     assert seen[-1].estimate is not None and seen[-1].estimate.num_problems == 3
     levels = next(now.levels for now in seen if now.levels)

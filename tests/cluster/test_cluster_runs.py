@@ -19,7 +19,7 @@ from treegen import LLM, AsyncLLM, Cluster, InputError, WorkerError, evaluate, o
 from treegen.cluster import worker_pool
 from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
 from treegen.evals.identity import run_settings
-from treegen.evals.job import load_job
+from treegen.evals.job import load_job, prepare_job
 from treegen.evals.sampling import sample
 from treegen.evals.scoring.results import write_results
 from treegen.runs import RunDir
@@ -56,7 +56,7 @@ def _go_on(path: Path, cluster: Cluster, *, kill: int = 0) -> int:
     killed = 0
     with RunDir.resume(path, settings) as run:
         before = len(run.done)
-        for now in sample(job, run, cluster):
+        for now in sample(prepare_job(job, cluster.facts), run, cluster):
             loaded = [s.loaded for s in cluster._crew.slots if s.loaded is not None]
             if killed < kill and loaded and now.done > before:
                 before = now.done

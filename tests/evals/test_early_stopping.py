@@ -14,7 +14,7 @@ from cli_cases import Command
 from treegen.errors import InputError
 from treegen.evals.config.early_stopping import Rounds, StopRule, parse_stop_rule
 from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
-from treegen.evals.job import load_job
+from treegen.evals.job import load_job, prepare_job
 from treegen.evals.sampling import sample
 from treegen.evals.scoring.results import write_results
 from treegen.evals.scoring.samples import restore_rounds
@@ -65,7 +65,9 @@ def _draw(llm: LLM, path: Path, kill_after: int | None = None, **changes: Any) -
     with run:
         restore_rounds(job, run)
         had = len(run.done)
-        for _ in sample(job, run, llm, stop=lambda: killed(run, had, kill_after)):
+        for _ in sample(
+            prepare_job(job, llm.facts), run, llm, stop=lambda: killed(run, had, kill_after)
+        ):
             pass
         results, _ = write_results(job, run)
         return results

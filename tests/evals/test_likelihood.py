@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.identity import run_settings
-from treegen.evals.job import load_job
+from treegen.evals.job import load_job, prepare_job
 from treegen.evals.progress.usage import format_sharing
 from treegen.evals.sampling import sample
 from treegen.evals.scoring.results import write_results
@@ -239,11 +239,11 @@ def test_stopping_between_passes_keeps_what_is_scored(
     llm = LLM(str(checkpoint), prefill_chunk=32, memory="4MiB")
     settings = run_settings(job, dtype="float32", fingerprint="x")
     with RunDir.create(tmp_path / "run", settings) as run:
-        steps = list(sample(job, run, llm, stop=lambda: len(run.done) >= 9))
+        steps = list(sample(prepare_job(job, llm.facts), run, llm, stop=lambda: len(run.done) >= 9))
         assert 9 <= len(run.done) < 40
         assert [step.done for step in steps] == sorted(step.done for step in steps)
         assert llm.list_prefixes() == [] and llm.cache.pool.num_used == 0
-        list(sample(job, run, llm))
+        list(sample(prepare_job(job, llm.facts), run, llm))
         results, _ = write_results(job, run)
         assert results["complete"] and results["usage"]["samples_accounted"] == 40
 

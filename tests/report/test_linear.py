@@ -186,7 +186,7 @@ def test_equal_verdicts_are_one_object() -> None:
         assert found.setdefault((answer, right), verdicts) is verdicts
         assert once("p", verdicts) is verdicts
         assert once("q", verdicts) is not verdicts
-    assert len(once.found) == 2 * len(found)
+    assert len(once.distinct) == 2 * len(found)
 
 
 def test_votes_of_equal_counts_are_computed_once() -> None:

@@ -78,7 +78,7 @@ def test_its_judge_gives_the_scores_that_are_published(tmp_path: Path) -> None:
     )
     found = treegen.judge(run, judge=llm, max_tokens=16, temperature=2.0, progress=False)
     (summary,) = found.summaries
-    asked = summary.judged[0].judging.asked
+    asked = summary.judged[0].judging.settings
     assert (asked.rubric.name, asked.verdicts, asked.wordings) == ("simpleqa", "samples", 3)
     (file,) = (run.path / FOLDER).glob("*/judgements.jsonl")
     texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]

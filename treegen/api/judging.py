@@ -12,7 +12,7 @@ from treegen.errors import InputError
 from treegen.evals.judging.judgements import labels_of
 from treegen.evals.judging.jury import check_jury
 from treegen.evals.judging.models import JudgeLoader, resolve_judges
-from treegen.evals.judging.pipeline import judge_all, load_juries, open_runs
+from treegen.evals.judging.pipeline import JudgeResult, judge_all, load_juries, open_runs
 from treegen.evals.judging.prompts import AnswerSet
 from treegen.evals.judging.rubric import Rubric, load_rubric
 from treegen.evals.judging.settings import JudgeSettings, Verdicts
@@ -177,7 +177,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     follow = follow or _following(listener, progress)
     path = _path(run)
     with ExitStack() as stack:
-        runs = open_runs([path, *(given_path("pairs", each) for each in pairs)], reading, stack)
+        runs = open_runs([path, *(given_path("pairs", pair) for pair in pairs)], reading, stack)
         usual = runs.jobs[0].task.rubric
         judge_rubric = named or load_rubric("pairwise" if pairs else usual)
         settings = _resolve_judge_settings(
@@ -194,15 +194,26 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
         if models is None:
             models = stack.enter_context(JudgeLoader())
         result = judge_all(runs, resolved, models, settings, follow, listener)
-        summaries = []
-        if any(each.judgements for each in result.judged):
-            how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
-            summaries = [summarise(result.judged, groups=runs.answers.groups, **how)]
+        how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
+        return _make_judgings(path, result, **how)
+
+
+def _make_judgings(path: Path, result: JudgeResult, **how: Any) -> Judgings:
+    """Return the judgements of a call.
+
+    Args:
+        path: The directory of the run.
+        result: What `judge_all` returned.
+        how: Further arguments of `summarise`.
+    """
+    summaries = []
+    if any(judge_run.judgements for judge_run in result.judged):
+        summaries = [summarise(result.judged, groups=result.answers.groups, **how)]
     work = {
-        name: {each: getattr(done, each) for each in done.__slots__}
+        name: {field: getattr(done, field) for field in done.__slots__}
         for name, done in result.work.items()
     }
-    flagged = build_flagged_table(runs.answers.all())
+    flagged = build_flagged_table(result.answers.all())
     return Judgings(path, tuple(summaries), flagged, result.done, result.planned, work)
 
 
@@ -261,7 +272,7 @@ def judgings(
     samples = [(problem, index) for problem, index, _ in runs.answers.all()]
     done, planned = count_judgements(path, groups, samples)
     for group in groups:
-        rubric = group[0].judging.asked.rubric
+        rubric = group[0].judging.settings.rubric
         people = None
         if labels is not None and not rubric.pairs:
             people = _people(labels, rubric, runs.answers)

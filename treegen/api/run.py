@@ -30,6 +30,7 @@ from treegen.report.text import run_text
 from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
+    from treegen.evals.scoring.samples import RunVerdicts
     from treegen.llm.base import BaseLLM
     from treegen.report.tables import PrintableTable
 
@@ -239,7 +240,7 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
                     task=instance,
                     allow_task_code=True,
                 )
-    return place.run(results[0].path, instance)
+    return place.run(results[0].path, instance, results[0].verdicts)
 
 
 def search_task(
@@ -345,10 +346,18 @@ class _OutputDirectory:
             with suppress(OSError):
                 self._temporary.rmdir()  # succeeds only if it is empty
 
-    def run(self, path: Path, task: str | Task | None) -> Run:
-        """Return the run in a directory; a temporary directory is removed with the result."""
+    def run(
+        self, path: Path, task: str | Task | None, verdicts: "RunVerdicts | None" = None
+    ) -> Run:
+        """Return the run in a directory; a temporary directory is removed with the result.
+
+        Args:
+            path: The directory.
+            task: The task that was run.
+            verdicts: The verdicts on the samples that are known.
+        """
         custom = None if isinstance(task, str) and code_of(task) is None else task
-        run = open_run(path, task=custom, allow_task_code=self._allowed)
+        run = Run(load_run(path, verdicts, task=custom, allow_task_code=self._allowed))
         if self._temporary is not None:
             weakref.finalize(run, shutil.rmtree, self._temporary, ignore_errors=True)
         return run

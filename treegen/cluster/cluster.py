@@ -142,7 +142,11 @@ class Cluster(BaseLLM):
         first = loaded[0]
         self.spec, self.fingerprint = first.facts.spec, first.fingerprint
         if processor is not None:
-            self.images = processor.enable_images(self.tokenizer, self.spec.vocab_size)
+            self.images = processor.enable_images(
+                self.tokenizer,
+                self.spec.vocab_size,
+                keep_template=options.chat_template is not None,
+            )
         self.facts = replace(
             first.facts,
             engine=options,

@@ -74,20 +74,22 @@ def group_equal_answers(
 
 
 def unify_answers(
-    found: Sequence[tuple[str, Mapping[str, Verdict]]], types: Mapping[str, AnswerType]
+    samples: Sequence[tuple[str, Mapping[str, Verdict]]], types: Mapping[str, AnswerType]
 ) -> list[dict[str, Verdict]]:
     """Return the verdicts on a run's samples with equal answers of a problem as equal strings.
 
     Args:
-        found: The problem's id and the verdicts by filter, for each sample.
+        samples: The problem's id and the verdicts by filter, for each sample.
         types: Answer types by filter; verdicts of other filters stay unchanged.
     """
     groups: dict[tuple[str, str, bool], set[str]] = {}
-    for problem_id, verdicts in found:
+    for problem_id, verdicts in samples:
         for name, verdict in verdicts.items():
             if name in types and verdict.answer is not None:
                 groups.setdefault((problem_id, name, verdict.correct), set()).add(verdict.answer)
-    known = {key: types[key[1]].representatives(answers) for key, answers in groups.items()}
+    representatives = {
+        key: types[key[1]].representatives(answers) for key, answers in groups.items()
+    }
 
     def canonicalize(problem_id: str, name: str, verdict: Verdict) -> Verdict:
         """Return a verdict whose answer is the representative of its class.
@@ -99,10 +101,10 @@ def unify_answers(
         """
         if verdict.answer is None or name not in types:
             return verdict
-        answer = known[problem_id, name, verdict.correct][verdict.answer]
+        answer = representatives[problem_id, name, verdict.correct][verdict.answer]
         return verdict if answer == verdict.answer else replace(verdict, answer=answer)
 
     return [
         {name: canonicalize(problem_id, name, verdict) for name, verdict in verdicts.items()}
-        for problem_id, verdicts in found
+        for problem_id, verdicts in samples
     ]

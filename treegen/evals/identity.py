@@ -107,11 +107,11 @@ def computed_on(info: RunInfo) -> dict[str, str]:
     return {name: last[name] for name in _COMPUTING if name in last}
 
 
-def load_stored_job(asked: Mapping[str, Any], run: RunDir) -> Job:
+def load_stored_job(choices: Mapping[str, Any], run: RunDir) -> Job:
     """Return the job of a stored run, for scoring.
 
     Args:
-        asked: The user's choices, by the names of `OpenRunOptions` and of settings.
+        choices: The user's choices, by the names of `OpenRunOptions` and of settings.
         run: The stored run.
 
     Raises:
@@ -120,7 +120,7 @@ def load_stored_job(asked: Mapping[str, Any], run: RunDir) -> Job:
     """
     stored = find_moved_files(run.path, stored_choices(run.info))
     job = load_job(
-        resolve_eval_settings(drop_unset(asked), {**stored, "score": True, "kept": run.path})
+        resolve_eval_settings(drop_unset(choices), {**stored, "score": True, "kept": run.path})
     )
     check_same_task(job, run.info.identity, str(run.path))
     check_same_data(job, run.info.identity, str(run.path))

@@ -25,14 +25,14 @@ from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.task_calls import load_data, wrap_task_method
 from treegen.evals.truncation import barest, truncate_prompts
-from treegen.prompts.plan.plan import Plan
+from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.tree import Node, prompts_of
 
 # Importing torch takes seconds. Reading and checking the data does not need it.
 if TYPE_CHECKING:
-    from treegen.common.spec import ModelSpec
+    from treegen.llm.base import BaseLLM
     from treegen.model.model_info import ModelInfo
-    from treegen.prompts.images.table import ImageTable
+    from treegen.prompts.tokens import TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Job(AnyJob):
     tree: the prompts as they are run, with chat format and system text.
     bare: the tree as the task made it.
     dropped: by problem id, how many nodes were left out to make the prompt fit.
-    own: the requests to the model, if the task tokenizes its prompts itself and has done so.
+    task_requests: the requests of a task that tokenizes its prompts itself and has done so.
     images: the hashes of a problem's images, by problem id; only problems with images.
     """
 
@@ -65,7 +65,7 @@ class Job(AnyJob):
     tree: Node
     bare: Node
     dropped: Mapping[str, int] = field(default_factory=dict)
-    own: OwnRequests | None = None
+    task_requests: OwnRequests | None = None
     images: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -79,18 +79,12 @@ class Job(AnyJob):
         scored = self.data.scored
         return {problem.id: problem for problem in self.data.problems if problem.choices or scored}
 
-    def choice_prompts(
-        self, tokenizer: Any, images: "ImageTable | None" = None
-    ) -> Sequence[ChoicePrompt]:
-        """Return the tokens of the prompts with their choices."""
-        if self.own is not None:
-            return self.own.scored
-        return choice_prompts(self.tree, self.choices, tokenizer, images)
-
     @property
     def drawing(self) -> SamplingParams | list[SamplingParams]:
         """The sampling parameters: one for all samples, or a list with one for each problem."""
-        return self.settings.drawing if self.own is None else list(self.own.params)
+        return (
+            self.settings.drawing if self.task_requests is None else list(self.task_requests.params)
+        )
 
     def annotate_record(self, record: dict[str, Any]) -> None:
         """Add a sample's images, and how many nodes its prompt was left without, to its record."""
@@ -158,35 +152,141 @@ def _check_votes(task: Task, data: TaskData) -> None:
         )
 
 
-def plan_job(job: Job, facts: "ModelInfo") -> Plan:
-    """Return the plan of a job's prompts.
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job whose prompts fit a model, with the tokens of the prompts and their plan.
+
+    job: the job with its final prompts; too long ones are shortened as the task allows.
+    facts: the facts of the model.
+    plan: the plan of the requests; it has the tokens of every prompt.
+    choice_prompts: the scored texts of each problem; empty if samples are drawn.
+    """
+
+    job: Job
+    facts: "ModelInfo"
+    plan: Plan
+    choice_prompts: Sequence[ChoicePrompt] = ()
+
+    def plan_for(self, llm: "BaseLLM", scored: Sequence[ChoicePrompt] | None = None) -> Plan:
+        """Return the plan for the loaded model, which may share or store differently.
+
+        The model's table of images gets the images of the prompts.
+
+        Args:
+            llm: The loaded model.
+            scored: The choice prompts that are left to score; None for all.
+        """
+        mine, theirs = self.facts.images, llm.images
+        if mine is not None and theirs is not None and mine is not theirs:
+            theirs.import_images(mine.images_in(request.tokens for request in self.plan.requests))
+        if scored is None or len(scored) == len(self.choice_prompts):
+            return llm.adopt_plan(self.plan, self.facts)
+        rest = self.facts.plan_unchecked(choice_requests(scored, self.facts.spec))
+        return llm.adopt_plan(rest, self.facts)
+
+
+def prepare_job(job: Job, facts: "ModelInfo") -> PreparedJob:
+    """Fit a job's prompts to a model, tokenize them and plan them, each once.
 
     Raises:
         CapacityError: a prompt is too long for the model, or does not fit in memory even alone.
         InputError: the model's tokenizer does not support the structure required of samples.
     """
-    _check_structure(job, facts)
+    from treegen.prompts.grammars import grammar_of
+    from treegen.prompts.thinking import thinking_of
+
+    sampling, spec, tokenizer = job.settings.sampling, facts.spec, facts.tokenizer
+    grammar_of(sampling.structure, tokenizer, spec.eos_token_ids, spec.vocab_size)
     try:
-        return _plan_truncated(job, facts)
+        thinking_of(sampling, tokenizer)  # raises for a budget without tags
+        fitted = fit_job(job, facts)
+        return PreparedJob(
+            fitted.job, facts, facts.plan(fitted.requests(facts)), fitted.choice_prompts
+        )
     except CapacityError as error:
         if job.task.shorter is None:
             raise
         raise CapacityError(f"{error}; {job.task.name}: {job.task.shorter}") from error
 
 
-def _check_structure(job: Job, facts: "ModelInfo") -> None:
-    from treegen.prompts.grammars import grammar_of
+@dataclass(frozen=True, slots=True)
+class FittedJob:
+    """A job with its final prompts and their tokens; it has one kind of prompts.
 
-    structure, spec = job.settings.sampling.structure, facts.spec
-    grammar_of(structure, facts.tokenizer, spec.eos_token_ids, spec.vocab_size)
+    prompts: the prompts that samples are drawn after.
+    choice_prompts: the scored texts of each problem.
+    """
+
+    job: Job
+    prompts: "Sequence[TokenPrompt]" = ()
+    choice_prompts: Sequence[ChoicePrompt] = ()
+
+    def requests(self, facts: "ModelInfo") -> list[Request]:
+        """Return the requests of the prompts to a model."""
+        from treegen.prompts.plan.requests import requests_of_prompts
+
+        if self.job.choices:
+            return choice_requests(self.choice_prompts, facts.spec)
+        return requests_of_prompts(self.prompts, facts.tokenizer, self.job.drawing, facts.spec)
+
+
+def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:
+    """Return a job with its final prompts; too long ones are shortened as the task allows.
+
+    Args:
+        job: The job. A task that tokenizes its prompts itself makes its requests now.
+        facts: The facts of the model, whose context length is the limit.
+    """
+    from treegen.prompts.plan.requests import check_length
+    from treegen.prompts.tokens import tokenize
+
+    tokenizer, spec, images = facts.tokenizer, facts.spec, facts.images
+    make_requests = wrap_task_method(job.task.requests, job.task.name)
+    task_requests: OwnRequests | None = make_requests(
+        job.data, job.settings, tokenizer, spec, images
+    )
+    if task_requests is not None:
+        job = replace(job, task_requests=task_requests, tree=task_requests.tree)
+        if job.choices:
+            return FittedJob(job, choice_prompts=task_requests.scored)
+        check_length(task_requests.tree, tokenizer, spec, images)
+        return FittedJob(job, prompts=tokenize(task_requests.tree, tokenizer, images))
+
+    choices = job.choices
+    prompts: dict[str, Any] = {}
+
+    def measure(tree: Node) -> dict[str, int]:
+        """Tokenize the prompts of a tree, and return their lengths by id."""
+        tree = _apply_chat_format(tree, job.settings)
+        if choices:
+            scored = choice_prompts(tree, choices, tokenizer, images)
+            prompts.update((prompt.id, prompt) for prompt in scored)
+            return {prompt.id: prompt.longest for prompt in scored}
+        drawn = tokenize(tree, tokenizer, images)
+        prompts.update((prompt.id, prompt) for prompt in drawn)
+        return {prompt.id: len(prompt.tokens) for prompt in drawn}
+
+    shortest = _apply_chat_format(barest(job.bare), job.settings)
+    check_length(shortest, tokenizer, spec, images, drawn=not choices)
+    room = 0 if choices else job.settings.sampling.max_tokens
+    truncated = truncate_prompts(job.bare, measure, spec.context_length - room)
+    if truncated.dropped:
+        tree = _apply_chat_format(truncated.tree, job.settings)
+        job = replace(job, tree=tree, dropped=truncated.dropped)
+    in_order = [prompts[prompt.id] for prompt in prompts_of(job.tree)]
+    return FittedJob(job, choice_prompts=in_order) if choices else FittedJob(job, prompts=in_order)
 
 
 def first_prompt(job: Job, facts: "ModelInfo") -> str:
-    """Return a job's first prompt as the model gets it, and its reference, as text for people."""
+    """Return the first prompt of a fitted job, and its reference, as text for people.
+
+    Args:
+        job: The job with its final prompts.
+        facts: The facts of the model.
+    """
     from treegen.prompts.tokens import prompt_text
 
-    fitted = truncate_job(job, facts.tokenizer, facts.spec, facts.images)
-    prompt = prompts_of(fitted.tree)[0]
+    prompt = prompts_of(job.tree)[0]
     problem = next(p for p in job.data.problems if p.id == prompt.id)
     lines = [
         f"{job.task.name}: the prompt of {prompt.id}, from the next line on",
@@ -196,52 +296,6 @@ def first_prompt(job: Job, facts: "ModelInfo") -> str:
     if problem.choices:
         lines.append(f"choices: {', '.join(map(repr, problem.candidates))}")
     return "\n".join([*lines, f"reference: {problem.answer}"])
-
-
-def _plan_truncated(job: Job, facts: "ModelInfo") -> Plan:
-    from treegen.prompts.plan.requests import build_sample_requests
-    from treegen.prompts.thinking import thinking_of
-
-    thinking_of(job.settings.sampling, facts.tokenizer)  # raises for a budget without tags
-    tokenizer, spec, images = facts.tokenizer, facts.spec, facts.images
-    job = truncate_job(job, tokenizer, spec, images)
-    if job.choices:
-        return facts.plan(choice_requests(job.choice_prompts(tokenizer, images), spec))
-    return facts.plan(build_sample_requests(job.tree, tokenizer, job.drawing, spec, images))
-
-
-def truncate_job(
-    job: Job, tokenizer: Any, spec: "ModelSpec", images: "ImageTable | None" = None
-) -> Job:
-    """Return a job with its final prompts; too long ones are shortened as the task allows.
-
-    Args:
-        job: The job. A task that tokenizes its prompts itself makes its requests now.
-        tokenizer: The model's tokenizer.
-        spec: The model's specification, whose context length is the limit.
-        images: The model's images; None if it takes none.
-    """
-    make_requests = wrap_task_method(job.task.requests, job.task.name)
-    own: OwnRequests | None = make_requests(job.data, job.settings, tokenizer, spec, images)
-    if own is not None:
-        return replace(job, own=own, tree=own.tree)
-    from treegen.prompts.plan.requests import check_length
-    from treegen.prompts.tokens import tokenize
-
-    def lengths(tree: Node) -> dict[str, int]:
-        dressed = _apply_chat_format(tree, job.settings)
-        if job.choices:
-            prompts = choice_prompts(dressed, job.choices, tokenizer, images)
-            return {prompt.id: prompt.longest for prompt in prompts}
-        return {p.id: len(p.tokens) for p in tokenize(dressed, tokenizer, images)}
-
-    shortest = _apply_chat_format(barest(job.bare), job.settings)
-    check_length(shortest, tokenizer, spec, images, drawn=not job.choices)
-    room = 0 if job.choices else job.settings.sampling.max_tokens
-    fitted = truncate_prompts(job.bare, lengths, spec.context_length - room)
-    if not fitted.dropped:
-        return job
-    return replace(job, tree=_apply_chat_format(fitted.tree, job.settings), dropped=fitted.dropped)
 
 
 def _apply_chat_format(tree: Node, settings: EvalSettings) -> Node:

@@ -14,44 +14,44 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.outputs import Score
 from treegen.errors import NumericsError, RunError
-from treegen.evals.job import Job
+from treegen.evals.job import PreparedJob
 from treegen.evals.multiple_choice import ChoicePrompt
-from treegen.evals.progress.run_progress import RunProgress, ScoringAccuracyCounter, UpdateTimer
+from treegen.evals.progress.run_progress import RunProgress, UpdateTimer
 from treegen.evals.progress.timeline import Timeline
-from treegen.evals.progress.usage import UsageLog
-from treegen.runs import RunDir
+from treegen.evals.sample_recorder import SampleRecorder
 
 if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
 
 
 def sample_choices(
-    job: Job, run: RunDir, llm: "BaseLLM", *, stop: Callable[[], object] = lambda: None
+    prepared: PreparedJob,
+    recorder: SampleRecorder,
+    llm: "BaseLLM",
+    *,
+    stop: Callable[[], object] = lambda: None,
 ) -> Iterator[RunProgress]:
     """Score the choices of a run's missing problems and store the likeliest of each problem.
 
     Args:
-        job: The job of the run.
-        run: The run directory that records are appended to.
+        prepared: The job of the run, with the tokens and the plan of its prompts.
+        recorder: Stores the records in the run.
         llm: The model that scores the choices.
         stop: Called after every step; see `treegen.evals.sampling.sample`.
 
     Yields:
         The progress of the run after every step.
     """
-    problems, score = job.choices, job.settings.score
+    job, run, account = prepared.job, recorder.run, recorder.account
+    problems, tally = job.choices, recorder.tally
     done = {problem_id for problem_id, _ in run.done}
-    prompts = [p for p in job.choice_prompts(llm.tokenizer, llm.images) if p.id not in done]
-    tally = ScoringAccuracyCounter(job)
-    if score:
-        for record in run.records():
-            tally.add(record)
-    account = UsageLog(run)
+    prompts = [prompt for prompt in prepared.choice_prompts if prompt.id not in done]
     started, start, glance, interval = len(run.done), time.monotonic(), UpdateTimer(), None
     stopped = False
     with (
+        closing(recorder),
         closing(Timeline(run.path, len(account.parts))) as timeline,
-        llm.score_stream([pair for prompt in prompts for pair in prompt.pairs()]) as stream,
+        llm.score_plan(prepared.plan_for(llm, prompts)) as stream,
     ):
         account.begin(stream.usage, workers=stream.workers)
         waiting = _Waiting(prompts)
@@ -62,17 +62,13 @@ def sample_choices(
                     record = _record(
                         prompt, problems[prompt.id].candidates, scores, job.settings.log_tokens
                     )
-                    if job.own is not None:
+                    if job.task_requests is not None:
                         record["choice_greedy"] = [score.is_greedy for score in scores]
-                    job.annotate_record(record)
-                    run.append(record)
-                    account.count()
-                    if score:
-                        tally.add(record)
+                    recorder.add(record)
                 account.save()
                 last = stopped or not stream.has_work
                 if glance(now=last):
-                    interval = tally.estimate()
+                    interval = tally.estimate() if tally else None
                 status = stream.status()
                 now = RunProgress(
                     done=len(run.done),
@@ -82,7 +78,7 @@ def sample_choices(
                     num_pages=status.num_pages,
                     tokens=stream.usage.prompt_tokens_computed,
                     seconds=time.monotonic() - start,
-                    accuracy=tally.accuracy,
+                    accuracy=tally.accuracy if tally else None,
                     started=started,
                     estimate=interval,
                     workers=stream.workers(),
@@ -106,16 +102,16 @@ class _Waiting:
         self._first = dict[str, int]()
         for index, prompt in enumerate(self._of_pair):
             self._first.setdefault(prompt.id, index)
-        self._known: dict[str, dict[int, Score]] = {prompt.id: {} for prompt in prompts}
+        self._scores: dict[str, dict[int, Score]] = {prompt.id: {} for prompt in prompts}
 
-    def add(self, found: Sequence[tuple[int, Score]]) -> Iterator[tuple[ChoicePrompt, list[Score]]]:
+    def add(self, pairs: Sequence[tuple[int, Score]]) -> Iterator[tuple[ChoicePrompt, list[Score]]]:
         """Add the scores of pairs and yield the prompts whose choices are now all scored."""
-        for index, score in found:
+        for index, score in pairs:
             prompt = self._of_pair[index]
-            known = self._known[prompt.id]
-            known[index - self._first[prompt.id]] = score
-            if len(known) == len(prompt.whole):
-                yield prompt, [known[choice] for choice in range(len(known))]
+            scores = self._scores[prompt.id]
+            scores[index - self._first[prompt.id]] = score
+            if len(scores) == len(prompt.whole):
+                yield prompt, [scores[choice] for choice in range(len(scores))]
 
 
 def _record(

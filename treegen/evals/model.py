@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from treegen.cluster.placement import Placement
+    from treegen.common.spec import ModelSpec
     from treegen.llm.base import BaseLLM
     from treegen.model.model_info import ModelInfo
 
@@ -113,23 +114,14 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
         check_dtype(dtype, device)
         spec = reproducible_spec(spec, device)
     page_size, max_rows, _ = engine.sizes(device.type)
-    size = engine.cache_bytes
-    if size is None and device.type == "cpu":
-        size = memory.default_bytes(device)
     tokenizer = load_tokenizer(engine.model, **source, chat_template=engine.chat_template)
     images = None
     if engine.images:
         processor = load_processor(numbers.directory, numbers.config, tokenizer)
-        images = processor.enable_images(tokenizer, spec.vocab_size)
-    if engine.draft_model is not None:
-        from treegen.engine.speculative.draft_model import inspect_draft_model
-
-        beside = inspect_draft_model(engine, tokenizer, dtype)
-        size = (
-            None
-            if size is None
-            else memory.subtract_draft_cache(size, spec, beside.kv_bytes_per_token)
+        images = processor.enable_images(
+            tokenizer, spec.vocab_size, keep_template=engine.chat_template is not None
         )
+    size = _cache_bytes(engine, spec, device, tokenizer, dtype)
     room = None if size is None else memory.cache_size(size, spec, page_size, max_rows)
     return ModelInfo(
         engine=engine,
@@ -146,6 +138,33 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
         align=ALIGN if engine.reproducible and device.type == "cuda" else 1,
         quantization=numbers.quantization,
     )
+
+
+def _cache_bytes(
+    engine: EngineOptions, spec: "ModelSpec", device: "torch.device", tokenizer: Any, dtype: Any
+) -> int | None:
+    """Return the bytes of the cache without the draft model's part; None if not known yet.
+
+    Args:
+        engine: The engine options.
+        spec: The model's specification.
+        device: The device of the model.
+        tokenizer: The model's tokenizer.
+        dtype: The type that the model computes in.
+    """
+    from treegen.model import memory
+
+    size = engine.cache_bytes
+    if size is None and device.type == "cpu":
+        size = memory.default_bytes(device)
+    if engine.draft_model is None:
+        return size
+    from treegen.engine.speculative.draft_model import inspect_draft_model
+
+    draft = inspect_draft_model(engine, tokenizer, dtype)  # raises for an unusable model
+    if size is None:
+        return None
+    return memory.subtract_draft_cache(size, spec, draft.kv_bytes_per_token)
 
 
 def check_machine(engine: EngineOptions, places: "Placement | None" = None) -> None:

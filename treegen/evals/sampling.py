@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from treegen.common.outputs import Completion
 from treegen.errors import RunError
 from treegen.evals.config.early_stopping import Rounds
-from treegen.evals.job import Job, truncate_job
-from treegen.evals.progress.images import keep_job_images
-from treegen.evals.progress.run_progress import RunProgress, ScoringAccuracyCounter, UpdateTimer
+from treegen.evals.job import Job, PreparedJob
+from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
 from treegen.evals.progress.timeline import Timeline
-from treegen.evals.progress.usage import UsageLog
-from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
-from treegen.evals.scoring.samples import restore_rounds
+from treegen.evals.sample_recorder import SampleRecorder, keep_job_images
+from treegen.evals.scoring.code_execution import ProgramScoring
+from treegen.evals.scoring.samples import RunVerdicts
 from treegen.evals.statistics.confidence import summary
 from treegen.evals.thinking import thinking_to_json
 from treegen.runs import RunDir
@@ -31,91 +30,84 @@ if TYPE_CHECKING:
 
 
 def sample(
-    job: Job,
+    prepared: PreparedJob,
     run: RunDir,
     llm: "BaseLLM",
     *,
     stop: Callable[[], object] = lambda: None,
     judging: ProgramScoring | None = None,
+    verdicts: RunVerdicts | None = None,
 ) -> Iterator[RunProgress]:
     """Draw a run's missing samples and store each when it has ended.
 
     Args:
-        job: The job of the run.
+        prepared: The job of the run, with the tokens and the plan of its prompts.
         run: The run directory that samples are appended to.
         llm: The model that draws them.
         stop: Called before every step; if it returns a true value, the iteration ends. Samples
             that had finished by then, or before an error, are in the run.
         judging: Runs and scores the programs of code tasks during sampling.
+        verdicts: The verdicts on the run's samples; receives those on new ones. Default: none are
+            known.
 
     Yields:
         The progress of the run after every step.
     """
     if run.missing <= 0:
         return
-    job = truncate_job(job, llm.tokenizer, llm.spec, llm.images)
-    keep_job_images(job, run, llm)
+    job = prepared.job
+    recorder = SampleRecorder(job, run, judging, verdicts)
+    keep_job_images(job, run, prepared.facts.images)
     if job.choices:
         # Imported here because only likelihood runs need it.
         from treegen.evals.likelihood import sample_choices
 
-        yield from sample_choices(job, run, llm, stop=stop)
+        yield from sample_choices(prepared, recorder, llm, stop=stop)
         return
-    account = UsageLog(run)
-    tally = _tally(job, judging)
-    rounds = restore_rounds(job, run)
-    if tally:
-        for record in run.records():
-            tally.add(record)
     with (
-        closing(Timeline(run.path, len(account.parts))) as timeline,
-        _start_stream(job, run, llm, rounds) as stream,
+        closing(recorder),
+        closing(Timeline(run.path, len(recorder.account.parts))) as timeline,
+        _start_stream(prepared, run, llm, recorder.rounds) as stream,
     ):
         prompts = _Prompts(stream, job)
-        dealing = _RoundFeeder(run, stream, rounds) if rounds else None
-        account.begin(stream.usage, stream.plan, stream.workers)
-        watch = _ProgressTracker(run, stream, tally)
+        feeder = _RoundFeeder(run, stream, recorder.rounds) if recorder.rounds else None
+        recorder.account.begin(stream.usage, stream.plan, stream.workers)
+        tracker = _ProgressTracker(run, stream, recorder.tally)
 
-        def keep(completions: Sequence[Completion]) -> None:
+        def store(completions: Sequence[Completion]) -> None:
             for completion in completions:
-                record = prompts.record(completion)
-                job.annotate_record(record)
-                run.append(record)
-                account.count()
-                answer = tally.add(record) if tally else None
-                if rounds:
-                    rounds.add(record, answer)
+                recorder.add(prompts.record(completion))
 
         try:
             stopped = False
             while stream.has_work and not stopped:
                 stopped = bool(stop())
-                keep(stream.take_finished() if stopped else stream.step())
-                if dealing:
-                    dealing.go_on()
+                store(stream.take_finished() if stopped else stream.step())
+                if feeder:
+                    feeder.go_on()
                 if judging:
                     judging.poll()
-                account.save()
+                recorder.account.save()
                 last, computed = stopped or not stream.has_work, stream.usage.prompt_tokens_computed
-                now = watch.look(last=last)
+                now = tracker.look(last=last)
                 timeline.note(now, last=last, prompt_tokens=computed)
                 yield now
         except BaseException:
             # The user must see the first error, such as a full disk, not its consequences.
             with suppress(Exception):
-                keep(stream.take_finished())
+                store(stream.take_finished())
             with suppress(RunError):
-                account.save(now=True)
+                recorder.account.save(now=True)
             raise
         run.sync()
-        account.save(now=True)
+        recorder.account.save(now=True)
 
 
 class _ProgressTracker:
     """Reports the progress of a stream."""
 
     def __init__(
-        self, run: RunDir, stream: "Stream", tally: "ScoringAccuracyCounter | ProgramScoring | None"
+        self, run: RunDir, stream: "Stream", tally: "AccuracyCounter | ProgramScoring | None"
     ) -> None:
         """Start the clock of this part of the run."""
         self._run, self._stream, self._tally = run, stream, tally
@@ -150,23 +142,25 @@ class _Prompts:
     """The records' data about prompts: the hash of their token ids, and their lengths."""
 
     def __init__(self, stream: "Stream", job: Job) -> None:
-        self._settings, self._own = job.settings, job.own
+        self._settings, self._task_requests = job.settings, job.task_requests
         self._request = {request.id: request for request in stream.plan.requests}
         self._hash: dict[str, str] = {}
 
     def _text(self, completion: Completion) -> str:
         # The end of the reasoning is counted in characters of the text as it was drawn.
-        if self._own is None or completion.thinking is not None:
+        if self._task_requests is None or completion.thinking is not None:
             return completion.text
-        return self._own.text(completion)
+        return self._task_requests.text(completion)
 
     def record(self, completion: Completion) -> dict[str, Any]:
         """Return the line of samples.jsonl for one finished sample."""
         prompt = self._request[completion.prompt_id].tokens
-        known = self._hash.get(completion.prompt_id)
-        if known is None:
-            known = hashlib.blake2b(prompt.astype("<i4").tobytes(), digest_size=16).hexdigest()
-            self._hash[completion.prompt_id] = known
+        prompt_hash = self._hash.get(completion.prompt_id)
+        if prompt_hash is None:
+            prompt_hash = hashlib.blake2b(
+                prompt.astype("<i4").tobytes(), digest_size=16
+            ).hexdigest()
+            self._hash[completion.prompt_id] = prompt_hash
         record: dict[str, Any] = {
             "problem_id": completion.prompt_id,
             "sample_index": completion.sample_index,
@@ -176,7 +170,7 @@ class _Prompts:
             "logprob": completion.logprob,
             "finish_reason": completion.finish_reason,
             "stop": completion.stop,
-            "prompt_hash": known,
+            "prompt_hash": prompt_hash,
             "prompt_tokens": len(prompt),
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
@@ -195,11 +189,14 @@ class _Prompts:
         return record
 
 
-def _start_stream(job: Job, run: RunDir, llm: "BaseLLM", rounds: Rounds | None) -> "Stream":
+def _start_stream(
+    prepared: PreparedJob, run: RunDir, llm: "BaseLLM", rounds: Rounds | None
+) -> "Stream":
     """Start to draw the missing samples of a run."""
+    plan, params = prepared.plan_for(llm), prepared.job.drawing
     if rounds is not None:
-        return llm.open_stream(job.tree, job.drawing)
-    return llm.stream(job.tree, job.drawing, skip=set(run.done))
+        return llm.start_plan(plan, params, on_demand=True)
+    return llm.start_plan(plan, params, skip=set(run.done))
 
 
 class _RoundFeeder:
@@ -220,12 +217,3 @@ class _RoundFeeder:
         if due:
             self._stream.add_work([(self._place[name], indices) for name, indices in due], floors)
         self._run.spared = self._rounds.spared
-
-
-def _tally(
-    job: Job, judging: ProgramScoring | None
-) -> "ScoringAccuracyCounter | ProgramScoring | None":
-    """Return the counter of correct samples; None if they are not scored during sampling."""
-    if judging or not job.settings.score:
-        return judging
-    return None if as_code_execution_task(job.task) else ScoringAccuracyCounter(job)

@@ -83,13 +83,13 @@ def _number(text: str) -> float:
 
 
 def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ...]:
-    known = {problem.id: problem for problem in problems}
+    by_id = {problem.id: problem for problem in problems}
     if not ids:
         raise InputError("the list of problem ids is empty; name one, or leave it out")
     for number, wanted in enumerate(ids):
-        if wanted not in known:
-            hint = did_you_mean(wanted, known) or f"; the first is {next(iter(known), None)!r}"
+        if wanted not in by_id:
+            hint = did_you_mean(wanted, by_id) or f"; the first is {next(iter(by_id), None)!r}"
             raise InputError(f"there is no problem {wanted!r}{hint}")
         if wanted in ids[:number]:
             raise InputError(f"problem {wanted!r} is asked for twice; name each once")
-    return tuple(known[wanted] for wanted in ids)
+    return tuple(by_id[wanted] for wanted in ids)

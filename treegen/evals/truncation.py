@@ -31,25 +31,27 @@ def truncate_prompts(
 
     Args:
         tree: The prompt tree.
-        lengths: Returns the number of tokens of each prompt of a tree, by prompt id.
+        lengths: Returns the number of tokens of each prompt of a tree, by prompt id. It is called
+            with the tree, and with every prompt that is shortened.
         limit: The largest allowed number of tokens of a prompt.
     """
     prompts = prompts_of(tree)
-    if not any(_places(prompt.path) for prompt in prompts):
-        return TruncatedTree(tree)
     paths: dict[str, tuple[Node, ...]] = {}
     pending = {prompt.id: prompt.path for prompt in prompts}
     dropped: dict[str, int] = {}
-    while pending:
-        length_of = lengths(_from_paths(pending))
+    length_of = lengths(tree)
+    while True:
         pending = {
             name: _without_last(path)
             for name, path in pending.items()
             if length_of[name] > limit and _places(path)
         }
+        if not pending:
+            break
         paths |= pending
         for name in pending:
             dropped[name] = dropped.get(name, 0) + 1
+        length_of = lengths(_from_paths(pending))
     if not dropped:
         return TruncatedTree(tree)
     whole = {prompt.id: paths.get(prompt.id, prompt.path) for prompt in prompts}

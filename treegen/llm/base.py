@@ -182,22 +182,10 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         """
         checked = _check_node_params(params)
         requests = self._sample_requests(tree, checked)
-        node_params = [checked] * len(requests) if isinstance(checked, SamplingParams) else checked
-        num_samples = {request.id: request.samples for request in requests}
-        skipped = defaultdict(set)
-        for pair in as_list("skip", skip):
-            if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-                raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
-            prompt_id, index = pair
-            num = num_samples.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
-            if not isinstance(index, int) or not 0 <= index < num:
-                raise InputError(
-                    f"skip names sample {index} of {prompt_id!r}, not in the tree; leave it out"
-                )
-            skipped[prompt_id].add(index)
-        samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
+        node_params = _repeat_params(checked, len(requests))
+        samples, skips = _missing_samples(requests, skip)
         self._check_ready()
-        before = DrawCounter(None if any(skipped.values()) else self._before)
+        before = DrawCounter(None if skips else self._before)
         requests = before.continue_numbering_flat(requests, [one.seed for one in node_params])
         stream = self._start(self._plan(requests), node_params, samples)
         self._before.update(before)  # Only now, because a call that fails to start draws nothing.
@@ -216,8 +204,41 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         checked = _check_node_params(params)
         requests = self._sample_requests(tree, checked)
         self._check_ready()
-        node_params = [checked] * len(requests) if isinstance(checked, SamplingParams) else checked
-        return self._open_stream(self._plan(requests), node_params)
+        return self._open_stream(self._plan(requests), _repeat_params(checked, len(requests)))
+
+    def adopt_plan(self, plan: Plan, facts: ModelInfo) -> Plan:
+        """Return a plan for this LLM: the same plan, unless this LLM shares or stores differently.
+
+        Args:
+            plan: A plan that `facts` made, for example before the model was loaded.
+            facts: The facts that the plan was made from.
+        """
+        return plan if self.facts.plans_like(facts) else self._plan(plan.requests)
+
+    def start_plan(
+        self,
+        plan: Plan,
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        skip: Collection[tuple[str, int]] = (),
+        on_demand: bool = False,
+    ) -> Stream:
+        """Sample the requests of a plan, as `stream` does for a tree whose nodes have ids.
+
+        Args:
+            plan: A plan from `adopt_plan`.
+            params: The sampling parameters of all requests, or one for each.
+            skip: As for `stream`.
+            on_demand: Whether to draw only the samples added by `Stream.add_work`, as with
+                `open_stream`.
+
+        Raises:
+            TreegenError: as for `stream`.
+        """
+        each = _repeat_params(params, len(plan.requests))
+        samples, _ = _missing_samples(plan.requests, skip)
+        self._check_ready()
+        return self._open_stream(plan, each) if on_demand else self._start(plan, each, samples)
 
     @reject_unknown_arguments
     def run(
@@ -402,9 +423,19 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         requests = build_score_requests(
             as_list("pairs", pairs), self.tokenizer, self.spec, self.images, top=top
         )
-        plan = self._plan(requests)
-        params = [SamplingParams()] * len(requests)
-        return ScoreStream(self._start(plan, params, [[] for _ in requests]))
+        return self.score_plan(self._plan(requests))
+
+    def score_plan(self, plan: Plan) -> ScoreStream:
+        """Score the texts of a plan; return what `score_stream` returns, by index of the request.
+
+        Args:
+            plan: A plan of requests that are scored and not sampled.
+
+        Raises:
+            TreegenError: as for `score_stream`.
+        """
+        num = len(plan.requests)
+        return ScoreStream(self._start(plan, [SamplingParams()] * num, [[] for _ in range(num)]))
 
 
 def _run_to_end(stream: Stream, progress: bool | None) -> RunResult:
@@ -416,6 +447,37 @@ def _run_to_end(stream: Stream, progress: bool | None) -> RunResult:
     place = {request.id: i for i, request in enumerate(stream.plan.requests)}
     completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
     return RunResult(tuple(completions), stream.usage, stream.plan)
+
+
+def _repeat_params(
+    params: SamplingParams | Sequence[SamplingParams], num: int
+) -> Sequence[SamplingParams]:
+    """Return the parameters of each of `num` requests."""
+    return [params] * num if isinstance(params, SamplingParams) else params
+
+
+def _missing_samples(
+    requests: Sequence[Request], skip: Collection[tuple[str, int]]
+) -> tuple[list[list[int]], bool]:
+    """Return the indices of the samples to draw for each request, and whether any is skipped.
+
+    Raises:
+        InputError: `skip` names a sample that no request has.
+    """
+    num_of = {request.id: request.samples for request in requests}
+    skipped = defaultdict(set)
+    for pair in as_list("skip", skip):
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
+        prompt_id, index = pair
+        num = num_of.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
+        if not isinstance(index, int) or not 0 <= index < num:
+            raise InputError(
+                f"skip names sample {index} of {prompt_id!r}, not in the tree; leave it out"
+            )
+        skipped[prompt_id].add(index)
+    samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
+    return samples, any(skipped.values())
 
 
 def _check_node_params(

@@ -22,6 +22,7 @@ from treegen.llm.base import BaseLLM
 from treegen.model.config import resolve_device
 from treegen.model.machine import check_machine
 from treegen.model.model import Model
+from treegen.model.model_info import ModelInfo
 from treegen.model.options import LOADING, EngineOptions, check_known
 from treegen.model.rank_processes import load_from_options
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
@@ -192,6 +193,12 @@ class LLM(BaseLLM):
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return self.engine.plan(requests)
+
+    def adopt_plan(self, plan: Plan, facts: ModelInfo) -> Plan:
+        """Return a plan for this LLM; segments end where kept prefixes end."""
+        return (
+            self._plan(plan.requests) if self.list_prefixes() else super().adopt_plan(plan, facts)
+        )
 
     def _check_ready(self) -> None:
         self.engine.check_ready()
@@ -416,5 +423,7 @@ def _load(options: EngineOptions) -> tuple[Any, Model]:
     processor = load_image_processor(options, tokenizer) if options.images else None
     model = load_from_options(options)
     if processor is not None:
-        model.images = processor.enable_images(tokenizer, model.spec.vocab_size)
+        model.images = processor.enable_images(
+            tokenizer, model.spec.vocab_size, keep_template=options.chat_template is not None
+        )
     return tokenizer, model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treegen.common.spec import ModelSpec
@@ -55,6 +55,20 @@ class ModelInfo:
         if self.num_pages is not None:
             plan.check_fits(self.num_pages, self.page_size, self.num_states)
         return plan
+
+    def plans_like(self, other: ModelInfo) -> bool:
+        """Return whether these facts and others give equal plans of the same requests."""
+        first, second = (
+            (
+                replace(facts.spec, eos_token_ids=()),
+                facts.device_type,
+                facts.engine.sharing,
+                facts.max_rows,
+                facts.align,
+            )
+            for facts in (self, other)
+        )
+        return first == second
 
     def plan_unchecked(self, requests: Sequence[Request]) -> Plan:
         """Return the plan of requests without checking that it fits."""

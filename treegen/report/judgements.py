@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from treegen.errors import InputError, RunError
-from treegen.evals.judging.answer_quoting import addresses_judge
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.pipeline import load_juries, progress_of
+from treegen.evals.judging.prompts import addresses_judge
 from treegen.evals.judging.summary import Summary, summarise
 from treegen.evals.statistics.tables import Cell, Table
 
@@ -36,7 +36,7 @@ def count_judgements(
     """
     done = planned = 0
     for judged in (judged for jury in juries for judged in jury):
-        if not judged.judging.asked.rubric.pairs:
+        if not judged.judging.settings.rubric.pairs:
             has, wants = progress_of(path, judged.judging, samples)
             done, planned = done + has, planned + wants
     return done, planned

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from treegen.evals.job import Job
     from treegen.evals.judging.summary import Summary
     from treegen.evals.pipeline.evaluation import EvaluationResult
+    from treegen.evals.scoring.samples import RunVerdicts
     from treegen.report.compare import Comparison
 
 
@@ -53,7 +54,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 @pause_gc()
-def load_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
+def load_run(
+    path: Path, verdicts: "RunVerdicts | None" = None, **asked: Unpack[OpenRunOptions]
+) -> RunView:
     """Read a run and score its samples; programs keep their stored verdicts.
 
     Data that cannot be read again are left out, with a sentence in `notices`. Code that a run names
@@ -61,6 +64,7 @@ def load_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
 
     Args:
         path: The directory of the run.
+        verdicts: The verdicts that are known from drawing the samples.
         asked: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
@@ -74,7 +78,7 @@ def load_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
         notices = list(run.notices)
         job = _job(run, asked, notices)
         images = _images(path, notices)
-        problems, report, rounds = _judge(run, job, images, notices)
+        problems, report, rounds = _judge(run, job, images, notices, verdicts)
         decides = rounds is not None and rounds.reads_answers
         summaries, judged = _load_judgements(path, problems, notices)
         if run.missing > 0:
@@ -134,13 +138,16 @@ def _job(run: RunDir, asked: OpenRunOptions, notices: list[str]) -> "Job | None"
 
 
 def _judge(
-    run: RunDir, job: "Job | None", images: RunImages, notices: list[str]
+    run: RunDir,
+    job: "Job | None",
+    images: RunImages,
+    notices: list[str],
+    verdicts: "RunVerdicts | None" = None,
 ) -> "tuple[tuple[ProblemView, ...], Report | None, Rounds | None]":
     """Read the samples of a run once; return its problems, its report and its rounds."""
     from treegen.evals.scoring.code_execution import as_code_execution_task
     from treegen.evals.scoring.samples import (
         aggregate,
-        build_sample_score,
         rounds_of,
         score_samples,
     )
@@ -153,20 +160,19 @@ def _judge(
         return collected.views(), _stored_report(run), None
     scores: list[SampleScore] = []
     unjudged = 0
-    known = {problem.id: problem for problem in job.data.problems}
 
-    def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+    def look(record: dict[str, Any], score: SampleScore | None) -> None:
         nonlocal unjudged
-        collected.add(record, verdicts)
-        if verdicts is None:
+        collected.add(record, None if score is None else score.verdicts)
+        if score is None:
             unjudged += 1
         else:
-            scores.append(build_sample_score(job, known[record["problem_id"]], record, verdicts))
+            scores.append(score)
 
     rounds = rounds_of(job)
     task = as_code_execution_task(job.task)
     if task is None:
-        score_samples(job, run, look, rounds=rounds)
+        score_samples(job, run, look, rounds=rounds, verdicts=verdicts)
     else:
         with closing(task.judging(run, None)) as judging:
             score_samples(job, run, look, judging=judging, rounds=rounds)

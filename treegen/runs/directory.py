@@ -203,8 +203,12 @@ class RunDir:
         """
         return (*self._samples.notices, *self._notices)
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any], digest: Digest | None = None) -> None:
         """Store one finished sample, which `record` identifies by problem_id and sample_index.
+
+        Args:
+            record: The sample.
+            digest: As for `records`; it is updated with the line of the sample. Default: none.
 
         Raises:
             InputError: the record has no key, or a value that JSON cannot represent.
@@ -213,7 +217,7 @@ class RunDir:
         """
         if record.get("problem_id") not in self._problems:
             raise RunError(f"{record.get('problem_id')!r} is not a problem of the run {self.path}")
-        self._samples.append(record)
+        self._samples.append(record, digest)
 
     def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
         """Yield the finished samples, each once, in the order in which they finished.

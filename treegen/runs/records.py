@@ -113,8 +113,13 @@ class RecordFile:
             return os.path.getsize(self.path) > self._read
         return False
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any], digest: Digest | None = None) -> None:
         """Append `record` in one write; flush to the disk about once a second.
+
+        Args:
+            record: The record.
+            digest: A SHA-256 object that is updated with the line once it is written. Default:
+                none.
 
         Raises:
             InputError: the record has no key, or a value that JSON cannot represent.
@@ -139,6 +144,8 @@ class RecordFile:
                     f"cannot write {self.path}: {format_os_error(error)}; {kept}"
                 ) from error
             raise
+        if digest is not None:
+            digest.update(line)
         self._dirty = True
         if time.monotonic() >= self._sync_due:
             self.sync()

@@ -8,19 +8,17 @@ import pytest
 from judging_coverage import Case, coverage, draw
 
 from treegen.errors import InputError
-from treegen.evals.judging.jury import check_jury, jury_of
-from treegen.evals.judging.statistics.agreement import cohens_kappa, krippendorffs_alpha
-from treegen.evals.judging.statistics.components import (
+from treegen.evals.judging.components import (
     REST,
     cells,
     components,
     design_of,
     predicted_variance,
+    required_numbers,
 )
-from treegen.evals.judging.statistics.interval import OF_FEW, mean_of, quantile
-from treegen.evals.judging.statistics.prediction_powered import correct_mean
-from treegen.evals.judging.statistics.preference import bradley_terry, estimate_position_bias
-from treegen.evals.judging.statistics.sample_size import required_numbers
+from treegen.evals.judging.interval import OF_FEW, correct_mean, mean_of, quantile
+from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
+from treegen.evals.judging.preference import bradley_terry, estimate_position_bias
 
 
 def test_krippendorffs_alpha_of_published_data() -> None:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import treegen
 from treegen import demo
-from treegen.evals.judging.answer_quoting import addresses_judge, quote_answer
+from treegen.evals.judging.prompts import addresses_judge, quote_answer
 from treegen.evals.judging.runner import special_texts
 
 # How families write turns: ChatML, Llama 3, Gemma, Mistral, DeepSeek, gpt-oss, GLM, Llama 2.

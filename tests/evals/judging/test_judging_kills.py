@@ -79,7 +79,7 @@ def kill_and_resume(tmp_path: Path, kills: int, *, problems: int) -> None:
     subprocess.run(command(killed, rubric), check=True, capture_output=True)
     assert kept.items() <= said(killed).items()
     assert said(killed).keys() == said(whole).keys()
-    assert treegen.judgings(killed).summaries[0].judged[0].judging.asked.repeats == 6
+    assert treegen.judgings(killed).summaries[0].judged[0].judging.settings.repeats == 6
 
 
 @pytest.mark.soak

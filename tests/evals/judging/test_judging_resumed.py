@@ -73,7 +73,7 @@ def test_a_resumed_run_is_judged_as_it_was_begun(
     assert found["done"] == found["planned"] == 6
     # What stands around answers in a prompt is a run's own, so verdicts may differ.
     mine, other = (library.judgings(each).summaries[0].judged[0].judging for each in (run, whole))
-    assert (mine.asked, mine.fingerprint) == (other.asked, other.fingerprint)
+    assert (mine.settings, mine.fingerprint) == (other.settings, other.fingerprint)
     again = treegen("eval", "--resume", run).document["runs"][0]["judged"]
     assert again["summaries"] == found["summaries"]
     assert next(iter(again["work"].values()))["decoded_tokens"] == 0  # nothing is judged twice
@@ -168,7 +168,7 @@ def test_python_resumes_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             library.evaluate("gsm8k", "demo", output=run, judge=judge, rubric="rating", **PYTHON)
     library.evaluate(resume=run, progress=False)
     found = library.judgings(run)
-    assert found.summaries[0].judged[0].judging.asked.rubric.name == "rating"
+    assert found.summaries[0].judged[0].judging.settings.rubric.name == "rating"
     assert found.done == found.planned == 6
     library.evaluate(resume=run, judge="none", progress=False)
     assert free(run)["judged_by"] is None

@@ -10,12 +10,12 @@ from verdict_texts import texts
 
 from treegen.errors import InputError
 from treegen.evals.judging.judgements import Judgement, JudgementSet
-from treegen.evals.judging.official_tables import official_tables
 from treegen.evals.judging.published_scores import (
     Game,
     mt_bench_pairs,
     mt_bench_rating,
     mt_bench_scores,
+    official_tables,
     simpleqa_scores,
 )
 from treegen.evals.judging.rubric import load_rubric

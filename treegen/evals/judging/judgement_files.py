@@ -36,7 +36,7 @@ The answers are (run, sample) pairs in the order in which the prompt shows them.
 
 
 def begin(
-    run: RunDir, others: Sequence[RunDir], judge: str, fingerprint: str, asked: JudgeSettings
+    run: RunDir, others: Sequence[RunDir], judge: str, fingerprint: str, settings: JudgeSettings
 ) -> JudgeRun:
     """Create the folder of a judge run, or find the existing one, and store its settings.
 
@@ -45,7 +45,7 @@ def begin(
         others: Further runs, whose answers are compared with those of `run`.
         judge: Directory or name of the judge.
         fingerprint: Hash of the judge's weights.
-        asked: Settings of judging.
+        settings: Settings of judging.
 
     Returns:
         The judge run, named like its folder.
@@ -53,16 +53,16 @@ def begin(
     Raises:
         RunError: the folder cannot be made or written.
     """
-    runs = tuple(_run_to_json(each) for each in (run, *others))
+    runs = tuple(_run_to_json(one) for one in (run, *others))
     identity = {
-        **asked.identity(),
+        **settings.identity(),
         "fingerprint": fingerprint,
-        "runs": [each["fingerprint"] + each["created"] for each in runs],
+        "runs": [one["fingerprint"] + one["created"] for one in runs],
     }
-    words = (asked.rubric.name, Path(judge).name or judge, _hash(identity))
+    words = (settings.rubric.name, Path(judge).name or judge, _hash(identity))
     name = "-".join(re.sub(r"[^\w.]+", "_", word)[:40].strip("._") or "_" for word in words)
     judging = JudgeRun(
-        name, judge, fingerprint, asked, runs, mark=f"ANSWER_{_hash(identity['runs'])}"
+        name, judge, fingerprint, settings, runs, mark=f"ANSWER_{_hash(identity['runs'])}"
     )
     folder = run.path / FOLDER / name
     check_no_link(run.path, folder)
@@ -199,7 +199,7 @@ def open_judgements(path: Path, judging: JudgeRun) -> Iterator[JudgementFile]:
         RunError: another process has it open, or the file is damaged or cannot be written.
     """
     with open_for_append(path / FOLDER / judging.name / FILE, "judging.lock") as file:
-        yield JudgementFile(file, judging.asked.rubric)
+        yield JudgementFile(file, judging.settings.rubric)
 
 
 def _hash(content: object) -> str:

@@ -1,9 +1,9 @@
-"""Reading of stored judgements: verdicts, and the values that they have under the rubric."""
+"""Reading of stored judgements: verdicts, their values under the rubric, and results of pairs."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,15 @@ from treegen.evals.judging.judgement_files import (
     read_records,
     read_verdict,
 )
+from treegen.evals.judging.preference import (
+    PositionBias,
+    Strength,
+    bradley_terry,
+    estimate_position_bias,
+)
 from treegen.evals.judging.repeats import majority
 from treegen.evals.judging.settings import JudgeRun
+from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import get_answer_text
 
 Key = tuple[int, int]
@@ -76,7 +83,7 @@ class JudgementSet:
 
     def counts(self) -> dict[str, int]:
         """Return how often each verdict was given; the key `unreadable` counts the others."""
-        counts = dict.fromkeys((*self.judging.asked.rubric.choices, "unreadable"), 0)
+        counts = dict.fromkeys((*self.judging.settings.rubric.choices, "unreadable"), 0)
         for judgement in self.judgements:
             counts["unreadable" if judgement.verdict is None else judgement.verdict] += 1
         return counts
@@ -94,7 +101,7 @@ def read_judged(path: Path) -> list[JudgementSet]:
 
 
 def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
-    rubric = judging.asked.rubric
+    rubric = judging.settings.rubric
     choices, values = list(rubric.choices), list(rubric.choices.values())
     for record in read_records(path, judging.name):
         shown, wording, criterion, repeat = get_slot(record)
@@ -103,9 +110,9 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
             logprobs = record["choice_logprobs"]
             if len(logprobs) != len(choices):
                 raise RunError(f"{judging.name}: a line has {len(logprobs)} choices; remove it")
-            chances = [math.exp(each - max(logprobs)) for each in logprobs]
+            chances = [math.exp(logprob - max(logprobs)) for logprob in logprobs]
             total = math.fsum(chances)
-            chances = [each / total for each in chances]
+            chances = [chance / total for chance in chances]
             best = max(range(len(choices)), key=chances.__getitem__)
             fields = {
                 "verdict": choices[best],
@@ -128,11 +135,13 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
     means that this answer is better. Repeats count by their mean, or by their majority if they were
     drawn until the majority was settled.
     """
-    settings = judged.judging.asked
+    settings = judged.judging.settings
     rubric, span = settings.rubric, settings.rubric.most - settings.rubric.least
     said: dict[tuple[str, tuple[Key, ...], int, int], list[Judgement]] = defaultdict(list)
-    for each in sorted(judged.judgements, key=lambda each: each.repeat):
-        said[each.problem_id, each.shown, each.wording, each.criterion].append(each)
+    for judgement in sorted(judged.judgements, key=lambda judgement: judgement.repeat):
+        said[judgement.problem_id, judgement.shown, judgement.wording, judgement.criterion].append(
+            judgement
+        )
     weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
     for (problem_id, shown, wording, criterion), mine in said.items():
         value = _value(mine, decided=settings.decided, choices=rubric.choices)
@@ -164,7 +173,7 @@ def group_juries(judged: Sequence[JudgementSet]) -> list[list[JudgementSet]]:
     """Return judge runs grouped into juries: judge runs that differ only in their judge."""
     juries: dict[str, list[JudgementSet]] = {}
     for judgement_set in judged:
-        key = repr((judgement_set.judging.asked.identity(), judgement_set.judging.runs))
+        key = repr((judgement_set.judging.settings.identity(), judgement_set.judging.runs))
         juries.setdefault(key, []).append(judgement_set)
     return list(juries.values())
 
@@ -224,3 +233,94 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
     if not labels:
         raise InputError(f"{path} has no label; give one in each line")
     return labels
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Results of runs in pairwise comparison.
+
+    runs: the paths of the runs.
+    strengths: the strength of each run, in the order of `runs`.
+    position: the effect of the order of the answers.
+    """
+
+    runs: tuple[str, ...]
+    strengths: tuple[Strength, ...]
+    position: PositionBias
+
+    @property
+    def table(self) -> Table:
+        """The strengths as a table, strongest run first."""
+        rows = sorted(zip(self.runs, self.strengths, strict=True), key=lambda row: -row[1].value)
+        return Table(
+            "Strength by Bradley and Terry (natural logarithm of odds)",
+            ("Run", "Strength", "Low", "High", "Pairs won"),
+            tuple((Path(name).name or name, s.value, *_ends(s), s.wins) for name, s in rows),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results as plain dicts and lists."""
+        return {
+            "strengths": [
+                {"run": run, **asdict(s)} for run, s in zip(self.runs, self.strengths, strict=True)
+            ],
+            "position": asdict(self.position),
+        }
+
+
+def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
+    """Return the results of runs in pairwise comparison by a jury.
+
+    The result of a pair is the mean of both orders, each averaged over wordings, judges and
+    repeats. A pair that was judged in only one order is left out.
+
+    Args:
+        judged: Judge runs that differ only in their judge.
+
+    Raises:
+        InputError: no pair has readable verdicts in both orders.
+    """
+    wins: dict[tuple[str, tuple[Any, ...]], dict[bool, list[float]]] = defaultdict(dict)
+    runs = tuple(str(judge_run["path"]) for judge_run in judged[0].judging.runs)
+    for judge_run in judged:
+        for one in judge_run.judgements:
+            if one.value is None:
+                continue
+            swapped = one.shown[0] > one.shown[1]
+            pair = one.shown[::-1] if swapped else one.shown
+            value = 1 - one.value if swapped else one.value
+            wins[one.problem_id, pair].setdefault(swapped, []).append(value)
+    orders: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    pairs = []
+    for (problem, pair), mine in wins.items():
+        if len(mine) < 2:
+            continue
+        first, second = (math.fsum(mine[o]) / len(mine[o]) for o in (False, True))
+        orders[problem].append((first, second))
+        pairs.append((problem, pair[0][0], pair[1][0], (first + second) / 2))
+    if not pairs:
+        raise InputError(
+            "no pair has verdicts in both orders that can be read; "
+            "give more samples= or another judge="
+        )
+    return Pairs(runs, tuple(bradley_terry(pairs, len(runs))), estimate_position_bias(orders))
+
+
+def _ends(strength: Strength) -> tuple[Cell, Cell]:
+    """Return the ends of an interval; "no end" for an end at infinity."""
+    return (
+        "no end" if strength.low is None else strength.low,
+        "no end" if strength.high is None else strength.high,
+    )
+
+
+def order_table(position: PositionBias) -> Table:
+    """Return the effect of the order of the answers as a table."""
+    return Table(
+        f"Order of the answers, in {position.pairs:,} pairs",
+        ("", "Share", "Low", "High"),
+        (
+            ("the answer shown first wins", position.first, position.low, position.high),
+            ("the other order has another winner", position.flipped, None, None),
+        ),
+    )

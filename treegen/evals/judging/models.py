@@ -21,12 +21,12 @@ class JudgeModel:
 
     engine: the options with which it is or would be loaded.
     fingerprint: a hash of its weights.
-    given: the model, if the caller has loaded it and keeps it open.
+    llm: the model, if the caller has loaded it and keeps it open.
     """
 
     engine: EngineOptions
     fingerprint: str
-    given: "BaseLLM | None" = None
+    llm: "BaseLLM | None" = None
 
 
 def resolve_judges(
@@ -77,8 +77,8 @@ class JudgeLoader(Closeable):
         Raises:
             ModelError: the model cannot be loaded.
         """
-        if judge.given is not None:
-            return judge.given
+        if judge.llm is not None:
+            return judge.llm
         if self.sampler is not None:
             if (llm := self.sampler.get_loaded(judge.engine, judge.fingerprint)) is not None:
                 return llm

@@ -53,12 +53,12 @@ class OpenRuns:
     answers: AnswerSet
 
 
-def open_runs(paths: Sequence[Path], asked: Mapping[str, Any], stack: ExitStack) -> OpenRuns:
+def open_runs(paths: Sequence[Path], choices: Mapping[str, Any], stack: ExitStack) -> OpenRuns:
     """Open runs of the same problems, and read their answers.
 
     Args:
         paths: Directories of the runs. The first run stores the judgements.
-        asked: Where the problems are now, and whether task code may run; see `OpenRunOptions`.
+        choices: Where the problems are now, and whether task code may run; see `OpenRunOptions`.
         stack: Closes the runs.
 
     Raises:
@@ -69,25 +69,25 @@ def open_runs(paths: Sequence[Path], asked: Mapping[str, Any], stack: ExitStack)
     if len(set(real)) < len(real):
         raise InputError("pairs= names a run twice, and a run is not compared with itself")
     runs = tuple(stack.enter_context(RunDir.open(path)) for path in paths)
-    jobs = tuple(load_stored_job(asked, run) for run in runs)
+    jobs = tuple(load_stored_job(choices, run) for run in runs)
     return OpenRuns(runs, jobs, AnswerSet(jobs, runs))
 
 
 def judge_all(
-    found: OpenRuns,
+    open_runs: OpenRuns,
     judges: Sequence[JudgeModel],
     models: JudgeLoader,
-    asked: JudgeSettings,
+    settings: JudgeSettings,
     follow: Follow,
     listener: Listener,
 ) -> JudgeResult:
     """Judge the answers of runs by one judge after another; stored judgements are not repeated.
 
     Args:
-        found: The open runs.
+        open_runs: The open runs.
         judges: The judges, from `resolve_judges`.
         models: Loads a judge if any of its judgements is missing.
-        asked: Settings of judging.
+        settings: Settings of judging.
         follow: Runs the steps of a judge, and shows their progress.
         listener: Receives warnings.
 
@@ -95,30 +95,32 @@ def judge_all(
         InputError: the rubric does not fit these runs.
         TreegenError: a judge cannot be loaded or run, or the folder of the run cannot be written.
     """
-    if asked.rubric.pairs != (len(found.runs) > 1):
+    if settings.rubric.pairs != (len(open_runs.runs) > 1):
         raise InputError(
-            f"the rubric {asked.rubric.name} compares pairs; give pairs= with another run"
-            if asked.rubric.pairs
-            else f"pairs= needs a rubric that compares pairs, and {asked.rubric.name} does not; "
+            f"the rubric {settings.rubric.name} compares pairs; give pairs= with another run"
+            if settings.rubric.pairs
+            else f"pairs= needs a rubric that compares pairs, and {settings.rubric.name} does not; "
             "use rubric='pairwise', or write `pairs: true` into its file"
         )
-    _check_references(asked, found.answers)
-    for told in asked.rubric.describe_misplaced(asked.wordings):
-        listener.warn(told)
-    result = JudgeResult([], found.answers)
+    _check_references(settings, open_runs.answers)
+    for notice in settings.rubric.describe_misplaced(settings.wordings):
+        listener.warn(notice)
+    result = JudgeResult([], open_runs.answers)
     names = []
-    for each in judges:
-        judging = begin(found.runs[0], found.runs[1:], each.engine.model, each.fingerprint, asked)
+    for judge in judges:
+        judging = begin(
+            open_runs.runs[0], open_runs.runs[1:], judge.engine.model, judge.fingerprint, settings
+        )
         names.append(judging.name)
         with ExitStack() as stack:
-            lines = stack.enter_context(open_judgements(found.runs[0].path, judging))
-            for told in lines.notices:
-                listener.warn(told)
-            deciding = RepeatScheduler(asked, cases_of(found.answers, judging), lines)
+            lines = stack.enter_context(open_judgements(open_runs.runs[0].path, judging))
+            for notice in lines.notices:
+                listener.warn(notice)
+            deciding = RepeatScheduler(settings, cases_of(open_runs.answers, judging), lines)
             work = result.work[judging.name] = JudgeUsage()
             done, planned = deciding.done, deciding.planned
             if deciding.left:
-                llm = models.get(each, listener)
+                llm = models.get(judge, listener)
 
                 def steps(
                     stop: Stop,
@@ -136,13 +138,13 @@ def judge_all(
                         judging: Bound here.
                         work: Bound here.
                     """
-                    return run_judge(judging, found.answers, lines, llm, work, stop)
+                    return run_judge(judging, open_runs.answers, lines, llm, work, stop)
 
                 done, planned = follow(steps, "judgements")
             result.done, result.planned = result.done + done, result.planned + planned
             if done < planned:
                 break
-    by_name = {each.judging.name: each for each in read_judged(found.runs[0].path)}
+    by_name = {judge.judging.name: judge for judge in read_judged(open_runs.runs[0].path)}
     result.judged = [by_name[name] for name in names if name in by_name]
     return result
 
@@ -162,10 +164,10 @@ def progress_of(
         judging: The judge run; it must judge answers of that run only.
         samples: (problem, index) of each sample of the run.
     """
-    settings, there = judging.asked, set(samples)
+    settings, there = judging.settings, set(samples)
     num_criteria = max(1, len(settings.rubric.criteria))
     done, planned = 0, len(there) * settings.wordings * num_criteria * settings.repeats
-    known: dict[Hashable, dict[int, str | None]] = defaultdict(dict)
+    verdict_of_repeat: dict[Hashable, dict[int, str | None]] = defaultdict(dict)
     for record in read_records(path, judging.name):
         shown, wording, criterion, repeat = get_slot(record)
         is_asked = (
@@ -173,8 +175,8 @@ def progress_of(
         )
         if is_asked and len(shown) == 1 and (record["problem_id"], shown[0][1]) in there:
             verdict = read_verdict(record, settings.rubric) if settings.decided else None
-            known[record["problem_id"], shown, wording, criterion][repeat] = verdict
-    for verdicts in known.values():
+            verdict_of_repeat[record["problem_id"], shown, wording, criterion][repeat] = verdict
+    for verdicts in verdict_of_repeat.values():
         left = settings.repeats - len(verdicts)
         done += len(verdicts)
         if settings.decided and is_settled(verdicts.values(), left):
@@ -182,11 +184,11 @@ def progress_of(
     return done, planned
 
 
-def _check_references(asked: JudgeSettings, answers: AnswerSet) -> None:
+def _check_references(settings: JudgeSettings, answers: AnswerSet) -> None:
     """Raise InputError if a built-in rubric needs references and a problem has none."""
     lacking = [problem for problem, text in answers.references.items() if not text]
-    if lacking and asked.rubric.name in ("correctness", "simpleqa"):
+    if lacking and settings.rubric.name in ("correctness", "simpleqa"):
         raise InputError(
             f"{len(lacking):,} problems have no reference, such as {lacking[0]!r}, and the rubric "
-            f"{asked.rubric.name} needs one; use rubric='rating', or one of your own"
+            f"{settings.rubric.name} needs one; use rubric='rating', or one of your own"
         )

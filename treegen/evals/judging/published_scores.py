@@ -1,4 +1,4 @@
-"""Scores of two published graders, computed from the texts that a judge wrote.
+"""Scores of two published graders and their tables, computed from the texts that a judge wrote.
 
 The scores equal those of the published scripts on the same texts, including their faults. The tests
 compare them with the scripts if these are available. `treegen.evals.judging.readers` reads the
@@ -12,10 +12,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
+from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.readers import mt_bench, mt_bench_pair, simpleqa
+from treegen.evals.statistics.tables import Cell, Table
 
 
 @check_argument_types
@@ -139,3 +143,70 @@ def mt_bench_pairs(
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def official_tables(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    """Return the scores of SimpleQA or MT-Bench as tables, and as an object for JSON.
+
+    Both are empty if the rubric has another reader or no judgement has a text.
+    """
+    make = {"simpleqa": _simpleqa, "mt-bench": _ratings, "mt-bench-pair": _games}
+    reader = judged[0].judging.settings.rubric.reader
+    with_texts = [judge_run for judge_run in judged if _texts(judge_run)]
+    return make[reader](with_texts) if reader in make and with_texts else ([], {})
+
+
+def _texts(judged: JudgementSet) -> list[str]:
+    return [judgement.text for judgement in judged.judgements if not judgement.too_long]
+
+
+def _simpleqa(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    scores = {judge_run.judging.name: simpleqa_scores(_texts(judge_run)) for judge_run in judged}
+    names = next(iter(scores.values()))
+    table = Table(
+        "SimpleQA's scores",
+        ("Judge", *(name.removeprefix("is_").replace("_", " ") for name in names)),
+        tuple(
+            (judge_run.judging.judge, *scores[judge_run.judging.name].values())
+            for judge_run in judged
+        ),
+    )
+    return [table], {"simpleqa": scores}
+
+
+def _ratings(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    """Return the average MT-Bench rating by each judge, with all texts as first turns."""
+    ratings = {
+        judge_run.judging.name: mt_bench_scores([("", 1, text) for text in _texts(judge_run)])[""][
+            "average"
+        ]
+        for judge_run in judged
+    }
+    rows = tuple((judge_run.judging.judge, ratings[judge_run.judging.name]) for judge_run in judged)
+    return [Table("MT-Bench's score", ("Judge", "Average rating"), rows)], {"mt_bench": ratings}
+
+
+def _games(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    runs = [str(judge_run["path"]) for judge_run in judged[0].judging.runs]
+    scores_of: dict[str, Any] = {}
+    rows: list[tuple[Cell, ...]] = []
+    for judge_run in judged:
+        texts: dict[Any, dict[bool, str]] = defaultdict(dict)
+        for one in judge_run.judgements:
+            swapped = one.shown[0] > one.shown[1]
+            pair = one.shown[::-1] if swapped else one.shown
+            texts[pair, one.problem_id, one.wording, one.repeat][swapped] = one.text
+        scores = scores_of[judge_run.judging.name] = mt_bench_pairs(
+            [
+                Game(runs[pair[0][0]], runs[pair[1][0]], both[False], both[True])
+                for (pair, *_), both in texts.items()
+                if len(both) == 2
+            ]
+        )
+        rows += [
+            (judge_run.judging.judge, Path(run).name or run, *scores[run].values())
+            for run in runs
+            if run in scores
+        ]
+    head = ("Judge", "Run", "Win", "Loss", "Tie", "Win rate", "Loss rate", "Adjusted win rate")
+    return [Table("MT-Bench's wins", head, tuple(rows))], {"mt_bench_pairs": scores_of}

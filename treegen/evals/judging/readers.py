@@ -20,8 +20,8 @@ def last_line(text: str, choices: Sequence[str]) -> str | None:
     If lines of this form name different choices, the text has no verdict.
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    known = {choice.casefold(): choice for choice in choices}
-    said = [known.get(match[1].casefold()) for line in lines if (match := _LAST.fullmatch(line))]
+    spelling = {choice.casefold(): choice for choice in choices}
+    said = [spelling.get(match[1].casefold()) for line in lines if (match := _LAST.fullmatch(line))]
     if not lines or not said or _LAST.fullmatch(lines[-1]) is None:
         return None
     return said[-1] if len(set(said)) == 1 else None

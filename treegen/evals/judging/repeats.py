@@ -18,28 +18,29 @@ class RepeatScheduler:
     """
 
     def __init__(
-        self, asked: JudgeSettings, cases: Sequence[JudgedCase], lines: JudgementFile
+        self, settings: JudgeSettings, cases: Sequence[JudgedCase], lines: JudgementFile
     ) -> None:
         """Read the stored verdicts.
 
         Args:
-            asked: Settings of judging.
+            settings: Settings of judging.
             cases: All prompts of the judge run.
             lines: The stored judgements.
         """
-        self._asked, self._cases = asked, cases
-        self._known: dict[str, dict[int, Verdict]] = {case.id: {} for case in cases}
+        self._settings, self._cases = settings, cases
+        self._verdicts: dict[str, dict[int, Verdict]] = {case.id: {} for case in cases}
         self._dealt: dict[str, set[int]] = {}
         self.done = 0
         for case in cases:
-            for repeat in range(asked.repeats):
+            for repeat in range(settings.repeats):
                 if (case.problem_id, case.slot(repeat)) in lines.done:
-                    self._known[case.id][repeat] = lines.verdicts.get(
+                    self._verdicts[case.id][repeat] = lines.verdicts.get(
                         (case.problem_id, case.slot(repeat))
                     )
                     self.done += 1
         self.planned = sum(
-            len(self._known[case.id]) if self._is_decided(case) else asked.repeats for case in cases
+            len(self._verdicts[case.id]) if self._is_decided(case) else settings.repeats
+            for case in cases
         )
         self._touched = {case.id: case for case in cases if not self._is_decided(case)}
 
@@ -60,10 +61,12 @@ class RepeatScheduler:
             repeat: Number of the repeat.
             verdict: The verdict; None if it is unreadable or has no choice (likelihoods).
         """
-        self._known[case.id][repeat] = verdict
+        self._verdicts[case.id][repeat] = verdict
         self.done += 1
         if self._is_decided(case):
-            self.planned -= self._asked.repeats - len(self._known[case.id] | self._waiting(case))
+            self.planned -= self._settings.repeats - len(
+                self._verdicts[case.id] | self._waiting(case)
+            )
             self._touched.pop(case.id, None)
         else:
             self._touched[case.id] = case
@@ -77,11 +80,11 @@ class RepeatScheduler:
         due = []
         for case in self._touched.values():
             begun = self._dealt.setdefault(case.id, set())
-            known = self._known[case.id]
-            if len(begun - known.keys()):
+            verdicts = self._verdicts[case.id]
+            if len(begun - verdicts.keys()):
                 continue  # repeats that are being drawn may settle the case
-            missing = [i for i in range(self._asked.repeats) if i not in known]
-            count = self._next(known) if self._asked.decided else len(missing)
+            missing = [i for i in range(self._settings.repeats) if i not in verdicts]
+            count = self._next(verdicts) if self._settings.decided else len(missing)
             begun.update(missing[:count])
             if missing[:count]:
                 due.append((case, missing[:count]))
@@ -91,18 +94,18 @@ class RepeatScheduler:
     def _waiting(self, case: JudgedCase) -> dict[int, Verdict]:
         return dict.fromkeys(self._dealt.get(case.id, ()))
 
-    def _next(self, known: dict[int, Verdict]) -> int:
+    def _next(self, verdicts: dict[int, Verdict]) -> int:
         """Return the smallest number of further verdicts that could settle a case."""
-        ranked = _sort_counts(known.values())
+        ranked = _sort_counts(verdicts.values())
         lead = ranked[0] if ranked else 0
         second = ranked[1] if len(ranked) > 1 else 0
-        left = self._asked.repeats - len(known)
+        left = self._settings.repeats - len(verdicts)
         return next(n for n in range(1, left + 1) if n == left or lead + n > second + left - n)
 
     def _is_decided(self, case: JudgedCase) -> bool:
-        known, repeats = self._known[case.id], self._asked.repeats
-        return len(known) >= repeats or (
-            self._asked.decided and is_settled(known.values(), repeats - len(known))
+        verdicts, repeats = self._verdicts[case.id], self._settings.repeats
+        return len(verdicts) >= repeats or (
+            self._settings.decided and is_settled(verdicts.values(), repeats - len(verdicts))
         )
 
 

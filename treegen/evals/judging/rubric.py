@@ -2,6 +2,7 @@
 
 A rubric is a YAML file, or a Jinja file that sets `choices`. Its wordings express the same
 instructions in different words. Criteria are judged one by one, below the text that they share.
+Templates are sandboxed Jinja; what prompts share depends on the order of their fields.
 """
 
 import hashlib
@@ -14,13 +15,92 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.bounded.templates import TemplateError, read_set
+from treegen.common.bounded.templates import TemplateError, read_set, render_rubric
 from treegen.common.files.paths import given_path
 from treegen.common.files.regular_files import read_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.judging.readers import READERS
-from treegen.evals.judging.templates import FIELDS, RubricTemplate, check_fields
+
+FIELDS: Final = ("question", "reference", "answer", "answer_a", "answer_b", "criterion")
+"""Fields that a template may show, ordered by how often they differ between prompts."""
+
+
+class RubricTemplate:
+    """One wording of a rubric.
+
+    source: the Jinja text.
+    fields: the fields that it shows, each once, in the order of their first occurrence.
+    """
+
+    def __init__(self, source: str, name: str) -> None:
+        """Render a template once to find its fields.
+
+        Args:
+            source: The Jinja text.
+            name: Name of the template in error messages.
+
+        Raises:
+            InputError: the text is not valid Jinja, uses an unknown field, or takes too long.
+        """
+        self.source, self._name = source, name
+        places = {field: f"\0{field}\0" for field in FIELDS}
+        try:
+            shown = render_rubric(source, places)
+        except TemplateError as error:
+            raise InputError(
+                f"{name} is no template that can be filled in: {error}; it may use "
+                f"{', '.join(FIELDS)}"
+            ) from None
+        position_of = {field: shown.find(place) for field, place in places.items()}
+        there = [field for field in FIELDS if position_of[field] >= 0]
+        self.fields: tuple[str, ...] = tuple(sorted(there, key=position_of.__getitem__))
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """Return the prompt for these values of fields.
+
+        Raises:
+            InputError: the template uses a missing value, or takes too long.
+        """
+        try:
+            return render_rubric(self.source, values).strip("\n")
+        except TemplateError as error:
+            raise InputError(
+                f"{self._name} cannot be filled in: {error}; mend the template"
+            ) from None
+
+    def find_misplaced(self) -> str:
+        """Return a sentence on fields in an order that reduces sharing; empty if the order is good.
+
+        Prompts share the text before their first difference, so a field that is equal for many
+        prompts belongs before a field that differs more often.
+        """
+        ranks = [FIELDS.index(field) for field in self.fields]
+        for place, (field, rank) in enumerate(zip(self.fields, ranks, strict=True)):
+            late = [self.fields[i] for i in range(place + 1, len(ranks)) if ranks[i] < rank]
+            if late:
+                return (
+                    f"{self._name} shows {field} before {' and '.join(late)}, so what follows "
+                    f"{field} is computed for each one apart; move {field} behind it"
+                )
+        return ""
+
+
+def check_fields(templates: Sequence[RubricTemplate], needed: Sequence[str], name: str) -> None:
+    """Raise InputError unless every template shows all needed fields.
+
+    Args:
+        templates: The wordings of a rubric.
+        needed: Names of the fields that each template must show.
+        name: Name of the rubric in the error message.
+    """
+    for number, template in enumerate(templates):
+        if lacking := [field for field in needed if field not in template.fields]:
+            raise InputError(
+                f"wording {number + 1} of the rubric {name} does not show {', '.join(lacking)}; "
+                f"write {{{{ {lacking[0]} }}}} where it belongs"
+            )
+
 
 BUILT_IN: Final = ("correctness", "rating", "pairwise", "simpleqa")
 LEAD: Final = "Verdict:"
@@ -178,18 +258,18 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
     return of_json({"wordings": [text], **_set_in(text, str(path))}, path.stem)
 
 
-def of_json(found: Mapping[str, Any], name: str) -> Rubric:
+def of_json(content: Mapping[str, Any], name: str) -> Rubric:
     """Return the rubric of a mapping with the keys of a file.
 
     Args:
-        found: The mapping.
+        content: The mapping.
         name: Name of the rubric if the mapping has none; also used in error messages.
 
     Raises:
         InputError: a key is unknown, or a value cannot be used.
     """
     try:
-        return _of_json(found, name)
+        return _of_json(content, name)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -197,16 +277,16 @@ def of_json(found: Mapping[str, Any], name: str) -> Rubric:
         raise InputError(f"{name} has a value that cannot be used: {error}; correct it") from None
 
 
-def _of_json(found: Mapping[str, Any], name: str) -> Rubric:
-    if not isinstance(found, Mapping):
+def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
+    if not isinstance(content, Mapping):
         raise InputError(f"{name} must hold a mapping with choices and wordings")
-    for key in found:
+    for key in content:
         if key not in _KEYS:
             hint = did_you_mean(str(key), _KEYS)
             raise InputError(f"{name} has the key {key!r}{hint}; known: {', '.join(_KEYS)}")
-    choices, wordings = found.get("choices"), found.get("wordings")
+    choices, wordings = content.get("choices"), content.get("wordings")
     if isinstance(choices, Sequence) and not isinstance(choices, str):
-        choices = {each: each for each in choices}  # the value of each number is the number itself
+        choices = {item: item for item in choices}  # the value of each number is the number itself
     if not isinstance(choices, Mapping) or len(choices) < 2:
         raise InputError(f"{name} needs choices: two or more verdicts and what each counts")
     if isinstance(wordings, str):
@@ -214,13 +294,13 @@ def _of_json(found: Mapping[str, Any], name: str) -> Rubric:
     if not isinstance(wordings, Sequence) or not wordings:
         raise InputError(f"{name} needs wordings: a list of one or more texts")
     return Rubric(
-        name=str(found.get("name", name)),
+        name=str(content.get("name", name)),
         choices={_word(key): _value(value, name) for key, value in choices.items()},
-        wordings=tuple(_text(each, name) for each in wordings),
-        criteria=tuple(_criterion(each, name) for each in found.get("criteria") or ()),
-        reader=str(found.get("reader", "last-line")),
-        pairs=bool(found.get("pairs", False)),
-        system=str(found.get("system") or ""),
+        wordings=tuple(_text(item, name) for item in wordings),
+        criteria=tuple(_criterion(item, name) for item in content.get("criteria") or ()),
+        reader=str(content.get("reader", "last-line")),
+        pairs=bool(content.get("pairs", False)),
+        system=str(content.get("system") or ""),
     )
 
 

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.errors import NumericsError, RunError
-from treegen.evals.judging.answer_quoting import special_in_template
 from treegen.evals.judging.judgement_files import TOO_LONG, JudgementFile
-from treegen.evals.judging.prompts import AnswerSet, JudgedCase, build_content, cases_of, prompt_of
+from treegen.evals.judging.prompts import (
+    AnswerSet,
+    JudgedCase,
+    build_content,
+    cases_of,
+    prompt_of,
+    special_in_template,
+)
 from treegen.evals.judging.repeats import RepeatScheduler
 from treegen.evals.judging.rubric import LEAD
 from treegen.evals.judging.settings import JudgeRun
@@ -80,8 +86,8 @@ def run_judge(
         NumericsError: the judge's logits are not finite.
     """
     asking = _JudgePrompts(judging, answers, lines, llm)
-    deciding = RepeatScheduler(judging.asked, asking.cases, lines)
-    if judging.asked.verdicts == "likelihood":
+    deciding = RepeatScheduler(judging.settings, asking.cases, lines)
+    if judging.settings.verdicts == "likelihood":
         steps = _by_likelihood(asking, deciding, work, stop)
     else:
         steps = _by_samples(asking, deciding, work, stop)
@@ -103,7 +109,7 @@ class _JudgePrompts:
         tokenizer = llm.tokenizer
         self._special = special_texts(tokenizer)
         template = bool(getattr(tokenizer, "chat_template", None))
-        self.chat = template if judging.asked.chat is None else judging.asked.chat
+        self.chat = template if judging.settings.chat is None else judging.settings.chat
         self.cases = cases_of(answers, judging)
         self._hashes: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
@@ -128,8 +134,8 @@ class _JudgePrompts:
     def check(self, case: JudgedCase, repeats: Iterable[int]) -> None:
         """Raise RunError if stored judgements of a case belong to another prompt text."""
         for repeat in repeats:
-            known = self.lines.done.get((case.problem_id, case.slot(repeat)))
-            if known is not None and known != self._hashes[case.id]:
+            stored = self.lines.done.get((case.problem_id, case.slot(repeat)))
+            if stored is not None and stored != self._hashes[case.id]:
                 raise RunError(
                     f"answers to problem {case.problem_id!r} have changed since they were judged; "
                     f"remove the folder {self.judging.name} in `judged` to judge them anew"
@@ -150,7 +156,7 @@ class _JudgePrompts:
         Returns:
             The cases and their prompts.
         """
-        samples = self.judging.asked.repeats
+        samples = self.judging.settings.repeats
         nodes = [(case, self.node(case, samples, lead=lead)) for case in self.cases]
         for case in self.cases:
             self.check(case, range(samples))
@@ -204,7 +210,7 @@ def special_texts(tokenizer: Any) -> list[str]:
 def _by_samples(
     asking: _JudgePrompts, deciding: RepeatScheduler, work: JudgeUsage, stop: Stop
 ) -> Iterator[None]:
-    settings = asking.judging.asked
+    settings = asking.judging.settings
     by_id = {case.id: case for case in asking.cases}
     lead = "" if asking.chat or settings.rubric.has_own_form else "\n\n"
     nodes = [node for _, node in asking.due(deciding, lead=lead, room=1)]
@@ -263,7 +269,7 @@ def _by_likelihood(
 ) -> Iterator[None]:
     from treegen.prompts.tokens import TAIL, append_text, tokenize
 
-    tokenizer, choices = asking.llm.tokenizer, list(asking.judging.asked.rubric.choices)
+    tokenizer, choices = asking.llm.tokenizer, list(asking.judging.settings.rubric.choices)
     room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
     if not (left := asking.due(deciding, lead=_LEAD, room=room)):
         return
@@ -278,7 +284,7 @@ def _by_likelihood(
             ends[tail.tobytes()] = added
         context = prompt.tokens.tolist()
         pairs += [(context, end) for end in ends[tail.tobytes()]]
-    known: dict[int, dict[int, float]] = {}
+    scores_of_case: dict[int, dict[int, float]] = {}
     distinct = distinct_tokens([np.array([*a, *b][:-1], dtype=np.int32) for a, b in pairs])
     with asking.llm.score_stream(pairs) as stream:
         stopped = False
@@ -286,7 +292,7 @@ def _by_likelihood(
             stopped = bool(stop())
             for index, score in stream.step():
                 number, choice = divmod(index, len(choices))
-                mine = known.setdefault(number, {})
+                mine = scores_of_case.setdefault(number, {})
                 mine[choice] = score.logprob
                 if len(mine) < len(choices):
                     continue

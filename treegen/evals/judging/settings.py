@@ -113,7 +113,7 @@ class JudgeRun:
     name: the name of its folder.
     judge: the directory or name of the judge.
     fingerprint: a hash of the judge's weights.
-    asked: the settings of the last call.
+    settings: the settings of the last call.
     runs: path, fingerprint and creation time of each run whose answers are judged; the first one
         stores the judgements.
     mark: the mark around quoted answers.
@@ -123,46 +123,47 @@ class JudgeRun:
     name: str
     judge: str
     fingerprint: str
-    asked: JudgeSettings
+    settings: JudgeSettings
     runs: tuple[Mapping[str, str], ...]
     mark: str
     free: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of judging.json."""
-        settings = asdict(self.asked)
+        settings = asdict(self.settings)
         return {
             "judge": self.judge,
             "fingerprint": self.fingerprint,
             **settings,
-            "rubric": self.asked.rubric.to_json(),
-            "runs": [dict(each) for each in self.runs],
+            "rubric": self.settings.rubric.to_json(),
+            "runs": [dict(run) for run in self.runs],
             "mark": self.mark,
             "free": dict(self.free),
         }
 
     @staticmethod
-    def of_json(name: str, found: Mapping[str, Any]) -> "JudgeRun":
+    def of_json(name: str, content: Mapping[str, Any]) -> "JudgeRun":
         """Return the judge run of a judging.json.
 
         Args:
             name: Name of the folder.
-            found: The content of judging.json.
+            content: The content of judging.json.
 
         Raises:
             KeyError: a key is missing.
             TypeError: a value has the wrong type.
         """
         names = [name for name in JudgeSettings.__dataclass_fields__ if name != "rubric"]
-        asked = JudgeSettings(
-            rubric=of_json(found["rubric"], "the rubric"), **{each: found[each] for each in names}
+        settings = JudgeSettings(
+            rubric=of_json(content["rubric"], "the rubric"),
+            **{field_name: content[field_name] for field_name in names},
         )
         return JudgeRun(
             name=name,
-            judge=str(found["judge"]),
-            fingerprint=str(found["fingerprint"]),
-            asked=asked,
-            runs=tuple(dict(each) for each in found["runs"]),
-            mark=str(found["mark"]),
-            free=found.get("free", {}),
+            judge=str(content["judge"]),
+            fingerprint=str(content["fingerprint"]),
+            settings=settings,
+            runs=tuple(dict(run) for run in content["runs"]),
+            mark=str(content["mark"]),
+            free=content.get("free", {}),
         )

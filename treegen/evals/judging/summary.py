@@ -9,15 +9,18 @@ from typing import Any, Literal
 import numpy as np
 
 from treegen.errors import InputError
-from treegen.evals.judging.judgements import JudgementSet
-from treegen.evals.judging.jury import check_jury, jury_of
-from treegen.evals.judging.official_tables import official_tables
-from treegen.evals.judging.pairs import order_table, pairs_of
-from treegen.evals.judging.statistics.agreement import cohens_kappa, krippendorffs_alpha
-from treegen.evals.judging.statistics.components import Cells, cells, components, design_of
-from treegen.evals.judging.statistics.interval import Mean, mean_of
-from treegen.evals.judging.statistics.prediction_powered import CorrectedMean, correct_mean
-from treegen.evals.judging.statistics.sample_size import Need, required_numbers
+from treegen.evals.judging.components import (
+    Cells,
+    Need,
+    cells,
+    components,
+    design_of,
+    required_numbers,
+)
+from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, mean_of
+from treegen.evals.judging.judgements import JudgementSet, order_table, pairs_of
+from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
+from treegen.evals.judging.published_scores import official_tables
 from treegen.evals.statistics.tables import Cell, Table
 
 Combine = Literal["mean", "majority"]
@@ -61,7 +64,7 @@ class Summary:
 
         Judge runs of pairs have a key of their own.
         """
-        first = self.judged[0].judging.asked
+        first = self.judged[0].judging.settings
         if first.rubric.pairs:
             return (self.judged[0].judging.name,)
         judges = (judge_run.judging.fingerprint for judge_run in self.judged)
@@ -127,40 +130,33 @@ def summarise(
     """
     check_jury(len(judged), weights, combine)
     first = judged[0].judging
-    rubric, names = first.asked.rubric, [each.judging.judge for each in judged]
+    rubric, names = first.settings.rubric, [judge_run.judging.judge for judge_run in judged]
     rows = [
         (value, problem, (problem, key), number, wording)
-        for number, each in enumerate(judged)
-        for (problem, key, wording), value in each.values.items()
+        for number, judge_run in enumerate(judged)
+        for (problem, key, wording), value in judge_run.values.items()
         if not rubric.pairs or key[0] == 1  # for pairs, only the first two runs
     ]
-    title = f"{rubric.name}, {first.asked.verdicts}"
+    title = f"{rubric.name}, {first.settings.verdicts}"
     if not rows:
         return Summary(
             title, tuple(judged), tables=(_verdicts(judged),), notices=tuple(_notices(judged, None))
         )
-    found = cells(rows)
+    values = cells(rows)
     problem_ids = tuple(dict.fromkeys(str(row[1]) for row in rows))
-    clusters: dict[int, str] | None = None
+    clusters = None
     if groups is not None:
         clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
-    mean, variances = mean_of(found, clusters), components(found)
-    jury = None
-    if len(judged) > 1:
-        jury = mean_of(cells(jury_of(rows, weights, combine)), clusters)
+    mean, variances = mean_of(values, clusters), components(values)
+    together = cells(jury_of(rows, weights, combine)) if len(judged) > 1 else None
+    jury = None if together is None else mean_of(together, clusters)
+    more_tables, more = _scores_of_kind(judged)
     tables = [
         _table(judged, mean, jury, combine),
         _verdicts(judged),
-        _spread(variances, found, rubric.name),
+        _spread(variances, values, rubric.name),
+        *more_tables,
     ]
-    more: dict[str, Any] = {}
-    if rubric.pairs:
-        strengths = pairs_of(judged)
-        tables += [strengths.table, order_table(strengths.position)]
-        more = strengths.to_json()
-    official, scores = official_tables(judged)
-    tables += official
-    more |= scores
     agreement = _agreement(rows, names)
     corrected = None
     if labels is not None:
@@ -170,17 +166,14 @@ def summarise(
     if agreement:
         head = ("Of", "Cohen's kappa", "Krippendorff's alpha", "Answers")
         tables.append(Table(f"Agreement: {rubric.name}", head, tuple(agreement)))
-    of_problem = defaultdict(list)
-    for value, problem, *_ in rows:
-        of_problem[str(problem)].append(value)
     return Summary(
         title=title,
         judged=tuple(judged),
-        cells=found,
+        cells=values,
         mean=mean,
         jury=jury,
         variances=variances,
-        by_problem={p: math.fsum(v) / len(v) for p, v in of_problem.items()},
+        by_problem=_problem_means(rows),
         tables=tuple(tables),
         corrected=corrected,
         notices=tuple(_notices(judged, mean)),
@@ -188,8 +181,25 @@ def summarise(
     )
 
 
+def _problem_means(rows: Sequence[tuple[Any, ...]]) -> dict[str, float]:
+    """Return the mean of each problem's values, by problem id."""
+    values = defaultdict(list)
+    for value, problem, *_ in rows:
+        values[str(problem)].append(value)
+    return {problem: math.fsum(mine) / len(mine) for problem, mine in values.items()}
+
+
+def _scores_of_kind(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    """Return the results that only some rubrics have, as tables and as an object for JSON."""
+    tables, more = official_tables(judged)
+    if judged[0].judging.settings.rubric.pairs:
+        pairs = pairs_of(judged)
+        return [pairs.table, order_table(pairs.position), *tables], {**pairs.to_json(), **more}
+    return tables, more
+
+
 def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combine: str) -> Table:
-    rubric = judged[0].judging.asked.rubric
+    rubric = judged[0].judging.settings.rubric
     name = "all" if len(judged) > 1 else judged[0].judging.judge
     rows: list[tuple[Cell, ...]] = [_row(name, mean)]
     if jury is not None:
@@ -214,7 +224,7 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
 
 
 def _alone(judged: JudgementSet) -> Mean:
-    pairs = judged.judging.asked.rubric.pairs
+    pairs = judged.judging.settings.rubric.pairs
     rows = [
         (v, p, (p, k), 0, w) for (p, k, w), v in judged.values.items() if not pairs or k[0] == 1
     ]
@@ -235,9 +245,9 @@ def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
 
 
 def _verdicts(judged: Sequence[JudgementSet]) -> Table:
-    rubric = judged[0].judging.asked.rubric
+    rubric = judged[0].judging.settings.rubric
     counts = [judge_run.counts() for judge_run in judged]
-    by_chance = judged[0].judging.asked.verdicts == "likelihood"
+    by_chance = judged[0].judging.settings.verdicts == "likelihood"
     return Table(
         f"Verdicts: {rubric.name}",
         ("Judge", *counts[0], *(["chance of all choices"] if by_chance else [])),
@@ -254,7 +264,7 @@ def _mass(judged: JudgementSet) -> float | None:
     return _mean(masses) if masses else None
 
 
-def _spread(variances: Mapping[str, float | None], found: Cells, rubric: str) -> Table:
+def _spread(variances: Mapping[str, float | None], values: Cells, rubric: str) -> Table:
     total = math.fsum(value or 0.0 for value in variances.values())
     names = {"problem": "problem", "answer": "answer", "judge": "judge", "wording": "wording"}
     return Table(
@@ -263,7 +273,7 @@ def _spread(variances: Mapping[str, float | None], found: Cells, rubric: str) ->
         tuple(
             (
                 name,
-                found.num(name) if name in names else None if name != "rest" else len(found.y),
+                values.num(name) if name in names else None if name != "rest" else len(values.y),
                 None if value is None else math.sqrt(value),
                 None if value is None or not total else value / total,
             )
@@ -282,7 +292,9 @@ def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tu
         by_answer: dict[Hashable, dict[int, list[float]]] = {}
         for row in rows:
             by_answer.setdefault(row[2], {}).setdefault(row[place], []).append(row[0])
-        means = [{i: math.fsum(v) / len(v) for i, v in each.items()} for each in by_answer.values()]
+        means = [
+            {i: math.fsum(v) / len(v) for i, v in ratings.items()} for ratings in by_answer.values()
+        ]
         kappa = None
         if len(levels) == 2:
             both = [(m[levels[0]], m[levels[1]]) for m in means if len(m) == 2]
@@ -322,15 +334,15 @@ def _with_labels(
         if problem not in of_problem:
             others[problem].append(value)
     corrected = correct_mean(
-        [_mean([y for y, _ in each]) for each in of_problem.values()],
-        [_mean([f for _, f in each]) for each in of_problem.values()],
-        [_mean(each) for each in others.values()],
+        [_mean([y for y, _ in group]) for group in of_problem.values()],
+        [_mean([f for _, f in group]) for group in of_problem.values()],
+        [_mean(group) for group in others.values()],
     )
     pairs = [(labels[key], judged[key]) for key in both]
     hard = (
         [(a, float(round(b))) for a, b in pairs] if {a for a, _ in pairs} <= {0.0, 1.0} else pairs
     )
-    alpha = krippendorffs_alpha([list(each) for each in pairs], "interval")
+    alpha = krippendorffs_alpha([list(group) for group in pairs], "interval")
     return corrected, [("people and judges", _kappa(hard), alpha, len(pairs))]
 
 
@@ -338,17 +350,17 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _corrected_tables(told: CorrectedMean) -> list[Table]:
+def _corrected_tables(corrected: CorrectedMean) -> list[Table]:
     return [
         Table(
-            f"Corrected by the labels of {told.labelled:,} of {told.problems:,} problems",
+            f"Corrected by the labels of {corrected.labelled:,} of {corrected.problems:,} problems",
             ("Estimate", "Mean", "Low", "High"),
             (
-                ("judges, corrected", told.value, told.low, told.high),
-                ("labels alone", None, told.labels_low, told.labels_high),
-                ("judges, as they are", told.judge, None, None),
-                ("judges are higher by", told.bias, None, None),
-                ("weight of the judges", told.weight, None, None),
+                ("judges, corrected", corrected.value, corrected.low, corrected.high),
+                ("labels alone", None, corrected.labels_low, corrected.labels_high),
+                ("judges, as they are", corrected.judge, None, None),
+                ("judges are higher by", corrected.bias, None, None),
+                ("weight of the judges", corrected.weight, None, None),
             ),
         )
     ]
@@ -356,7 +368,7 @@ def _corrected_tables(told: CorrectedMean) -> list[Table]:
 
 def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
     """Return the mean number of verdicts of a cell, and their variance within a cell."""
-    rubric = judged[0].judging.asked.rubric
+    rubric = judged[0].judging.settings.rubric
     span = rubric.most - rubric.least
     said: dict[Hashable, list[float]] = defaultdict(list)
     for number, judge_run in enumerate(judged):

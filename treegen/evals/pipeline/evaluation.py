@@ -1,4 +1,4 @@
-"""Evaluations from settings to results: the work of `treegen eval` and `evaluate`."""
+"""Evaluations from settings to results: what `treegen eval`, `treegen plan` and `evaluate` do."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -6,8 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treegen import demo
+from treegen.common.files.paths import file_name
+from treegen.errors import InputError
 from treegen.evals.config.base import check_no_unused
-from treegen.evals.job import Job, first_prompt, load_job, plan_job
+from treegen.evals.config.eval_settings import resolve_eval_settings
+from treegen.evals.job import (
+    Job,
+    PreparedJob,
+    first_prompt,
+    fit_job,
+    load_job,
+    prepare_job,
+)
+from treegen.evals.model import load_model_facts
 from treegen.evals.multiple_choice import is_multiple_choice
 from treegen.evals.pipeline.execution import (
     ModelLoader,
@@ -15,6 +27,7 @@ from treegen.evals.pipeline.execution import (
     announce_demo_model,
     execute_runs,
     prepare_runs,
+    tell_skipped,
 )
 from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.evals.pipeline.program_scoring import (
@@ -23,14 +36,18 @@ from treegen.evals.pipeline.program_scoring import (
     finish_program_scoring,
     start_program_scoring,
 )
-from treegen.evals.pipeline.targets import destinations
-from treegen.evals.progress.images import keep_job_images
+from treegen.evals.pipeline.targets import destinations, is_run, named_path, new_path
 from treegen.evals.recommended_sampling import advice
 from treegen.evals.registry import get_task
+from treegen.evals.sample_recorder import keep_job_images
 from treegen.evals.sampling import sample
-from treegen.evals.scoring.code_execution import ExecutionOptions, ProgramScoring
+from treegen.evals.scoring.code_execution import (
+    ExecutionOptions,
+    ProgramScoring,
+    as_code_execution_task,
+)
 from treegen.evals.scoring.results import write_results
-from treegen.evals.scoring.samples import restore_rounds
+from treegen.evals.scoring.samples import RunVerdicts, restore_rounds
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.task import Task
 from treegen.runs import RunDir
@@ -49,6 +66,7 @@ class EvaluationResult:
     results: the content of results.json. report: its metrics; None if nothing is scored.
     missing: the number of samples that were not drawn. complaint: a sentence on samples without a
     score; None if all are scored. again: how to continue. judged_by: as in `EvalSettings`.
+    verdicts: the verdicts on the samples; None if they are not scored, or are programs.
     """
 
     path: Path
@@ -58,12 +76,19 @@ class EvaluationResult:
     complaint: str | None
     again: str
     judged_by: Mapping[str, Any] | None = None
+    verdicts: RunVerdicts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Work(RunWork[Job, RunDir, EvaluationResult]):
-    """A task and its open run. judging: scores its programs, if they may run."""
+    """A task and its open run.
 
+    prepared: the job with the plan of its prompts; None for a complete run.
+    verdicts: as in `EvaluationResult`. judging: scores its programs, if they may run.
+    """
+
+    prepared: PreparedJob | None
+    verdicts: RunVerdicts | None
     judging: ProgramScoring | None
 
     @property
@@ -71,25 +96,32 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
         return self.job.task.name
 
     def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
-        return sample(self.job, self.run, llm, stop=stop, judging=self.judging)
+        prepared = self.prepared or prepare_job(self.job, llm.facts)
+        return sample(
+            prepared, self.run, llm, stop=stop, judging=self.judging, verdicts=self.verdicts
+        )
 
     def end(self, listener: Listener) -> None:
         if self.judging:
             finish_program_scoring(self.job, self.run, self.judging, listener)
 
     def save_result(self, again: str) -> EvaluationResult:
-        results, report = write_results(self.job, self.run, self.judging)
-        missing, unscored = (
+        results, report = write_results(self.job, self.run, self.judging, self.verdicts)
+        return EvaluationResult(
+            self.run.path,
+            results,
+            report,
             max(self.run.missing, 0),
             describe_unscored(self.job, self.run, self.judging),
+            again,
+            self.job.settings.judged_by,
+            self.verdicts,
         )
-        judged_by = self.job.settings.judged_by
-        return EvaluationResult(self.run.path, results, report, missing, unscored, again, judged_by)
 
 
 def evaluate_all(
     tasks: Sequence[str | Task],
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     models: ModelLoader,
     listener: Listener,
     *,
@@ -106,7 +138,7 @@ def evaluate_all(
 
     Args:
         tasks: Tasks or their names.
-        asked: The user's choices, by the names of settings.
+        choices: The user's choices, by the names of settings.
         models: Loads the models, or holds one that is loaded.
         listener: Receives messages and progress.
         output: The run's directory, or the parent of several; None for a new one in runs/.
@@ -120,14 +152,14 @@ def evaluate_all(
     Returns:
         The result of each evaluation.
     """
-    choices = models.choices(dict(asked))
-    targets = destinations(tasks, choices, output, resume)
-    check_no_unused(asked, [target.settings for target in targets])
+    all_choices = models.choices(dict(choices))
+    targets = destinations(tasks, all_choices, output, resume)
+    check_no_unused(choices, [target.settings for target in targets])
     announce_demo_model(
-        choices, [target.settings for target in targets if not target.resume], listener
+        all_choices, [target.settings for target in targets if not target.resume], listener
     )
     check_execution_options([get_task(target.settings.task) for target in targets], execution)
-    if check_judges is not None and "judged_by" not in asked:
+    if check_judges is not None and "judged_by" not in choices:
         for target in targets:
             if target.settings.judged_by is not None:
                 check_judges(target.settings.judged_by)
@@ -136,29 +168,130 @@ def evaluate_all(
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
     whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
-    def check(job: Job, facts: "ModelInfo") -> None:
-        if not any(job is other for other, _ in whole):
-            plan_job(job, facts)
+    def prepare(job: Job, facts: "ModelInfo") -> PreparedJob | None:
+        is_whole = any(job is other for other, _ in whole)
+        prepared = None if is_whole else prepare_job(job, facts)
         hint = advice(job.settings.sampling, facts.spec)
         if hint and not is_multiple_choice(job.data) and any(job is other for other in fresh):
             listener.tell(hint)
         if show_prompts:
-            listener.show_prompt(first_prompt(job, facts))
+            fitted = prepared.job if prepared else fit_job(job, facts).job
+            listener.show_prompt(first_prompt(fitted, facts))
+        return prepared
 
     def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
         items = []
-        for job, run in zip(jobs, runs, strict=True):
-            restore_rounds(job, run)
+        for job, prepared_job, run in zip(jobs, prepared, runs, strict=True):
+            verdicts = None
+            if job.settings.score and as_code_execution_task(job.task) is None:
+                verdicts = RunVerdicts(job, cache_all=True)
+            restore_rounds(job, run, verdicts)
             if run.missing <= 0:
                 keep_job_images(job, run)
             judging = start_program_scoring(job, run, execution, listener)
             if judging:
                 stack.callback(judging.close)
-            items.append(_Work(job, run, judging=judging))
+            items.append(_Work(job, run, prepared_job, verdicts, judging))
         return items, ()
 
     # Showing a prompt needs the tokenizer.
-    wanted = prepare_runs(jobs, models, listener, check, () if show_prompts else whole)
+    wanted, prepared = prepare_runs(jobs, models, listener, prepare, () if show_prompts else whole)
     settings = [target.settings for target in targets]
     again = listener.resume_command(resume or output or targets[0].path, settings)
     return execute_runs(RunDir, targets, wanted, work, models, listener, again, unit="samples")
+
+
+def plan_tasks(
+    tasks: Sequence[str],
+    choices: Mapping[str, Any],
+    listener: Listener,
+    *,
+    show_prompts: bool = False,
+) -> Iterator[PreparedJob]:
+    """Yield the prepared job of each task's run.
+
+    Args:
+        tasks: Names of tasks.
+        choices: The user's choices, by the names of settings.
+        listener: Receives notices.
+        show_prompts: Whether the listener also gets the first prompt of each task.
+
+    Raises:
+        InputError: There is no task, or a choice cannot be used.
+        TreegenError: The data, the model's configuration or the plan is in error.
+    """
+    if not tasks:
+        raise InputError("no task is given; `treegen tasks` lists them")
+    jobs = [
+        load_job(resolve_eval_settings(demo.fill_defaults({**choices, "task": task})))
+        for task in tasks
+    ]
+    check_no_unused(choices, [job.settings for job in jobs])
+    announce_demo_model(choices, [job.settings for job in jobs], listener)
+    for job in jobs:
+        tell_skipped(job, listener)
+        facts = load_model_facts(job.settings.engine)
+        prepared = prepare_job(job, facts)
+        if show_prompts:
+            listener.show_prompt(first_prompt(prepared.job, facts))
+        yield prepared
+
+
+def evaluate_adapters(
+    adapters: Sequence[str],
+    tasks: Sequence[str | Task],
+    choices: Mapping[str, Any],
+    models: ModelLoader,
+    listener: Listener,
+    *,
+    output: str | None = None,
+    resume: str | None = None,
+    **how: Any,
+) -> list[list[EvaluationResult]]:
+    """Run evaluations with each adapter in a folder of its name; the weights are read once.
+
+    Args:
+        adapters: Directories of adapters.
+        tasks: Tasks or their names.
+        choices: As for `evaluate_all`, without an adapter.
+        models: Loads the models.
+        listener: Receives messages and progress.
+        output: The parent directory; None for a new one in runs/.
+        resume: A parent directory whose runs are resumed, and started where there are none; ""
+            means `output`.
+        how: Further arguments of `evaluate_all`.
+
+    Raises:
+        InputError: two adapters have the same name, or a directory is taken.
+        ModelError: an adapter cannot be used. Nothing is drawn then.
+    """
+    from treegen.model.checkpoint.adapter import find_adapter
+    from treegen.model.weights import share_base_weights
+
+    if models.llm is not None or models.on_workers:
+        raise InputError("several adapters need a model that this process loads; run them apart")
+    if "adapter" in choices:
+        raise InputError("the adapter is given twice; leave it out of --model-args")
+    model = Path(str(choices.get("model", demo.NAME))).name
+    whole = named_path(output, resume) or new_path("adapters", model)
+    folders = [file_name(Path(adapter).name) for adapter in adapters]
+    if len({*folders}) < len(folders):
+        raise InputError(
+            f"two adapters have the same name: {', '.join(folders)}; rename a directory, or run "
+            "them apart"
+        )
+    if is_run(whole):
+        raise InputError(f"{whole} is one run; give the directory of the adapters' runs")
+    for adapter, folder in zip(adapters, folders, strict=True):
+        find_adapter(adapter)
+        if resume is None and (whole / folder).exists():
+            raise InputError(f"{whole / folder} exists already; continue by --resume {whole}")
+    results = []
+    with share_base_weights():
+        for adapter, folder in zip(adapters, folders, strict=True):
+            all_choices = {**choices, "adapter": adapter}
+            path, again = str(whole / folder), None if resume is None else ""
+            results.append(
+                evaluate_all(tasks, all_choices, models, listener, output=path, resume=again, **how)
+            )
+    return results

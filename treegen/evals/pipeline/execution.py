@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -19,7 +19,6 @@ from treegen.evals.model import (
     resolve_precision,
     weights_fingerprint,
 )
-from treegen.evals.pipeline.cleanup import all_new, discard_on_error
 from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 _Job = TypeVar("_Job", bound="AnyJob")
 _Run = TypeVar("_Run", bound=RunDir)
 _Done = TypeVar("_Done")
+_Prepared = TypeVar("_Prepared")
 Before = Sequence[Callable[[], object]]
 _SHOWN = 5
 # Options that the fingerprint of the weights implies, or that were chosen for the loaded model.
@@ -78,12 +78,12 @@ class RunWork(ABC, Generic[_Job, _Run, _Done]):
 class ModelLoader(Closeable):
     """The model of each run: one that is already loaded, or one loaded at a time by name.
 
-    given: a loaded model; it is used for all runs, and stays open. places: the placement of workers
+    llm: a loaded model; it is used for all runs, and stays open. places: the placement of workers
     that load models. stays: whether a model stays loaded after its runs; the code that sets it must
     then close the model.
     """
 
-    given: "BaseLLM | None" = None
+    llm: "BaseLLM | None" = None
     places: "Placement | None" = None
     stays: bool = False
     _loaded: "BaseLLM | None" = field(default=None, init=False)
@@ -94,36 +94,36 @@ class ModelLoader(Closeable):
         """Whether samples are drawn in other processes."""
         from treegen.llm import LLM
 
-        if self.given is not None:
-            return not isinstance(self.given, LLM)
+        if self.llm is not None:
+            return not isinstance(self.llm, LLM)
         return self.places is not None
 
-    def choices(self, asked: "dict[str, Any]") -> dict[str, Any]:
+    def choices(self, chosen: "dict[str, Any]") -> dict[str, Any]:
         """Return a user's choices together with the engine options of the loaded model."""
-        if self.given is None:
-            return asked
-        engine = self.given.facts.engine
+        if self.llm is None:
+            return chosen
+        engine = self.llm.facts.engine
         if callable(engine.speculate):  # a function changes no sample, and cannot be stored
             engine = replace(engine, speculate=None, draft_tokens=None)
         options = asdict(engine)
         for name in options:
-            if name in asked:
+            if name in chosen:
                 raise InputError(
                     f"{name}= is for loading a model, and this one is loaded; leave it out"
                 )
-        return {**asked, **options}
+        return {**chosen, **options}
 
     def facts(self, engine: EngineOptions) -> "ModelInfo":
         """Return a model's facts before it is loaded; raise if the machine cannot load it."""
-        if self.given is not None:
-            return self.given.facts
+        if self.llm is not None:
+            return self.llm.facts
         facts = load_model_facts(engine, self.places)
         check_machine(engine, self.places)
         return facts
 
     def settings(self, job: "AnyJob", facts: "ModelInfo | ModelPrecision") -> "RunSettings":
         """Return the settings that a job's run stores when it starts."""
-        engine, loaded = job.settings.engine, self.given
+        engine, loaded = job.settings.engine, self.llm
         return run_settings(
             job,
             dtype=facts.dtype,
@@ -142,8 +142,8 @@ class ModelLoader(Closeable):
                 is read: not even torch is imported. With None the model's precision is resolved.
         """
         engine = job.settings.engine
-        if self.given is not None:
-            return self.settings(job, self.given.facts)
+        if self.llm is not None:
+            return self.settings(job, self.llm.facts)
         if info is None:
             return self.settings(job, resolve_precision(engine, self.places))
         model = info.identity["model"]
@@ -165,8 +165,8 @@ class ModelLoader(Closeable):
             listener: Receives a message if a model is loaded.
             before: Functions that workers call before they load the model.
         """
-        if self.given is not None:
-            return self.given
+        if self.llm is not None:
+            return self.llm
         engine = item.job.settings.engine
         if self._loaded is None or self._options != engine:
             self.close()  # frees its memory before the next model is loaded
@@ -182,7 +182,7 @@ class ModelLoader(Closeable):
 
         Its dtypes may differ from the options, because they were chosen for this very model.
         """
-        llm = self.given if self.given is not None else self._loaded
+        llm = self.llm if self.llm is not None else self._loaded
         if llm is None or self.on_workers or llm.fingerprint != fingerprint:
             return None
         loaded = llm.facts.engine if self._options is None else self._options
@@ -212,17 +212,17 @@ def _format_places(places: "Placement") -> str:
 
 
 def announce_demo_model(
-    asked: Mapping[str, Any], settings: Sequence[BaseSettings], listener: Listener
+    choices: Mapping[str, Any], settings: Sequence[BaseSettings], listener: Listener
 ) -> None:
     """Tell the listener that the bundled model is used, if the user named none.
 
     Args:
-        asked: The user's choices, by name.
+        choices: The user's choices, by name.
         settings: The settings of all runs.
         listener: Receives the message.
     """
-    if "model" not in asked and any(s.engine.model == demo.NAME for s in settings):
-        listener.tell(demo.MODEL_NOTICE if "data" in asked else demo.NOTICE)
+    if "model" not in choices and any(s.engine.model == demo.NAME for s in settings):
+        listener.tell(demo.MODEL_NOTICE if "data" in choices else demo.NOTICE)
 
 
 def tell_skipped(job: "AnyJob", listener: Listener) -> None:
@@ -238,33 +238,34 @@ def prepare_runs(
     jobs: "Sequence[_Job]",
     models: ModelLoader,
     listener: Listener,
-    check: "Callable[[_Job, ModelInfo], object]",
+    prepare: "Callable[[_Job, ModelInfo], _Prepared | None]",
     whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
-) -> "list[RunSettings]":
-    """Check everything that can be checked without weights.
+) -> "tuple[list[RunSettings], list[_Prepared | None]]":
+    """Check and prepare everything that needs no weights.
 
     Args:
         jobs: The jobs of the runs.
         models: Loads the models, or holds one that is loaded.
         listener: Receives notices about skipped data.
-        check: Checks a job with the facts about its model.
-        whole: Jobs of complete runs, which are not checked. Each comes with the run's stored
+        prepare: Checks a job with the facts about its model, and prepares it.
+        whole: Jobs of complete runs, which are not prepared. Each comes with the run's stored
             content of run.json, or None if the user changes an option of the model.
 
     Returns:
-        The settings of each run.
+        The settings of each run, and each prepared job; None for a complete run.
     """
-    settings = []
+    settings, prepared = [], list["_Prepared | None"]()
     for job in jobs:
         tell_skipped(job, listener)
-        known = [info for other, info in whole if other is job]
-        if known:
-            settings.append(models.settings_of_complete(job, known[0]))
+        infos = [info for other, info in whole if other is job]
+        if infos:
+            settings.append(models.settings_of_complete(job, infos[0]))
+            prepared.append(None)
             continue
         facts = models.facts(job.settings.engine)
-        check(job, facts)
+        prepared.append(prepare(job, facts))
         settings.append(models.settings(job, facts))
-    return settings
+    return settings, prepared
 
 
 def execute_runs(
@@ -359,3 +360,27 @@ def _fill(
             if all_new(runs):
                 raise  # there is nothing to continue
             raise type(error)(f"{error}; {kept()}") from error
+
+
+@contextmanager
+def discard_on_error(
+    runs: "Sequence[RunDir]", *, but: type[Exception] | None = None
+) -> Iterator[None]:
+    """Remove the runs on an error if all of them are new, so that the same call can be repeated.
+
+    Args:
+        runs: The open runs.
+        but: An error after which the runs are kept, to be resumed. Interrupts always keep them.
+    """
+    try:
+        yield
+    except Exception as error:
+        if all_new(runs) and not (but and isinstance(error, but)):
+            for run in reversed(runs):
+                run.discard()
+        raise
+
+
+def all_new(runs: "Sequence[RunDir]") -> bool:
+    """Return whether all runs were created by this call and have no record yet."""
+    return all(run.is_new for run in runs)

@@ -39,10 +39,10 @@ def make_execution_options(
         InputError: the sandbox is not known, or an option has no effect.
     """
     options = {"sandbox": sandbox, "num_workers": num_workers}
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     if not allow_code_execution:
-        if given or anew:
-            name = next(iter(given), "rejudge")
+        if chosen or anew:
+            name = next(iter(chosen), "rejudge")
             raise InputError(
                 f"{name}= is of no use without allow_code_execution=True; give that too"
             )

@@ -1,12 +1,14 @@
 """Score a finished run's samples again: by its task, by a verifier, or by its model's picks."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treegen.errors import RunError, RunInUseError
+from treegen.errors import InputError, RunError, RunInUseError
 from treegen.evals.config.verifier_settings import DEFAULTS
 from treegen.evals.identity import load_stored_job
 from treegen.evals.model import load_llm
@@ -20,27 +22,29 @@ from treegen.evals.pipeline.program_scoring import (
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.scoring.results import build_results
 from treegen.evals.scoring.universal_self_consistency import pick_samples, questions_of
-from treegen.evals.scoring.verifier_scores import score_with_verifier
-from treegen.runs import RunDir
+from treegen.evals.scoring.vote_tables import SCORES
+from treegen.evals.thinking import get_answer_text
+from treegen.runs import RunDir, open_for_append
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
+    from treegen.model.scorers.verifier import Verifier
 
 
 @contextmanager
 def _open_run(
-    path: Path, asked: Mapping[str, Any], listener: Listener
-) -> Iterator[tuple[RunDir, "Job"]]:
+    path: Path, choices: Mapping[str, Any], listener: Listener
+) -> Iterator[tuple[RunDir, Job]]:
     """Open a run and load its job. asked: as for `load_stored_job`."""
     with RunDir.open(path) as run:
         for line in run.notices:
             listener.warn(line)
-        yield run, load_stored_job(asked, run)
+        yield run, load_stored_job(choices, run)
 
 
 def rescore_run(
     path: Path,
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     listener: Listener,
     execution: ExecutionOptions | None = None,
 ) -> EvaluationResult:
@@ -48,7 +52,7 @@ def rescore_run(
 
     Args:
         path: The run directory.
-        asked: Where the problems are, and settings that have changed, by their names.
+        choices: Where the problems are, and settings that have changed, by their names.
         listener: Receives messages and progress.
         execution: Permission to run programs that the model wrote.
 
@@ -56,7 +60,7 @@ def rescore_run(
         RunError: there is no run, or it is damaged.
         InputError: the problems are not those of the run, or programs would have to run.
     """
-    with _open_run(path, asked, listener) as (run, job), ExitStack() as stack:
+    with _open_run(path, choices, listener) as (run, job), ExitStack() as stack:
         check_execution_options([job.task], execution)
         judging = rescore_programs(job, run, execution, listener)
         if judging:
@@ -72,7 +76,7 @@ def rescore_run(
 
 def score_run_with_verifier(
     path: Path,
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     listener: Listener,
     follow: Follow,
     verifier: str,
@@ -83,7 +87,7 @@ def score_run_with_verifier(
 
     Args:
         path: The run directory.
-        asked: Options for opening the run, as for `load_stored_job`.
+        choices: Options for opening the run, as for `load_stored_job`.
         listener: Receives messages.
         follow: Consumes the steps and shows progress.
         verifier: The verifier's directory or name.
@@ -99,7 +103,7 @@ def score_run_with_verifier(
     from treegen.search.verifier import load_verifier
 
     settings = {**DEFAULTS, **settings}
-    with _open_run(path, asked, listener) as (run, job):
+    with _open_run(path, choices, listener) as (run, job):
         listener.tell(f"loading {verifier}")
         judge = load_verifier(verifier, **how, **settings)
         by = {"verifier": verifier, **settings, "tokens": list(settings["tokens"])}
@@ -111,7 +115,7 @@ def score_run_with_verifier(
 
 def pick_run_samples(
     path: Path,
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     listener: Listener,
     follow: Follow,
     *,
@@ -122,7 +126,7 @@ def pick_run_samples(
 
     Args:
         path: The run directory.
-        asked: Options for opening the run, as for `load_stored_job`.
+        choices: Options for opening the run, as for `load_stored_job`.
         listener: Receives messages.
         follow: Consumes the steps and shows progress.
         most: Show the model at most this many samples, from the first; None shows all.
@@ -135,7 +139,7 @@ def pick_run_samples(
         RunError: picks are missing.
         As `pick_samples` and the loading of the model.
     """
-    with _open_run(path, asked, listener) as (run, job):
+    with _open_run(path, choices, listener) as (run, job):
         questions_of(job, run, most)  # raises before a model is loaded if a question is impossible
         engine = replace(job.settings.engine, trust_remote_code=trust_remote_code)
         listener.loading(engine.model)
@@ -146,3 +150,60 @@ def pick_run_samples(
         if done < planned:
             raise RunError(f"{planned - done:,} picks are missing; give the command again")
         return done
+
+
+_AT_ONCE = 256  # samples of a batch; `stop` is polled between batches
+
+
+def score_with_verifier(
+    job: Job,
+    run: RunDir,
+    verifier: Verifier,
+    by: dict[str, Any],
+    *,
+    stop: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[int, int]]:
+    """Score every sample without a score, and store the scores.
+
+    The verifier scores the answer of a sample, without its reasoning. Each line also has the value
+    of each step.
+
+    Args:
+        job: The job of the run.
+        run: The run, open for reading.
+        verifier: The verifier.
+        by: Identifies the verifier. The file must have no scores by another one, or by the user.
+        stop: Polled before each batch; once it returns a true value, the iteration ends.
+
+    Yields:
+        (scored samples, all samples) after every batch.
+
+    Raises:
+        InputError: the file has scores by something else, or a text is too long for the verifier.
+        RunError: the scores cannot be written.
+    """
+    questions = {problem.id: problem.question for problem in job.data.problems}
+    records = [(r["problem_id"], r["sample_index"], get_answer_text(r)) for r in run.records()]
+    path = run.path / SCORES
+    with open_for_append(path, "scores.lock") as file:
+        if any(row.get("by") != by for row in file.records()):
+            raise InputError(f"{path} has scores by something else; move it away to score anew")
+        left = [record for record in records if record[:2] not in file.keys]
+        yield len(records) - len(left), len(records)
+        for start in range(0, len(left), _AT_ONCE):
+            if stop():
+                return
+            part = left[start : start + _AT_ONCE]
+            values = verifier.values([(questions[key], text) for key, _, text in part])
+            for (problem_id, index, _), steps in zip(part, values, strict=True):
+                score = verifier.reduce_steps(steps)
+                file.append(
+                    {
+                        "problem_id": problem_id,
+                        "sample_index": index,
+                        "score": score,
+                        "steps": steps,
+                        "by": by,
+                    }
+                )
+            yield len(records) - len(left) + start + len(part), len(records)

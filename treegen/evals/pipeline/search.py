@@ -23,7 +23,6 @@ from treegen.evals.pipeline.targets import search_destinations
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import (
     SearchJob,
-    check_memory,
     check_prompts_fit,
     check_reward,
     load_search_job,
@@ -88,7 +87,7 @@ class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
 
 def search_all(
     methods: Sequence[str],
-    asked: Mapping[str, Any],
+    choices: Mapping[str, Any],
     models: ModelLoader,
     listener: Listener,
     *,
@@ -100,7 +99,7 @@ def search_all(
 
     Args:
         methods: Names of methods; if empty, the task's default.
-        asked: The user's choices, by the names of settings.
+        choices: The user's choices, by the names of settings.
         models: Loads the models, or holds one that is loaded.
         listener: Receives messages and progress.
         output: As for `treegen.evals.pipeline.evaluation.evaluate_all`.
@@ -113,16 +112,16 @@ def search_all(
     Raises:
         InputError: the methods would not have the same problems and the same budget.
     """
-    shared = _shared_arguments(dict(asked), methods)
-    choices = models.choices(shared)
-    targets = search_destinations(methods, choices, output, resume, compare=compare)
-    check_no_unused(asked, [target.settings for target in targets])
+    shared = _shared_arguments(dict(choices), methods)
+    all_choices = models.choices(shared)
+    targets = search_destinations(methods, all_choices, output, resume, compare=compare)
+    check_no_unused(choices, [target.settings for target in targets])
     announce_demo_model(
-        choices, [target.settings for target in targets if not target.resume], listener
+        all_choices, [target.settings for target in targets if not target.resume], listener
     )
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
-    wanted = prepare_runs(jobs, models, listener, _check)
+    wanted, _ = prepare_runs(jobs, models, listener, _check)
     folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
     again = listener.resume_command(resume or folder, [target.settings for target in targets])
 
@@ -146,23 +145,23 @@ def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[lis
     return [_Work(i.job, i.run, functions.get(i.job.settings.evaluate)) for i in work], []
 
 
-def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:
+def _shared_arguments(choices: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:
     """Add the names of all methods' arguments if there are several methods.
 
     Raises:
         InputError: no method knows an argument that was given.
     """
-    check_choices({"arguments": given.get("arguments") or {}}, SearchSettings)
-    if not given.get("arguments"):
-        return given
-    known = sorted({argument.name for name in methods for argument in find_method(name).arguments})
-    for name in given["arguments"]:
-        if name not in known and name in EngineOptions.__dataclass_fields__:
+    check_choices({"arguments": choices.get("arguments") or {}}, SearchSettings)
+    if not choices.get("arguments"):
+        return choices
+    names = sorted({argument.name for name in methods for argument in find_method(name).arguments})
+    for name in choices["arguments"]:
+        if name not in names and name in EngineOptions.__dataclass_fields__:
             raise InputError(f"no method has an argument {name!r}; the model's is {name}=")
-        if name not in known and len(methods) > 1:
-            hint = did_you_mean(name, known) or f"; they have {', '.join(known)}"
+        if name not in names and len(methods) > 1:
+            hint = did_you_mean(name, names) or f"; they have {', '.join(names)}"
             raise InputError(f"none of the methods has an argument {name!r}{hint}")
-    return {**given, "also_arguments": tuple(known)} if len(methods) > 1 else given
+    return {**choices, "also_arguments": tuple(names)} if len(methods) > 1 else choices
 
 
 def _check_alike(jobs: "list[SearchJob]") -> None:
@@ -178,18 +177,17 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
 
 def _check(job: SearchJob, facts: "ModelInfo") -> None:
     check_prompts_fit(job, facts)
-    check_memory(job, facts)
     check_reward(job.settings)
 
 
-def lacking(found: Sequence[SearchRunResult]) -> list[str]:
+def lacking(results: Sequence[SearchRunResult]) -> list[str]:
     """Return a sentence on the searches that are missing, if there are some."""
-    missing = sum(result.missing for result in found)
+    missing = sum(result.missing for result in results)
     if not missing:
         return []
     message = f"{missing:,} problems were not searched"
-    if errors := [error for result in found for error in result.no_room]:
+    if errors := [error for result in results for error in result.no_room]:
         message += (
             f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger memory="
         )
-    return [f"{message}; {found[0].again}"]
+    return [f"{message}; {results[0].again}"]

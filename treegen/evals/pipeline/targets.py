@@ -57,37 +57,37 @@ class _Kind(Generic[_Settings]):
     settle: Callable[..., _Settings]
     stored: Callable[..., dict[str, Any]]
 
-    def begin(self, given: Mapping[str, Any], name: str | Task | None = None) -> _Settings:
+    def begin(self, choices: Mapping[str, Any], name: str | Task | None = None) -> _Settings:
         """Return the settings of a new run. name: its task or method, if there are several."""
-        given = given if name is None else {**given, self.by: name}
-        return self.settle(demo.fill_defaults(given, search=self.by == "method"))
+        choices = choices if name is None else {**choices, self.by: name}
+        return self.settle(demo.fill_defaults(choices, search=self.by == "method"))
 
     def resolve_resumed(
-        self, path: Path, given: Mapping[str, Any], *name: str | Task
+        self, path: Path, choices: Mapping[str, Any], *name: str | Task
     ) -> RunTarget[_Settings]:
         """Return the target that resumes the run in a directory."""
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
             whole = run.missing <= 0
-            info = None if given.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
-        choices = {**given, **({self.by: name[0]} if name else {})}
-        if "task" in choices:
+            info = None if choices.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
+        all_choices = {**choices, **({self.by: name[0]} if name else {})}
+        if "task" in all_choices:
             task = identity["task"]["name"]
-            if get_task(choices["task"]).name != task:
-                message = f"{path} is a run of {task}, not of {get_task_name(choices['task'])}"
+            if get_task(all_choices["task"]).name != task:
+                message = f"{path} is a run of {task}, not of {get_task_name(all_choices['task'])}"
                 raise InputError(f"{message}; name another directory, or leave the task out")
-        settings = self.settle(choices, {**stored, "kept": path})
+        settings = self.settle(all_choices, {**stored, "kept": path})
         return RunTarget(settings, path, True, whole, info)
 
     def among(
-        self, path: Path, names: Sequence[str | Task], given: Mapping[str, Any], *, must: bool
+        self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool
     ) -> list[RunTarget[_Settings]]:
         """Return the targets below a directory of several runs: those to resume or start.
 
         Args:
             path: The directory of the runs.
             names: The tasks or methods to run; if empty, all runs in the directory are resumed.
-            given: The user's choices, by name.
+            choices: The user's choices, by name.
             must: Whether to raise RunError if there are no runs; otherwise the list is empty.
         """
         below = sorted(path.glob("*")) if os.path.isdir(path) else []
@@ -95,20 +95,20 @@ class _Kind(Generic[_Settings]):
         if not existing and must:
             self.directory.open(path)  # raises RunError with the reason
         if not existing or not names:
-            return [self.resolve_resumed(sub, given) for sub in existing.values()]
+            return [self.resolve_resumed(sub, choices) for sub in existing.values()]
         targets = []
         for name in names:
             folder = self.folder(name)
             if folder in existing:
-                targets.append(self.resolve_resumed(existing[folder], given, name))
+                targets.append(self.resolve_resumed(existing[folder], choices, name))
             else:
-                targets.append(RunTarget(self.begin(given, name), path / folder, False))
+                targets.append(RunTarget(self.begin(choices, name), path / folder, False))
         return targets
 
 
 def destinations(
     tasks: Sequence[str | Task],
-    given: Mapping[str, Any],
+    choices: Mapping[str, Any],
     output: str | None,
     resume: str | None,
 ) -> list[RunTarget[EvalSettings]]:
@@ -116,7 +116,7 @@ def destinations(
 
     Args:
         tasks: Tasks or their names.
-        given: The user's choices, by name.
+        choices: The user's choices, by name.
         output: The run's directory, or the parent of several; None for a new one in runs/.
         resume: A run to resume, or a directory of runs of several tasks. With "" the existing runs
             in `output` are resumed, and the others started.
@@ -128,11 +128,11 @@ def destinations(
                 raise InputError(
                     f"{path} is the run of one task, but {len(tasks)} are named; name one"
                 )
-            return [_EVAL.resolve_resumed(path, given, *tasks)]
-        if targets := _EVAL.among(path, tasks, given, must=bool(resume)):
+            return [_EVAL.resolve_resumed(path, choices, *tasks)]
+        if targets := _EVAL.among(path, tasks, choices, must=bool(resume)):
             return targets
-    settings = [_EVAL.begin(given, task) for task in tasks] or [
-        eval_settings.resolve_eval_settings(given)
+    settings = [_EVAL.begin(choices, task) for task in tasks] or [
+        eval_settings.resolve_eval_settings(choices)
     ]
     names = [_task_folder(s.task) for s in settings]
     if path is None:
@@ -147,7 +147,7 @@ def destinations(
 
 def search_destinations(
     methods: Sequence[str],
-    given: Mapping[str, Any],
+    choices: Mapping[str, Any],
     output: str | None,
     resume: str | None,
     *,
@@ -157,7 +157,7 @@ def search_destinations(
 
     Args:
         methods: Names of methods; if empty, the task's default.
-        given: The user's choices, by name.
+        choices: The user's choices, by name.
         output: The run's directory, or the parent of several; None for a new one in runs/.
         resume: A run to resume, or a directory of runs that are compared. With "" the existing runs
             in `output` are resumed, and the others started.
@@ -168,10 +168,10 @@ def search_destinations(
         if is_run(path):
             if compare:
                 raise InputError(f"{path} is the run of one method; compare= needs another path")
-            return [_SEARCH.resolve_resumed(path, given, *methods)]
-        if targets := _SEARCH.among(path, methods, given, must=bool(resume)):
+            return [_SEARCH.resolve_resumed(path, choices, *methods)]
+        if targets := _SEARCH.among(path, methods, choices, must=bool(resume)):
             return targets
-    settings = [_SEARCH.begin(given, method) for method in methods] or [_SEARCH.begin(given)]
+    settings = [_SEARCH.begin(choices, method) for method in methods] or [_SEARCH.begin(choices)]
     if path is None:
         task, model = get_task(settings[0].task).name, Path(settings[0].engine.model).name
         path = new_path(task, "compare" if compare else settings[0].method, model)

@@ -3,12 +3,10 @@
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from treegen.common.outputs import LevelRows, WorkerStatus
-from treegen.evals.job import Job
 from treegen.evals.statistics.estimators import Estimate, estimate
-from treegen.evals.task_calls import score_record
 
 # Seconds between updates of values that are too slow to compute in every step: intervals, and rows
 # by level.
@@ -147,21 +145,3 @@ class UpdateTimer:
             return False
         self._due = time.monotonic() + GLANCE
         return True
-
-
-class ScoringAccuracyCounter(AccuracyCounter):
-    """Scores stored samples by the task's first filter, and counts the right ones."""
-
-    def __init__(self, job: Job) -> None:
-        """Start without verdicts."""
-        super().__init__()
-        self._job = job
-        self._problems = {problem.id: problem for problem in job.data.problems}
-
-    def add(self, record: dict[str, Any]) -> str | None:
-        """Score and count a stored sample, and return its answer; None if it is not readable."""
-        problem_id = record["problem_id"]
-        verdicts = score_record(self._job.task, self._problems[problem_id], record)
-        first = verdicts[self._job.task.filters[0]]
-        self.count(problem_id, first.correct)
-        return first.answer

@@ -33,8 +33,8 @@ class ExecutionOptions:
 
     def __post_init__(self) -> None:
         if self.sandbox not in SANDBOXES:
-            known = ", ".join(SANDBOXES)
-            raise InputError(f"sandbox must be one of {known}, got {self.sandbox!r}")
+            names = ", ".join(SANDBOXES)
+            raise InputError(f"sandbox must be one of {names}, got {self.sandbox!r}")
         if self.num_workers is not None and self.num_workers < 1:
             raise InputError(f"num_workers must be at least 1, got {self.num_workers}")
 

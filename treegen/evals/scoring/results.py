@@ -9,8 +9,8 @@ from treegen.evals.job import AnyJob, Job
 from treegen.evals.progress.usage import load_attempts, sum_usage
 from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
 from treegen.evals.scoring.samples import (
+    RunVerdicts,
     aggregate,
-    build_sample_score,
     restore_rounds,
     rounds_of,
     score_samples,
@@ -18,12 +18,15 @@ from treegen.evals.scoring.samples import (
 from treegen.evals.scoring.vote_tables import VoteInputs
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.thinking import ThinkingTokens
-from treegen.evals.verdict import SampleScore, Verdict
+from treegen.evals.verdict import SampleScore
 from treegen.runs import RunDir
 
 
 def write_results(
-    job: Job, run: RunDir, judging: ProgramScoring | None = None
+    job: Job,
+    run: RunDir,
+    judging: ProgramScoring | None = None,
+    verdicts: RunVerdicts | None = None,
 ) -> tuple[dict[str, Any], Report | None]:
     """Write results.json from the samples of a run.
 
@@ -31,18 +34,24 @@ def write_results(
         job: The job of the run.
         run: The run.
         judging: The verdicts on programs; None if samples are not programs, or not scored.
+        verdicts: The verdicts that are known.
 
     Returns:
         The content of results.json and the report, as from `build_results`.
     """
-    results, report = build_results(job, run, judging)
+    results, report = build_results(job, run, judging, verdicts)
     run.write_results(results)
     return results, report
 
 
 @pause_gc()
 def build_results(
-    job: Job, run: RunDir, judging: ProgramScoring | None = None, *, anew: bool = False
+    job: Job,
+    run: RunDir,
+    judging: ProgramScoring | None = None,
+    verdicts: RunVerdicts | None = None,
+    *,
+    anew: bool = False,
 ) -> tuple[dict[str, Any], Report | None]:
     """Return the content of results.json for the samples of a run, and the report.
 
@@ -52,25 +61,22 @@ def build_results(
         job: The job of the run.
         run: The run, open for reading.
         judging: The verdicts on programs; None if samples are not programs, or not scored.
+        verdicts: The verdicts that are known.
         anew: Whether to score all samples, including those with cached verdicts.
     """
     unjudged = as_code_execution_task(job.task) is not None and judging is None
     report = None
     totals = _Totals()
     if job.settings.score and not unjudged:
-        problems = {problem.id: problem for problem in job.data.problems}
-
         scores: list[SampleScore] = []
 
-        def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+        def look(record: dict[str, Any], score: SampleScore | None) -> None:
             totals.add(record)
-            if verdicts is not None:
-                scores.append(
-                    build_sample_score(job, problems[record["problem_id"]], record, verdicts)
-                )
+            if score is not None:
+                scores.append(score)
 
         rounds = rounds_of(job)
-        score_samples(job, run, look, judging=judging, rounds=rounds, anew=anew)
+        score_samples(job, run, look, judging=judging, rounds=rounds, anew=anew, verdicts=verdicts)
         report = aggregate(job, scores, rounds, VoteInputs.of(run.path))
     else:
         rounds = restore_rounds(job, run)

@@ -5,7 +5,7 @@ Nothing here imports torch, because scoring a stored run needs no model.
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -17,11 +17,11 @@ from treegen.evals.answer_types import unify_answers
 from treegen.evals.config.early_stopping import NEVER, Rounds
 from treegen.evals.job import Job
 from treegen.evals.multiple_choice import pick_length_normalized
-from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ProgramScoring
-from treegen.evals.scoring.verdict_cache import VerdictCache
+from treegen.evals.scoring.verdict_cache import VerdictCache, hash_content
 from treegen.evals.scoring.vote_tables import NO_VOTES, VoteInputs, stop_tables, vote_table
 from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.task import Task
 from treegen.evals.task_calls import score_record, wrap_task_method
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
@@ -30,119 +30,292 @@ from treegen.runs import RunDir
 _NO_VERDICTS: Final[Mapping[str, Verdict]] = MappingProxyType({})
 
 
+class RunVerdicts:
+    """The verdicts on the samples of a run; each sample is scored once.
+
+    A stored sample is scored when it is first read, and a new one when it is stored. The verdicts
+    are in the order of the records, and hold for the bytes of these records: a hash of the lines
+    tells whether they still do.
+    """
+
+    def __init__(self, job: Job, *, cache_all: bool = False) -> None:
+        """Start without verdicts.
+
+        Args:
+            job: The job of the run.
+            cache_all: Whether `VerdictCache` also keeps verdicts of small and unfinished runs, so
+                that a run that is resumed scores its new samples only.
+        """
+        self._job, self._cache_all = job, cache_all
+        self._problems = {problem.id: problem for problem in job.data.problems}
+        self._types = job.task.answer_types
+        self._interner = _VerdictInterner()
+        self._digest = hashlib.sha256()  # of the lines of the samples that have verdicts
+        self._verdicts: list[Mapping[str, Verdict] | None] = []  # None: scoring failed
+        self._unified: list[Mapping[str, Verdict]] = []
+        self._of_choices: dict[tuple[str, str], Mapping[str, Verdict]] = {}
+
+    def append(self, run: RunDir, record: dict[str, Any]) -> Mapping[str, Verdict]:
+        """Store a new sample in the run and return its verdicts, as the task gives them.
+
+        Args:
+            run: The run. Its stored samples have been read by `stored`.
+            record: The sample.
+        """
+        run.append(record, self._digest)
+        self._verdicts.append(None)
+        self._verdicts[-1] = verdicts = self._score(record)
+        return verdicts
+
+    def stored(
+        self, run: RunDir, *, anew: bool = False
+    ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict]]]:
+        """Yield every stored sample with its verdicts, as the task gives them.
+
+        Args:
+            run: The run.
+            anew: Whether to score all samples, including those that have verdicts.
+
+        Raises:
+            RunError: a record is damaged, or the file changed while it was read.
+        """
+        earlier, expected = ([], "") if anew else self._earlier_verdicts(run)
+        digest, scored = hashlib.sha256(), list[Mapping[str, Verdict] | None]()
+        for number, record in enumerate(run.records(digest)):
+            verdicts = earlier[number] if number < len(earlier) else None
+            if verdicts is None:
+                verdicts = self._score(record)
+            scored.append(verdicts)
+            yield record, verdicts
+        _check_unchanged(run, digest.hexdigest(), expected)
+        self._digest, self._verdicts = digest, scored
+
+    def unified(
+        self, run: RunDir, *, anew: bool = False
+    ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict], Mapping[str, Verdict]]]:
+        """Yield every stored sample with its verdicts, as the task gives them and as reports do.
+
+        In the latter, equal answers of a problem are equal strings if the task declares answer
+        types. They become so only at the end of the iteration.
+
+        Args:
+            run: The run.
+            anew: As for `stored`.
+
+        Raises:
+            RunError: as for `stored`.
+        """
+        # Early stopping needs answers as the task reads them, which the cache of complete runs does
+        # not have.
+        complete = run.missing <= 0 and not self._job.settings.in_rounds
+        cache = VerdictCache.of(self._job, run, any_run=self._cache_all) if complete else None
+        digest, unified = "", list[Mapping[str, Verdict]]()
+        if not anew and (self._unified or (cache and not cache.is_empty)):
+            digest = run.digest()
+            if self._unified and self._digest.hexdigest() == digest:
+                unified = self._unified
+            elif cache is not None:
+                unified = list(filter(None, cache.read(digest) or ()))
+        if unified:
+            read = hashlib.sha256()
+            for number, record in enumerate(run.records(read)):
+                if number >= len(unified):
+                    break  # the file has changed
+                mine = unified[number]
+                raw = self._verdicts[number] if unified is self._unified else None
+                yield record, raw or mine, mine
+            _check_unchanged(run, read.hexdigest(), digest)
+            return
+        copies: dict[int, tuple[str, dict[str, Verdict]]] = {}
+        for record, verdicts in self.stored(run, anew=anew):
+            mine = verdicts
+            if self._types:  # equal verdicts on samples of a problem are one object
+                copy = copies.setdefault(id(verdicts), (record["problem_id"], dict(verdicts)))
+                mine = copy[1]
+            unified.append(mine)
+            yield record, verdicts, mine
+        if self._types:
+            answers = wrap_task_method(unify_answers, self._job.task.name)(
+                list(copies.values()), self._types
+            )
+            for (_, mine), changed in zip(copies.values(), answers, strict=True):
+                mine.update(changed)
+        self._unified = unified
+        if cache is not None:
+            cache.write(self._digest.hexdigest(), unified)
+
+    def save(self, run: RunDir) -> None:
+        """Cache the verdicts on an unfinished run, for the call that resumes it."""
+        cache = VerdictCache.of(self._job, run, any_run=self._cache_all)
+        if cache is not None and self._verdicts:
+            cache.write(_as_read(self._digest.hexdigest()), self._verdicts)
+
+    def of_length_normalized(
+        self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict]
+    ) -> Mapping[str, Verdict]:
+        """Return the verdicts on the choice with the highest log-probability per character.
+
+        Args:
+            record: The sample; without choices the result is empty.
+            verdicts: The verdicts on the sample, which is the likeliest choice.
+        """
+        if "choice_logprobs" not in record or self._job.data.scored:
+            return _NO_VERDICTS
+        problem, task = self._problems[record["problem_id"]], self._job.task
+        choice = pick_length_normalized(problem, record["choice_logprobs"])
+        if choice == record["text"] and type(task).verdicts is Task.verdicts:
+            return verdicts
+        if (problem.id, choice) not in self._of_choices:
+            self._of_choices[problem.id, choice] = task.score(problem, choice)
+        return self._of_choices[problem.id, choice]
+
+    def is_for(self, job: Job) -> bool:
+        """Return whether the verdicts are those of another job: of the same task and problems."""
+        return job is self._job or hash_content(job) == hash_content(self._job)
+
+    def _score(self, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
+        problem = self._problems[record["problem_id"]]
+        return self._intern(problem.id, score_record(self._job.task, problem, record))
+
+    def _intern(self, problem_id: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
+        # With answer types, equal verdicts are shared within a problem only, because which answers
+        # are equal depends on the other answers of the problem.
+        return self._interner(problem_id if self._types else "", verdicts)
+
+    def _earlier_verdicts(self, run: RunDir) -> tuple[list[Mapping[str, Verdict] | None], str]:
+        """Return the verdicts on the stored samples that are known, and the hash of these samples.
+
+        The hash is empty if there are none.
+        """
+        if self._verdicts:
+            digest = run.digest()
+            is_valid = digest == self._digest.hexdigest()
+            return (self._verdicts, digest) if is_valid else ([], "")
+        cache = VerdictCache.of(self._job, run, any_run=True) if self._cache_all else None
+        if cache is None or cache.is_empty or not run.done:
+            return [], ""
+        digest = run.digest()
+        if (cached := cache.read(_as_read(digest))) is None:
+            return [], ""
+        keys = (problem_id for problem_id, _ in run.done)
+        return [
+            None if verdicts is None else self._intern(problem_id, verdicts)
+            for problem_id, verdicts in zip(keys, cached, strict=True)
+        ], digest
+
+
+def _as_read(digest: str) -> str:
+    """Return the name in the cache of verdicts as the task gives them."""
+    return f"{digest} as read"
+
+
+def _check_unchanged(run: RunDir, digest: str, expected: str) -> None:
+    """Raise RunError if samples are not those that verdicts were found for."""
+    if expected and digest != expected:
+        raise RunError(f"{run.path} was changed while it was read; read it again")
+
+
 def score_samples(
     job: Job,
     run: RunDir,
-    look: Callable[[dict[str, Any], Mapping[str, Verdict] | None], None],
+    look: Callable[[dict[str, Any], SampleScore | None], None],
     *,
     judging: ProgramScoring | None = None,
     rounds: Rounds | None = None,
     anew: bool = False,
+    verdicts: RunVerdicts | None = None,
 ) -> None:
-    """Read every stored sample once, and call `look` with the sample and its verdicts.
+    """Read every stored sample once, and call `look` with the sample and its score.
 
     If the task declares answer types, equal answers of a problem become equal strings in the
-    verdicts only when this function returns. Equal verdicts are one object, which saves memory.
+    scores only when this function returns. Equal verdicts are one object, which saves memory.
 
     Args:
         job: The job of the run.
         run: The run, open for reading.
-        look: Called with each stored sample and its verdicts by filter. The verdicts are None for
-            a program that has none yet.
+        look: Called with each stored sample and its score, which is None for a program that has
+            none yet.
         judging: The verdicts on programs; None if samples are not programs.
         rounds: Early stopping; receives each sample too. None without early stopping.
-        anew: Whether to score all samples, including those with cached verdicts; see
-            `VerdictCache`.
+        anew: Whether to score all samples, including those with cached verdicts.
+        verdicts: The verdicts that are known; by default those that `VerdictCache` has.
 
     Raises:
         RunError: a record is damaged, or the file changed while it was read.
     """
-    problems = {problem.id: problem for problem in job.data.problems}
     headline = job.task.filters[0]
-    types = {} if judging else job.task.answer_types
-    once = _VerdictInterner()
-    # Rounds need answers as the task reads them, before equal answers become equal strings, which
-    # cached verdicts do not have.
-    kept = None if judging or rounds else VerdictCache.of(job, run)
-    digest = run.digest() if kept and not anew and not kept.is_empty else ""
-    known = kept.read(digest) if kept and digest else None
-    read = hashlib.sha256()
-    scored: list[Mapping[str, Verdict]] = []
-    for number, record in enumerate(run.records(read if kept else None)):
-        problem = problems[record["problem_id"]]
-        verdicts: Mapping[str, Verdict] | None
-        if judging:
-            verdicts = judging.verdicts(record)
-        elif known is not None:
-            verdicts = known[number] if number < len(known) else None
-        else:
-            # With answer types, equal verdicts are shared within a problem only, because which
-            # answers are equal depends on the other answers of the problem.
-            verdicts = once(problem.id if types else "", score_record(job.task, problem, record))
-            scored.append(verdicts)
+    problem_ids = {problem.id: problem.id for problem in job.data.problems}
+    if verdicts is None or not verdicts.is_for(job):
+        verdicts = RunVerdicts(job)
+    for record, raw, mine in (
+        verdicts.unified(run, anew=anew) if judging is None else _programs(run, judging)
+    ):
         if rounds is not None:
-            _tell(rounds, record, verdicts.get(headline) if verdicts else None)
-        look(record, verdicts)
+            _tell(rounds, record, raw.get(headline) if raw else None)
+        by_length = verdicts.of_length_normalized(record, mine) if mine else _NO_VERDICTS
+        score = None
+        if mine is not None:
+            # All scores of a problem share one string as its id.
+            score = build_sample_score(problem_ids[record["problem_id"]], record, mine, by_length)
+        look(record, score)
     if rounds is not None:
         rounds.take_due()
         run.spared = rounds.spared
-    if types:
-        settled = wrap_task_method(unify_answers, job.task.name)(once.found, types)
-        for (_, mine), verdicts in zip(once.found, settled, strict=True):
-            mine.update(verdicts)
-    if kept and known is None:
-        kept.write(read.hexdigest(), scored)
-    elif kept and read.hexdigest() != digest:
-        raise RunError(f"{run.path} was changed while it was read; read it again")
+
+
+def _programs(run: RunDir, judging: ProgramScoring) -> Iterator[tuple[dict[str, Any], Any, Any]]:
+    """Yield every stored program with its verdicts, as `RunVerdicts.unified` does."""
+    for record in run.records():
+        verdicts = judging.verdicts(record)
+        yield record, verdicts, verdicts
 
 
 class _VerdictInterner:
     """Replaces equal verdicts on samples of a group by one object.
 
-    found: (group, verdicts) of each distinct object.
+    distinct: these objects.
     """
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, dict[str, Verdict]]] = []
-        self._known: dict[tuple[object, ...], dict[str, Verdict]] = {}
-        self._same: dict[tuple[object, ...], dict[str, Verdict]] = {}
+        self.distinct: list[Mapping[str, Verdict]] = []
+        self._equal: dict[tuple[object, ...], Mapping[str, Verdict]] = {}
+        self._same: dict[tuple[object, ...], Mapping[str, Verdict]] = {}
 
     def __call__(self, group: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
-        # Many tasks return equal verdicts as one object. `found` keeps objects alive, so ids of
+        # Many tasks return equal verdicts as one object. `distinct` keeps objects alive, so ids of
         # objects are unique.
         same = (group, *verdicts, *map(id, verdicts.values()))
-        if (found := self._same.get(same)) is not None:
-            return found
+        if (interned := self._same.get(same)) is not None:
+            return interned
         key: tuple[object, ...] = (group, *verdicts.items())
         try:
-            known = self._known.get(key)
+            interned = self._equal.get(key)
         except TypeError:  # a task's own class may have no hash
-            key, known = (len(self.found),), None
-        if known is None:
-            known = self._known[key] = self._same[same] = dict(verdicts)
-            self.found.append((group, known))
-        return known
+            key, interned = (len(self.distinct),), None
+        if interned is None:
+            interned = self._equal[key] = self._same[same] = dict(verdicts)
+            self.distinct.append(interned)
+        return interned
 
 
 def build_sample_score(
-    job: Job, problem: Problem, record: Mapping[str, Any], verdicts: Mapping[str, Verdict]
+    problem_id: str,
+    record: Mapping[str, Any],
+    verdicts: Mapping[str, Verdict],
+    by_length: Mapping[str, Verdict] = _NO_VERDICTS,
 ) -> SampleScore:
     """Return the score of a stored sample.
 
     Args:
-        job: The job of the run.
-        problem: The problem of the sample.
+        problem_id: The problem of the sample.
         record: The stored sample.
         verdicts: The verdicts on the sample, by filter.
+        by_length: As in `SampleScore`.
     """
     thinking = load_thinking(record)
-    by_length = _NO_VERDICTS
-    if "choice_logprobs" in record and not job.data.scored:
-        choice = pick_length_normalized(problem, record["choice_logprobs"])
-        by_length = job.task.score(problem, choice)
     num_tokens = record["num_tokens"]
     return SampleScore(  # positional arguments, because they are faster than keywords
-        problem.id,
+        problem_id,
         record["sample_index"],
         sys.intern(record["finish_reason"] or ""),
         verdicts,
@@ -184,8 +357,8 @@ def aggregate(
     # Sorted by problem, so that the report does not depend on the order in which samples ended.
     place = {problem.id: number for number, problem in enumerate(job.data.problems)}
     groups: list[list[SampleScore]] = [[] for _ in place]
-    for each in scores:
-        groups[place[each.problem_id]].append(each)
+    for score in scores:
+        groups[place[score.problem_id]].append(score)
     for group in groups:
         group.sort(key=attrgetter("sample_index"))
     scores = list(chain.from_iterable(groups))
@@ -230,20 +403,25 @@ def rounds_of(job: Job) -> Rounds | None:
     return Rounds(job.settings.stop_rule, ids, kind.representatives if kind else None)
 
 
-def restore_rounds(job: Job, run: RunDir) -> Rounds | None:
+def restore_rounds(job: Job, run: RunDir, verdicts: RunVerdicts | None = None) -> Rounds | None:
     """Return the rounds of a run after its stored samples; None without early stopping.
 
     This also sets how many samples of the run need not be drawn.
+
+    Args:
+        job: The job of the run.
+        run: The run.
+        verdicts: The verdicts that are known; by default none.
     """
     rounds = rounds_of(job)
     if rounds is None:
         return None
-    problems = {problem.id: problem for problem in job.data.problems}
-    for record in run.records():
-        verdicts: Mapping[str, Verdict] = {}
-        if rounds.reads_answers:
-            verdicts = score_record(job.task, problems[record["problem_id"]], record)
-        _tell(rounds, record, verdicts.get(job.task.filters[0]))
+    if rounds.reads_answers:
+        for record, by_filter in (verdicts or RunVerdicts(job)).stored(run):
+            _tell(rounds, record, by_filter.get(job.task.filters[0]))
+    else:
+        for record in run.records():
+            _tell(rounds, record, None)
     rounds.take_due()
     run.spared = rounds.spared
     return rounds

@@ -122,13 +122,15 @@ def pick_samples(
     questions = questions_of(job, run, most)
     with open_for_append(run.path / FILE, "usc.lock") as file:
         picks = _Picks(file)
-        left = [each for each in questions if picks.key_of(each.problem_id) != each.key]
+        left = [
+            unpicked for unpicked in questions if picks.key_of(unpicked.problem_id) != unpicked.key
+        ]
         done = len(questions) - len(left)
         yield done, len(questions)
         if not left:
             return
-        question_of_problem = {each.problem_id: each for each in left}
-        nodes = [_node(each, chat=job.settings.apply_chat_template) for each in left]
+        question_of_problem = {unpicked.problem_id: unpicked for unpicked in left}
+        nodes = [_node(unpicked, chat=job.settings.apply_chat_template) for unpicked in left]
         params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS, seed=0)
         try:
             stream = llm.stream(Node("", children=nodes, samples=0), params)

@@ -29,8 +29,9 @@ from treegen.runs.files import parse_json
 FOLDER: Final = "TREEGEN_CACHE"
 """The environment variable that names the folder; if it is empty, nothing is cached."""
 
-_LEAST: Final = 1000  # samples; fewer are quick to score and are not cached
+_LEAST: Final = 1000  # samples; reading a run does not cache fewer, which are quick to score
 _MOST_BYTES: Final = 1 << 28
+_MOST_FILES: Final = 4096
 _ENDING: Final = ".verdicts"
 _LIBRARIES: Final = ("langdetect", "latex2sympy2-extended", "math-verify", "nltk", "numpy", "sympy")
 # Packages of treegen whose code verdicts depend on.
@@ -44,16 +45,23 @@ class VerdictCache:
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._folder = folder
-        self._of = hashlib.sha256(_content(job).encode("ascii"))
+        self._of = hash_content(job)
         self._filters = tuple(job.task.filters)
 
     @classmethod
-    def of(cls, job: Job, run: RunDir) -> "VerdictCache | None":
+    def of(cls, job: Job, run: RunDir, *, any_run: bool = False) -> "VerdictCache | None":
         """Return the cache of a run; None if it has none.
 
-        Small and unfinished runs and runs of custom tasks have no cache.
+        Runs of custom tasks have no cache, because their code is not known.
+
+        Args:
+            job: The job of the run.
+            run: The run.
+            any_run: Whether small and unfinished runs have a cache, too.
         """
-        if len(run.done) < _LEAST or run.missing > 0 or not is_builtin_task(job.settings.task):
+        if not is_builtin_task(job.settings.task):
+            return None
+        if not any_run and (len(run.done) < _LEAST or run.missing > 0):
             return None
         folder = _folder()
         return None if folder is None else cls(job, folder)
@@ -65,8 +73,10 @@ class VerdictCache:
             return not any(name.endswith(_ENDING) for name in os.listdir(self._folder))
         return True
 
-    def read(self, digest: str) -> list[_Verdicts] | None:
+    def read(self, digest: str) -> list[_Verdicts | None] | None:
         """Return the cached verdicts on each sample, in the order of the file; None for a miss.
+
+        A sample whose scoring had failed has None.
 
         Args:
             digest: Hash of the samples.
@@ -81,35 +91,36 @@ class VerdictCache:
             stored = parse_json(content.decode("ascii"))
         except (OSError, ValueError):
             return None
-        known = [Verdict(*each) for each in stored["verdicts"]]
-        found = [
-            dict(zip(self._filters, map(known.__getitem__, places), strict=True))
+        verdicts = [Verdict(*fields) for fields in stored["verdicts"]]
+        by_filter = [
+            dict(zip(self._filters, map(verdicts.__getitem__, places), strict=True))
             for places in stored["found"]
         ]
-        return list(map(found.__getitem__, stored["samples"]))
+        return [None if place is None else by_filter[place] for place in stored["samples"]]
 
-    def write(self, digest: str, verdicts: Sequence[_Verdicts]) -> None:
+    def write(self, digest: str, verdicts: Sequence[_Verdicts | None]) -> None:
         """Store the verdicts on each sample, unless a verdict has another class than `Verdict`.
 
         Args:
             digest: Hash of the samples.
             verdicts: The verdicts on each sample by filter, in the order of the file; equal ones
-                are one object.
+                are one object. None for a sample whose scoring failed.
         """
-        known: dict[Verdict, int] = {}
-        places: dict[int, int] = {}
-        found: list[list[int]] = []
-        for each in verdicts:  # equal verdicts are one object
-            if id(each) not in places:
-                if tuple(each) != self._filters or {*map(type, each.values())} != {Verdict}:
-                    return
-                places[id(each)] = len(found)
-                found.append([known.setdefault(verdict, len(known)) for verdict in each.values()])
+        distinct: dict[Verdict, int] = {}
+        place_of: dict[int, int] = {}
+        by_filter: list[list[int]] = []
+        for mine in verdicts:  # equal verdicts are one object
+            if mine is None or id(mine) in place_of:
+                continue
+            if tuple(mine) != self._filters or {*map(type, mine.values())} != {Verdict}:
+                return
+            place_of[id(mine)] = len(by_filter)
+            by_filter.append([distinct.setdefault(v, len(distinct)) for v in mine.values()])
         content = json.dumps(
             {
-                "verdicts": [[each.answer, each.correct, each.credit] for each in known],
-                "found": found,
-                "samples": [places[id(each)] for each in verdicts],
+                "verdicts": [[v.answer, v.correct, v.credit] for v in distinct],
+                "found": by_filter,
+                "samples": [None if v is None else place_of[id(v)] for v in verdicts],
             },
             separators=(",", ":"),
         ).encode("ascii")
@@ -121,8 +132,7 @@ class VerdictCache:
             _tidy(self._folder)
 
     def _path(self, digest: str) -> Path:
-        key = self._of.copy()
-        key.update(digest.encode("ascii"))
+        key = hashlib.sha256(f"{self._of}{digest}".encode("ascii"))
         return self._folder / f"{key.hexdigest()}{_ENDING}"
 
 
@@ -133,6 +143,11 @@ def _folder() -> Path | None:
         above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         named = os.path.join(above, "treegen")
     return Path(named) if os.path.isabs(named) else None
+
+
+def hash_content(job: Job) -> str:
+    """Return a hash of everything that verdicts depend on, except the samples."""
+    return hashlib.sha256(_content(job).encode("ascii")).hexdigest()
 
 
 def _content(job: Job) -> str:
@@ -171,9 +186,9 @@ def _version(library: str) -> str | None:
 def _tidy(folder: Path) -> None:
     """Remove the least recently used files until the folder is within its limit."""
     files: list[tuple[Any, Path]] = [(path.stat(), path) for path in folder.glob(f"*{_ENDING}")]
-    size = sum(about.st_size for about, _ in files)
-    for about, path in sorted(files, key=lambda each: (each[0].st_mtime_ns, each[1])):
-        if size <= _MOST_BYTES:
+    size, num = sum(about.st_size for about, _ in files), len(files)
+    for about, path in sorted(files, key=lambda entry: (entry[0].st_mtime_ns, entry[1])):
+        if size <= _MOST_BYTES and num <= _MOST_FILES:
             return
         path.unlink(missing_ok=True)
-        size -= about.st_size
+        size, num = size - about.st_size, num - 1

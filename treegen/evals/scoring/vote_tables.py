@@ -175,8 +175,8 @@ def _expand_votes(
     missing: dict[str, str] = {}
     for name in names:
         if name == ALL:
-            known = [number for number in NUMBERS if number in there]
-            missing |= dict.fromkeys((VoteRule.of(number).name for number in known), "")
+            present = [number for number in NUMBERS if number in there]
+            missing |= dict.fromkeys((VoteRule.of(number).name for number in present), "")
             if votes.picks:
                 missing[USC] = ""
             continue
@@ -226,7 +226,7 @@ def _values(
             vote = VoteRule.of(name)
             value = weighted_at_k(
                 vote,
-                [each[vote.number] for each in mine],
+                [weights[vote.number] for weights in mine],
                 [verdict.answer for verdict in verdicts],
                 [verdict.correct for verdict in verdicts],
                 k,

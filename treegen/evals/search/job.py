@@ -82,30 +82,30 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
 
 
 def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
-    """Raise CapacityError for a prompt that leaves no room for a whole solution."""
-    from treegen.prompts.plan.requests import check_length
+    """Check that every prompt fits the model with one whole solution.
+
+    Raises:
+        CapacityError: a prompt leaves no room for a whole solution in the model's context.
+        CacheFullError: a prompt does not fit in memory with one.
+    """
+    from treegen.prompts.plan.requests import check_length, requests_of_prompts
+    from treegen.prompts.tokens import tokenize
 
     leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
-    check_length(Node("", children=leaves, samples=0), facts.tokenizer, facts.spec)
+    tree, tokenizer = Node("", children=leaves, samples=0), facts.tokenizer
+    check_length(tree, tokenizer, facts.spec)
+    prompts = tokenize(tree, tokenizer)
     most, context = job.settings.whole.max_tokens, facts.spec.context_length
-    for name, root in job.roots.items():
-        length = len(facts.tokenizer(root).input_ids)
+    for prompt in prompts:
+        length = len(prompt.tokens)
         if length + most > context:
             raise CapacityError(
-                f"the prompt of {name!r} has {length:,} tokens; with {most:,} to sample that is "
-                f"more than the model's context of {context:,}; lower num_fewshot= or max_tokens="
+                f"the prompt of {prompt.id!r} has {length:,} tokens; with {most:,} to sample that "
+                f"is more than the model's context of {context:,}; lower num_fewshot= or "
+                "max_tokens="
             )
-
-
-def check_memory(job: SearchJob, facts: "ModelInfo") -> None:
-    """Raise CacheFullError for a prompt that does not fit in memory with one whole solution."""
-    from treegen.prompts.plan.requests import build_sample_requests
-
-    if facts.num_pages is None:  # the number is known only after the model is loaded
-        return
-    leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
-    tree = Node("", children=leaves, samples=0)
-    facts.plan(build_sample_requests(tree, facts.tokenizer, job.settings.whole, facts.spec))
+    if facts.num_pages is not None:  # otherwise it is known only after the model is loaded
+        facts.plan(requests_of_prompts(prompts, tokenizer, job.settings.whole, facts.spec))
 
 
 def check_reward(settings: SearchSettings) -> None:

@@ -117,8 +117,8 @@ def unbounded_error(
     if num < 2:
         return None
     mean = math.fsum(values) / total
-    moves = [(each - mean * n) / (total - n) for each, n in zip(sums, sizes, strict=True)]
-    error = math.sqrt(math.fsum(each**2 for each in moves) * (num - 1) / num)
+    moves = [(value - mean * n) / (total - n) for value, n in zip(sums, sizes, strict=True)]
+    error = math.sqrt(math.fsum(value**2 for value in moves) * (num - 1) / num)
     return error, max(1.0, total / _usual_size(sizes) - 1)
 
 
@@ -351,7 +351,7 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
         else math.fsum((x - mean) ** 2 for x in group) * n / (n - 1)
         for group, mean, n in zip(groups, means, sizes, strict=True)
     ]
-    variances = [each / (num * n) ** 2 for each, n in zip(spread, sizes, strict=True)]
+    variances = [square / (num * n) ** 2 for square, n in zip(spread, sizes, strict=True)]
     imaginary = pull**2 * (center**2 + (1 - center) ** 2)
     small = [n for n in sizes if n < _FEW]
     uncertainty = [1 / (n * n * (n - 1)) for n in sizes if n >= _FEW]
@@ -407,9 +407,9 @@ def _compute_adjusted_mean(
     size, num = _usual_size(sizes), len(sums) + 2
     total = sum(sizes) + 2 * size
     center = math.fsum([*sums, size * (least + most)]) / total
-    residuals = [each - center * n for each, n in zip(sums, sizes, strict=True)]
+    residuals = [value - center * n for value, n in zip(sums, sizes, strict=True)]
     residuals += [size * (least - center), size * (most - center)]
-    squares = math.fsum(each**2 for each in residuals)
+    squares = math.fsum(value**2 for value in residuals)
     error = math.sqrt(squares * num / (num - 1)) / total
     return AdjustedMean(center, error, sum(sizes) / size + 1)
 

@@ -217,9 +217,9 @@ def summarise(
             rows = _choice_rows(groups, name, clusters)
         else:
             # In a log of another tool, a filter may not have scored every sample.
-            judged = [[(v[name], times) for v, times in found if name in v] for found in counts]
-            tallies = [tally_of(found) for found in judged if found]
-            mine = clusters and [c for c, found in zip(clusters, judged, strict=True) if found]
+            judged = [[(v[name], times) for v, times in counted if name in v] for counted in counts]
+            tallies = [tally_of(counted) for counted in judged if counted]
+            mine = clusters and [c for c, counted in zip(clusters, judged, strict=True) if counted]
             rows = _filter_rows(tallies, options, mine)
             votes = _majority(tallies, options, mine)
             majority.extend(MajorityRow(filter=name, **row) for row in votes)

@@ -65,10 +65,10 @@ def table_by(
     """
     rows: list[tuple[Cell, ...]] = []
     for label, ids in groups:
-        known = [values[problem_id] for problem_id in ids if problem_id in values]
-        if known:
-            mean = estimate(known)
-            rows.append((label, len(known), mean.value, mean.stderr, mean.low, mean.high))
+        numbers = [values[problem_id] for problem_id in ids if problem_id in values]
+        if numbers:
+            mean = estimate(numbers)
+            rows.append((label, len(numbers), mean.value, mean.stderr, mean.low, mean.high))
         else:
             rows.append((label, 0, None, None, None, None))
     return Table(title, (name, *GROUP_COLUMNS), tuple(rows))

@@ -59,8 +59,8 @@ def count_distinct(objects: Sequence[T]) -> list[tuple[T, int]]:
 
     Objects are distinct by identity, not by equality.
     """
-    known = {id(item): item for item in objects}
-    return list(zip(known.values(), Counter(map(id, objects)).values(), strict=True))
+    by_id = {id(item): item for item in objects}
+    return list(zip(by_id.values(), Counter(map(id, objects)).values(), strict=True))
 
 
 def count_verdicts(verdicts: Iterable[tuple[Verdict, int]]) -> dict[tuple[str | None, bool], int]:

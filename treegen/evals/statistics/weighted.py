@@ -92,9 +92,9 @@ class VoteRule:
         """
         number, _, rule = text.partition(":")
         if number not in NUMBERS:
-            known = [*NUMBERS, USC, ALL]
-            hint = did_you_mean(number, known)
-            raise InputError(f"there is no vote {text!r}{hint}; votes are {', '.join(known)}")
+            names = [*NUMBERS, USC, ALL]
+            hint = did_you_mean(number, names)
+            raise InputError(f"there is no vote {text!r}{hint}; votes are {', '.join(names)}")
         rule, equals, value = (rule or NUMBERS[number]).partition("=")
         default = _BORDA if rule == "borda" else math.nan
         try:

@@ -39,10 +39,18 @@ class Processor:
         """Return an empty table of images for a model with `vocab_size` token ids."""
         return ImageTable(self.processor, self.placeholder, vocab_size, sees_ahead=self.sees_ahead)
 
-    def enable_images(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> ImageTable:
-        """Give a tokenizer the processor's chat template, if it has one; return an empty table."""
+    def enable_images(
+        self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, *, keep_template: bool = False
+    ) -> ImageTable:
+        """Give a tokenizer the processor's chat template, if it has one; return an empty table.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            vocab_size: The size of the model's vocabulary.
+            keep_template: Whether the tokenizer has a chat template that the user chose.
+        """
         table = self.table(vocab_size)
-        if table.chat_template:
+        if table.chat_template and not keep_template:
             tokenizer.chat_template = table.chat_template
         return table
 

@@ -197,8 +197,14 @@ class ImageTable:
 
     def export_images(self, prompts: Iterable[NDArray[Any]]) -> tuple[PlacedImage, ...]:
         """Return the images among prompts' token ids, with their files, for other processes."""
-        found = {image.digest: image for ids in prompts for image, _ in self.pieces(ids)}
-        return tuple(replace(image, source=as_file(image.source)) for image in found.values())
+        return tuple(
+            replace(image, source=as_file(image.source)) for image in self.images_in(prompts)
+        )
+
+    def images_in(self, prompts: Iterable[NDArray[Any]]) -> list[PlacedImage]:
+        """Return the images among prompts' token ids, each once."""
+        images = {image.digest: image for ids in prompts for image, _ in self.pieces(ids)}
+        return list(images.values())
 
     def import_images(self, images: Iterable[PlacedImage]) -> None:
         """Add images that another process has sent, with the ids that they have there.

@@ -55,7 +55,23 @@ def build_sample_requests(
             than 100 million samples.
     """
     check_length(tree, tokenizer, spec, images)
-    prompts = tokenize(tree, tokenizer, images)
+    return requests_of_prompts(tokenize(tree, tokenizer, images), tokenizer, params, spec)
+
+
+def requests_of_prompts(
+    prompts: Sequence[TokenPrompt],
+    tokenizer: Any,
+    params: SamplingParams | Sequence[SamplingParams],
+    spec: ModelSpec,
+) -> list[Request]:
+    """Return one request for each prompt; see `build_sample_requests`.
+
+    Args:
+        prompts: The tokenized prompts.
+        tokenizer: The tokenizer that made their tokens.
+        params: The sampling parameters of all prompts, or one for each.
+        spec: The model's sizes and limits.
+    """
     of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     if len(of_each) != len(prompts):
         raise InputError(

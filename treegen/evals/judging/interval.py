@@ -4,6 +4,8 @@ The usual standard error treats judge and wording as fixed. Here each factor wit
 adds the variance of the mean over its levels:
 
     V = V_problem + V_judge + V_wording,  V_f = s^2(means of the levels of f) / (levels of f)
+
+A mean can be corrected by labels that people gave to some of the answers: `correct_mean`.
 """
 
 import math
@@ -14,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from treegen.errors import InputError, install
-from treegen.evals.judging.statistics.components import Cells
+from treegen.evals.judging.components import Cells
 from treegen.evals.statistics.estimators import adjusted_mean, standard_error
 
 CONFIDENCE: Final = 0.95
@@ -44,7 +46,7 @@ class Mean:
     high_given: float
 
 
-def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
+def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     """Return the mean of cells with its interval.
 
     The variance is the sum over problems, judges and wordings in the docstring of the module. Each
@@ -63,14 +65,14 @@ def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     tests/evals/judging/test_grading_statistics.py simulates the coverage in docs/judging.md.
 
     Args:
-        found: The values, with problem, answer, judge and wording.
+        values: The values, with problem, answer, judge and wording.
         clusters: The cluster of each problem, by number, if problems are not independent; empty
             for a problem without a cluster.
 
     Raises:
         InputError: scipy is not installed.
     """
-    by_problem = _means(found, "problem")
+    by_problem = _means(values, "problem")
     numbers = range(len(by_problem))
     groups: Sequence[Hashable] | None = None
     if clusters is not None and any(clusters.values()):
@@ -79,11 +81,11 @@ def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     adjusted = adjusted_mean(by_problem, 0.0, 1.0, groups)
     halves = [quantile(0.5 + CONFIDENCE / 2, adjusted.freedom) * adjusted.error]
     few = []
-    given = []
+    fixed = []
     for name in ("judge", "wording"):
-        means = _means(found, name)
+        means = _means(values, name)
         if len(means) < 2:
-            given.append(name)
+            fixed.append(name)
             continue
         few.append(float(np.var(means, ddof=1)) / len(means))
         halves.append(quantile(0.5 + OF_FEW / 2, len(means) - 1.0) * math.sqrt(few[-1]))
@@ -96,7 +98,7 @@ def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
         low=max(0.0, min(value, adjusted.center - half)),
         high=min(1.0, max(value, adjusted.center + half)),
         naive=naive,
-        given=tuple(given),
+        given=tuple(fixed),
         low_given=max(0.0, min(value, adjusted.center - alone)),
         high_given=min(1.0, max(value, adjusted.center + alone)),
     )
@@ -111,16 +113,111 @@ def quantile(share: float, freedom: float) -> float:
     return float(t.ppf(share, freedom))
 
 
-def _means(found: Cells, name: str) -> list[float]:
+def _means(values: Cells, name: str) -> list[float]:
     """Return the mean of each level of a factor, with equal weights for problems.
 
     The mean of a level without cells of some problems is over the problems that it has.
     """
-    level, problem = found.levels[name], found.levels["problem"]
+    level, problem = values.levels[name], values.levels["problem"]
     num = int(problem.max()) + 1
     joint = level * num + problem
     pairs, place = np.unique(joint, return_inverse=True)
-    means = np.bincount(place, weights=found.y) / np.bincount(place)
+    means = np.bincount(place, weights=values.y) / np.bincount(place)
     of_level = pairs // num
     sums = np.bincount(of_level, weights=means) / np.bincount(of_level)
     return [float(mean) for mean in sums]
+
+
+_FEWEST: Final = 10  # minimum labelled problems for a weight above 0
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedMean:
+    """A mean corrected by labels, with its 95% interval.
+
+    value, stderr, low, high: the corrected mean, its standard error and its interval.
+    judge: the mean of judgements only.
+    bias: the mean difference of judge and labels on labelled problems.
+    labels_low, labels_high: the interval by labels only.
+    weight: the weight of the judge, from 0 to 1.
+    labelled, problems: number of labelled problems, and of all problems.
+    """
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+    judge: float
+    bias: float
+    labels_low: float
+    labels_high: float
+    weight: float
+    labelled: int
+    problems: int
+
+
+def correct_mean(
+    labels: Sequence[float], judged: Sequence[float], others: Sequence[float]
+) -> CorrectedMean:
+    """Return the mean corrected by labels: prediction-powered inference with a tuned weight.
+
+    Sources: Angelopoulos et al. 2023, Science 382; Angelopoulos, Duchi and Zrnic 2023, "PPI++". The
+    unit is the problem. Problems with labels must be drawn at random; otherwise the correction is
+    that of other problems. Let f be the judge's value of a problem and y the people's. The estimate
+
+        weight * mean over unlabelled problems of f + mean over labelled ones of (y - weight * f)
+
+    is right on average whatever the judge does, and its interval is narrower the better the judge
+    is. The weight minimizes the variance, between 0 (labels only) and 1, and is estimated as in the
+    authors' package, ppi-python. Below 10 labelled problems it is 0, because so few do not
+    determine it.
+
+    Args:
+        labels: For each labelled problem, the mean label of its labelled answers, from 0 to 1.
+        judged: For each labelled problem, the judge's mean value of the same answers, from 0 to 1.
+        others: For each other problem, the judge's mean value, from 0 to 1.
+
+    Raises:
+        InputError: fewer than two problems have labels, or scipy is not installed.
+    """
+    n, m = len(labels), len(others)
+    if n < 2 or len(judged) != n:
+        raise InputError(f"a correction needs labels of at least 2 problems, got {n}")
+    y, f, rest = (np.asarray(values, dtype=np.float64) for values in (labels, judged, others))
+    weight = 0.0
+    spread = float(np.var(np.concatenate([f, rest]), ddof=1))
+    if n >= _FEWEST and m and spread > 0:
+        covariance = float(np.cov(y, f, ddof=0)[0, 1])
+        weight = min(1.0, max(0.0, covariance / (spread * (1 + n / m))))
+    by_labels = adjusted_mean(labels, 0.0, 1.0)
+    half_labels = quantile(0.975, by_labels.freedom) * by_labels.error
+    rectified = adjusted_mean((y - weight * f).tolist(), -weight, 1.0)
+    value = float((y - weight * f).mean())
+    variance, center = rectified.error**2, rectified.center
+    freedom = n - 1.0  # fewer than adjusted_mean gives, because the weight is uncertain too
+    if weight > 0:
+        value += weight * float(rest.mean())
+        center += weight * float(rest.mean())
+        # The spread of all judgements is used, because there may be few unlabelled problems.
+        judge_variance = weight**2 * spread / m
+        freedom = (variance + judge_variance) ** 2 / (
+            variance**2 / freedom + judge_variance**2 / max(n + m - 1, 1)
+        )
+        variance += judge_variance
+    else:
+        center, variance, freedom = by_labels.center, by_labels.error**2, by_labels.freedom
+    half = quantile(0.975, freedom) * math.sqrt(variance)
+    value = min(1.0, max(0.0, value))
+    return CorrectedMean(
+        value=value,
+        stderr=math.sqrt(variance),
+        low=max(0.0, min(value, center - half)),
+        high=min(1.0, max(value, center + half)),
+        judge=float(np.concatenate([f, rest]).mean()),
+        bias=float((f - y).mean()),
+        labels_low=max(0.0, by_labels.center - half_labels),
+        labels_high=min(1.0, by_labels.center + half_labels),
+        weight=weight,
+        labelled=n,
+        problems=n + m,
+    )

@@ -2,12 +2,12 @@
 
 The model is y = mean + problem + answer + judge + wording + problem x judge + problem x wording +
 rest, all of them independent random effects. Answers are nested in problems, and the other factors
-are crossed.
+are crossed. From the components follow the numbers that an interval of some width needs.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -64,7 +64,7 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
     return Cells(np.array([row[0] for row in rows], dtype=np.float64), levels)
 
 
-def components(found: Cells) -> dict[str, float | None]:
+def components(values: Cells) -> dict[str, float | None]:
     """Return the variance of each factor and of the rest; None if the design does not determine it.
 
     The variances are estimated by moments: for each factor, the sum of squares around the means of
@@ -80,16 +80,16 @@ def components(found: Cells) -> dict[str, float | None]:
     names: list[str] = []
     kept: list[Ints] = []
     for name, parts in FACTORS.items():
-        level = _levels(found, parts)
+        level = _levels(values, parts)
         count = len(np.unique(level))
-        if 1 < count < len(found.y) and not any(_same(level, other) for other in kept):
+        if 1 < count < len(values.y) and not any(_same(level, other) for other in kept):
             names.append(name)
             kept.append(level)
     result: dict[str, float | None] = dict.fromkeys((*FACTORS, REST))
-    if len(found.y) < 2:
+    if len(values.y) < 2:
         return result
-    groups = [np.zeros(len(found.y), dtype=np.int64), *kept]
-    squares = np.array([_within(found.y, group) for group in groups])
+    groups = [np.zeros(len(values.y), dtype=np.int64), *kept]
+    squares = np.array([_within(values.y, group) for group in groups])
     matrix = np.array([[_coefficient(f, g) for g in [*kept, None]] for f in groups])
     try:
         from scipy.optimize import nnls
@@ -111,11 +111,11 @@ class Design:
     wordings: float
 
 
-def design_of(found: Cells) -> Design:
+def design_of(values: Cells) -> Design:
     """Return the design of cells, with the mean number of answers of a problem."""
-    problems = found.num("problem")
-    answers = found.num("answer") / problems
-    return Design(problems, answers, found.num("judge"), found.num("wording"))
+    problems = values.num("problem")
+    answers = values.num("answer") / problems
+    return Design(problems, answers, values.num("judge"), values.num("wording"))
 
 
 def predicted_variance(variances: Mapping[str, float | None], design: Design) -> float:
@@ -138,10 +138,10 @@ def predicted_variance(variances: Mapping[str, float | None], design: Design) ->
     return math.fsum((variances[name] or 0.0) / size for name, size in over.items())
 
 
-def _levels(found: Cells, parts: Sequence[str]) -> Ints:
-    level = found.levels[parts[0]]
+def _levels(values: Cells, parts: Sequence[str]) -> Ints:
+    level = values.levels[parts[0]]
     for name in parts[1:]:
-        other = found.levels[name]
+        other = values.levels[name]
         level = level * (int(other.max()) + 1) + other
     _, numbered = np.unique(level, return_inverse=True)
     return numbered.astype(np.int64)
@@ -174,3 +174,94 @@ def _coefficient(group: Ints, effect: Ints | None) -> float:
     pairs, sizes = np.unique(joint, return_counts=True)
     of_group: Any = counts[pairs // (int(effect.max()) + 1)]
     return float(len(group) - (sizes**2 / of_group).sum())
+
+
+_MOST: Final = 10**7
+_NORMAL: Final = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The required value of one number of a design, if the other numbers stay the same.
+
+    what: "problems", "answers" (of a problem), "judges", "wordings" or "repeats".
+    now: the present number.
+    needed: the required number; None if no number is enough, or if it is undetermined.
+    """
+
+    what: str
+    now: float
+    needed: int | None
+
+
+def check_half_width(half_width: float) -> None:
+    """Raise InputError unless the half width is a finite number above 0."""
+    is_number = isinstance(half_width, int | float) and not isinstance(half_width, bool)
+    if not is_number or not 0 < half_width < math.inf:
+        raise InputError(f"half_width must be above 0, got {half_width!r:.80}")
+
+
+def required_numbers(
+    variances: Mapping[str, float | None],
+    design: Design,
+    half_width: float,
+    *,
+    repeats: int = 1,
+    repeat_variance: float = 0.0,
+) -> list[Need]:
+    """Return the number of problems, answers and so on for a half width of the 95% interval.
+
+    The half width is 1.96 times the root of the predicted variance of the mean; with few levels the
+    reported interval is wider. An undetermined variance counts as 0, so a single judge does not
+    determine how many judges are needed.
+
+    Args:
+        variances: The variance of each factor; None if undetermined.
+        design: The present numbers.
+        half_width: Half width of the interval to reach, above 0.
+        repeats: Present number of verdicts in each cell.
+        repeat_variance: Variance of a verdict around the mean of its cell. It is part of the rest
+            in `variances`, where it is divided by `repeats`.
+
+    Returns:
+        The required value of each number, if the other numbers stay the same.
+
+    Raises:
+        InputError: the half width is not above 0.
+    """
+    check_half_width(half_width)
+    rest = variances[REST] or 0.0
+    repeat_variance = min(repeat_variance, rest * repeats)
+
+    def half(design: Design, num_repeats: int) -> float:
+        more = rest - repeat_variance / repeats + repeat_variance / num_repeats
+        return _NORMAL * math.sqrt(predicted_variance({**variances, REST: more}, design))
+
+    needs = []
+    for what in ("problems", "answers", "judges", "wordings", "repeats"):
+        now = repeats if what == "repeats" else getattr(design, what)
+        if what == "judges" and variances["judge"] is None and design.judges == 1:
+            needs.append(Need(what, now, None))
+            continue
+        if what == "wordings" and variances["wording"] is None and design.wordings == 1:
+            needs.append(Need(what, now, None))
+            continue
+
+        def with_number(number: int, what: str = what) -> float:
+            if what == "repeats":
+                return half(design, number)
+            return half(replace(design, **{what: number}), repeats)
+
+        needs.append(Need(what, now, _least(with_number, half_width)))
+    return needs
+
+
+def _least(half, half_width: float) -> int | None:  # type: ignore[no-untyped-def]
+    """Return the smallest sufficient number; None if 10^7 is not enough."""
+    if half(_MOST) > half_width:
+        return None
+    low, high = 0, _MOST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if half(middle) <= half_width else (middle, high)
+    return high

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from treegen.errors import InputError, install
-from treegen.evals.judging.statistics.interval import quantile
+from treegen.evals.judging.interval import quantile
 
 _Floats = npt.NDArray[np.float64]
 
@@ -67,12 +67,7 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
         import choix
     except ImportError:
         raise InputError(f"strengths need choix; install it with: {install('judge')}") from None
-    reached, before = {0}, -1
-    while len(reached) != before:
-        before = len(reached)
-        reached |= {i for _, a, b, _ in pairs if {a, b} & reached for i in (a, b)}
-    if len(reached) < num_runs:
-        raise InputError("some runs are compared with none of the others; give pairs of all")
+    _check_connected(pairs, num_runs)
     problems = {name: i for i, name in enumerate(dict.fromkeys(pair[0] for pair in pairs))}
     num = len(problems)
     met = sorted({(min(a, b), max(a, b)) for _, a, b, _ in pairs})
@@ -84,9 +79,7 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     table = np.array(rows, dtype=np.float64)
     cluster, first, second = (table[:, i].astype(np.int64) for i in range(3))
     won, weight = table[:, 3], table[:, 4]
-    wins = np.zeros((num_runs, num_runs))
-    np.add.at(wins, (first, second), weight * won)
-    np.add.at(wins, (second, first), weight * (1 - won))
+    wins = _count_wins(first, second, weight * won, weight * (1 - won), num_runs)
     try:
         theta = choix.ilsr_pairwise_dense(wins, max_iter=10_000)
     except RuntimeError as error:
@@ -98,42 +91,62 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     np.add.at(gradient, (cluster, second), weight * (chance - won))
     # Pairs do not determine the sum of all strengths; the added ones fix it at 0.
     hessian = np.full((num_runs, num_runs), 1.0)
-    for a, b, sign in (
-        (first, first, 1),
-        (second, second, 1),
-        (first, second, -1),
-        (second, first, -1),
-    ):
-        np.add.at(hessian, (a, b), sign * weight * chance * (1 - chance))
+    curvature = weight * chance * (1 - chance)
+    for a, b in ((first, second), (second, first)):
+        np.add.at(hessian, (a, a), curvature)
+        np.add.at(hessian, (a, b), -curvature)
     bread = np.linalg.inv(hessian)
     covariance = bread @ (gradient.T @ gradient) @ bread * total / (total - 1)
     limit = quantile(0.975, num + 1)
     real = np.arange(len(table)) < len(pairs)
-    seen = np.zeros((num_runs, num_runs))
-    np.add.at(seen, (first[real], second[real]), won[real])
-    np.add.at(seen, (second[real], first[real]), 1 - won[real])
+    seen = _count_wins(first[real], second[real], won[real], 1 - won[real], num_runs)
     strengths = []
     for run in range(num_runs):
-        value, stderr = float(theta[run] - theta.mean()), math.sqrt(float(covariance[run, run]))
-        mine = [*won[real & (first == run)], *(1 - won[real & (second == run)])]
-        share = float(np.mean(mine))
+        stderr = math.sqrt(float(covariance[run, run]))
         # The ones added to the Hessian contribute 1 / num_runs^2 to its inverse.
         naive = float(bread[run, run]) - 1 / num_runs**2
         fall = limit**2 / 2 * stderr**2 / naive
         without = wins.copy()
         without[run], without[:, run] = seen[run], seen[:, run]
-        ends = [_profile(each, theta, run, fall) for each in (wins, without)]
-        low, high = min(each[0] for each in ends), max(each[1] for each in ends)
+        ends = [_profile(table, theta, run, fall) for table in (wins, without)]
+        low, high = min(low for low, _ in ends), max(high for _, high in ends)
+        mine = [*won[real & (first == run)], *(1 - won[real & (second == run)])]
         strengths.append(
             Strength(
-                value,
+                float(theta[run] - theta.mean()),
                 stderr,
                 low if math.isfinite(low) else None,
                 high if math.isfinite(high) else None,
-                share,
+                float(np.mean(mine)),
             )
         )
     return strengths
+
+
+def _count_wins(first: Any, second: Any, won: _Floats, lost: _Floats, num_runs: int) -> _Floats:
+    """Return how often each run has won against each other run, `[runs, runs]`.
+
+    Args:
+        first: The first run of each pair, `[pairs]`.
+        second: The second run of each pair, `[pairs]`.
+        won: What the first run has won, `[pairs]`.
+        lost: What the second run has won, `[pairs]`.
+        num_runs: Number of runs.
+    """
+    wins = np.zeros((num_runs, num_runs))
+    np.add.at(wins, (first, second), won)
+    np.add.at(wins, (second, first), lost)
+    return wins
+
+
+def _check_connected(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> None:
+    """Raise InputError if pairs do not connect all runs."""
+    reached, before = {0}, -1
+    while len(reached) != before:
+        before = len(reached)
+        reached |= {i for _, a, b, _ in pairs if {a, b} & reached for i in (a, b)}
+    if len(reached) < num_runs:
+        raise InputError("some runs are compared with none of the others; give pairs of all")
 
 
 def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[float, float]:

@@ -1,1 +1,0 @@
-"""Statistics of judgements: intervals, variances, pairs, agreement and human labels."""
