@@ -106,7 +106,7 @@ def command(
     from treegen.api import judging
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
-    from treegen.errors import InputError
+    from treegen.errors import InputError, arg
     from treegen.evals.judging.statistics.sample_size import check_half_width
 
     # The options that say how a judge is loaded; --judge names the judge.
@@ -135,7 +135,7 @@ def command(
     else:
         given = ["rubric"] * bool(rubric) + ["pairs"] * bool(pairs)
         if given := [*given, *engine, *how]:
-            raise InputError(f"{given[0]}= is of a new judging; give judge= too")
+            raise InputError(f"{arg(given[0] + '=')} is of a new judging; give {arg('judge=')} too")
         found = judging.judgings(run, **about, **reading)
     show_judged(found, quiet=quiet)
     document = found.to_json()

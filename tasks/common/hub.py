@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 
 
 def load_table(
@@ -27,7 +27,7 @@ def load_table(
     if split not in splits:
         known = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
         raise InputError(
-            f"{dataset} has the splits {known}, not {split!r}; give split= one of them"
+            f"{dataset} has the splits {known}, not {split!r}; give {arg('split=')} one of them"
         )
     try:
         # datasets is slow to import, and files do not need it.

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.tasks.common.files import KINDS, Rows, parse_content, read_any
 from treegen.tasks.common.hub import keep_encoded_images, load_table
 
@@ -141,6 +141,7 @@ def file_rows(
         path = found[0]
     elif split is not None:
         raise InputError(
-            f"split {split!r} needs a folder or a named data set, not {data!r}; leave split= out"
+            f"split {split!r} needs a folder or a named data set, not {data!r}; leave "
+            f"{arg('split=')} out"
         )
     return read_any(path), str(path)

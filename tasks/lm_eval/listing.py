@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.tasks.lm_eval.index import index_with, own_index
 from treegen.tasks.lm_eval.load import lm_eval_version
 
@@ -42,7 +42,9 @@ def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
     """
     lm_eval_version()
     if place is not None and not Path(place).is_dir():
-        raise InputError(f"{place!r} is no folder; give include_path= one with YAML files of tasks")
+        raise InputError(
+            f"{place!r} is no folder; give {arg('include_path=')} one with YAML files of tasks"
+        )
     index = own_index() if place is None else index_with(Path(place))
     wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
     names = sorted(name for name in index if fnmatchcase(name.lower(), wanted.lower()))

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
+from treegen.errors import arg
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return '; did you mean ...?' for the closest known words, or ""."""
@@ -61,8 +63,8 @@ def hint_at(name: str, known: Iterable[str]) -> str:
     known = list(known)
     foreign = FOREIGN.get(name)
     if foreign is not None and foreign in known:
-        return f"; did you mean {foreign}=?"
+        return f"; did you mean {arg(foreign + '=')}?"
     if name in _NO_COUNTERPART:
         return f"; {_NO_COUNTERPART[name]}"
     close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
+    return f"; did you mean {' or '.join(arg(name + '=') for name in close)}?" if close else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import SamplingParams
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.answer_types import check_ready
 from treegen.evals.arguments import check_arguments, configure_task, known_arguments
 from treegen.evals.chat import as_chat
@@ -150,7 +150,8 @@ def _check_votes(task: Task, data: TaskData) -> None:
         why = "asks for programs, of which no two have one answer"
     if why:
         raise InputError(
-            f"task {task.name!r} {why}; leave out stop_when=, votes= and confidence= keep"
+            f"task {task.name!r} {why}; leave out {arg('stop_when=')}, {arg('votes=')} and "
+            f"{arg('confidence=')} keep"
         )
 
 
@@ -168,7 +169,7 @@ def plan_job(job: Job, facts: "ModelInfo") -> Plan:
         shorter: str | None = getattr(job.task, "shorter", None)
         if shorter is None:
             raise
-        raise CapacityError(f"{error}; {job.task.name}: {shorter}") from error
+        raise CapacityError(f"{error.message.marked}; {job.task.name}: {shorter}") from error
 
 
 def _check_structure(job: Job, facts: "ModelInfo") -> None:

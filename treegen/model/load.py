@@ -22,7 +22,7 @@ from treegen.common.formatting import format_bytes
 from treegen.common.params import check_bool
 from treegen.common.spec import ModelSpec
 from treegen.common.tested_versions import warn_untested
-from treegen.errors import InputError, ModelError, ModelWarning
+from treegen.errors import InputError, ModelError, ModelWarning, arg
 from treegen.model.base_weights import load_base
 from treegen.model.checkpoint.adapter import Adapter, find_adapter, merge
 from treegen.model.checkpoint.families import refuse_family, refuse_images
@@ -416,8 +416,8 @@ def stays_mxfp4(
     if quantization == "mxfp4":
         if not is_stored:
             raise InputError(
-                "quantization='mxfp4' is for checkpoints that store MXFP4, and this one does not; "
-                "leave it out"
+                f"{arg('quantization', 'mxfp4')} is for checkpoints that store MXFP4, and this one "
+                "does not; leave it out"
             )
         return can_keep(config, device, dtype)
     return (

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.integrations import hub_kernels
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.errors import ModelError
+from treegen.errors import ModelError, arg
 from treegen.model.checkpoint.families import (
     NO_ATTENTION,
     OTHERS,
@@ -179,7 +179,7 @@ def probe_layers(
         if recurrent:
             raise ModelError(
                 f"{config.model_type} models cannot be divided among GPUs: they have recurrent "
-                "layers; use one GPU (tensor_parallel_size=1)"
+                f"layers; use one GPU ({arg('tensor_parallel_size', 1)})"
             )
         shard(model, 0, ranks)
         try:
@@ -187,7 +187,8 @@ def probe_layers(
         except RuntimeError as error:
             raise ModelError(
                 f"{config.model_type} models cannot be divided among {ranks} GPUs: a pass over a "
-                f"part fails with {summarize_error(error)}; use one GPU (tensor_parallel_size=1)"
+                f"part fails with {summarize_error(error)}; use one GPU "
+                f"({arg('tensor_parallel_size', 1)})"
             ) from None
     kept = tuple(states.found[index] for index in range(len(recurrent)))
     delta = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 from treegen import demo
 from treegen.common.files.paths import is_path_component
 from treegen.common.spelling import hint_at
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, RunError, arg
 from treegen.evals.config.type_checks import check_choices
 from treegen.evals.registry import LM_EVAL, code_of, get_task_name, is_lm_eval
 from treegen.evals.task import Task, TaskOptions
@@ -129,14 +129,15 @@ def merge_choices(
         if code := code_of(task):
             raise InputError(
                 f"the run names a task with code of its own, {code}, which does not run unasked; "
-                f"read it, then name it (task={task!r}) or give allow_task_code=True"
+                f"read it, then name it ({arg('task', task)}) or give "
+                f"{arg('allow_task_code', True)}"
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
         place = str(choices.get(name) or "")
         if name not in asked and os.path.exists(place) and not _holds_data(place):
             raise InputError(
                 f"the run names {place} as its {name}, which is a pipe or a device; name the file "
-                f"that was meant ({name}=)"
+                f"that was meant ({arg(name + '=')})"
             )
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
@@ -166,7 +167,7 @@ def check_no_unused(asked: Mapping[str, Any], runs: Sequence[BaseSettings]) -> N
     for name in asked:
         reasons = [settings.explain_unused(name) for settings in runs]
         if reasons and all(reasons):
-            raise InputError(f"{name}= is of no use {reasons[0]}")
+            raise InputError(f"{arg(name + '=')} is of no use {reasons[0]}")
 
 
 def build_settings(
@@ -193,8 +194,9 @@ def build_settings(
     options = TaskOptions(**_take(given, _names(TaskOptions)), **data)
     if not given.get("model"):
         raise InputError(
-            "no model is given; name one with model=: a directory made by save_pretrained, a hub "
-            "name, or model='demo' for the small one that comes with treegen"
+            f"no model is given; name one with {arg('model=')}: a directory made by "
+            f"save_pretrained, a hub name, or {arg('model', 'demo')} for the small one that comes "
+            "with treegen"
         )
     engine = EngineOptions(**_take(given, _names(EngineOptions)))
     values: dict[str, Any] = {"task": task, "options": options, "engine": engine, **chosen}

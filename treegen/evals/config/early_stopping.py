@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from treegen.common.checks import check_argument_types, checked_class
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.statistics.confidence import STOPPED, Confidence
 from treegen.search.strategies.majority import is_decided
 
@@ -42,8 +42,8 @@ def parse_stop_rule(rule: str) -> float | None:
         chance = -1.0
     if name != DECIDED or not 0.5 < chance < 1:
         raise InputError(
-            f"stop_when must be decided, decided:CHANCE with a chance between 0.5 and 1, or "
-            f"never; got {rule!r}"
+            f"{arg('stop_when')} must be decided, decided:CHANCE with a chance between 0.5 and 1, "
+            f"or never; got {rule!r}"
         )
     return chance
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import PENALTIES, STRUCTURES, SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.arguments import configure_task
 from treegen.evals.config.base import BaseSettings, build_settings, last_choices, merge_choices
 from treegen.evals.config.early_stopping import NEVER, StopRule, parse_stop_rule
@@ -96,25 +96,30 @@ class EvalSettings(BaseSettings):
         self._check_stops()
         check_votes(self.votes)
         if self.num_samples < 1:
-            raise InputError(f"num_samples must be at least 1, got {self.num_samples}")
+            raise InputError(f"{arg('num_samples')} must be at least 1, got {self.num_samples}")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
-            raise InputError("fewshot_as_multiturn needs chat: give apply_chat_template=True too")
+            raise InputError(
+                f"{arg('fewshot_as_multiturn')} needs chat: give "
+                f"{arg('apply_chat_template', True)} too"
+            )
         self._check_reasoning()
         for name, ks in (("pass_ks", self.pass_ks), ("maj_ks", self.maj_ks)):
             for k in ks or ():
                 if not 1 <= k <= self.num_samples:
                     raise InputError(
-                        f"{name}={k} is not possible with {self.num_samples} samples per problem; "
-                        f"choose from 1 to {self.num_samples}, or draw more (num_samples=)"
+                        f"{arg(name, k)} is not possible with {self.num_samples} samples per "
+                        f"problem; choose from 1 to {self.num_samples}, or draw more "
+                        f"({arg('num_samples=')})"
                     )
 
     def _check_stops(self) -> None:
         if parse_stop_rule(self.stop_when) is not None and not self.score:
             raise InputError(
-                "stop_when= looks at answers, so it cannot go with score=False; leave one out"
+                f"{arg('stop_when=')} looks at answers, so it cannot go with "
+                f"{arg('score', False)}; leave one out"
             )
         if self.stop_batch < 1:
-            raise InputError(f"stop_batch must be at least 1, got {self.stop_batch}")
+            raise InputError(f"{arg('stop_batch')} must be at least 1, got {self.stop_batch}")
         if self.in_rounds and self.sampling.temperature == 0:
             raise InputError(
                 "greedy samples of a problem are all the same, so none can be spared; "
@@ -172,21 +177,22 @@ class EvalSettings(BaseSettings):
         check_reasoning(self.reasoning)
         if self.reasoning != "auto" and not self.apply_chat_template:
             raise InputError(
-                "reasoning= is an argument of the chat template: give apply_chat_template=True too"
+                f"{arg('reasoning=')} is an argument of the chat template: give "
+                f"{arg('apply_chat_template', True)} too"
             )
         budget, most = self.sampling.max_thinking_tokens, self.sampling.max_tokens
         if budget is not None and budget >= most:
             raise InputError(
-                f"max_thinking_tokens={budget} must be less than max_tokens={most}, which "
-                "counts the thinking and the answer"
+                f"{arg('max_thinking_tokens', budget)} must be less than "
+                f"{arg('max_tokens', most)}, which counts the thinking and the answer"
             )
 
     def explain_unused(self, name: str) -> str | None:
         """Return why the setting `name` has no effect with the others; None if it has one."""
         if name == "stop_batch" and self.stop_when == NEVER:
-            return "without stop_when="
+            return f"without {arg('stop_when=')}"
         if name == "thinking_end" and self.sampling.max_thinking_tokens is None:
-            return "without max_thinking_tokens="
+            return f"without {arg('max_thinking_tokens=')}"
         return None
 
     def identity(self) -> dict[str, Any]:

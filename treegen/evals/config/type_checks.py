@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 _NAMES: Final[Mapping[Any, str]] = {
     int: "a whole number",
@@ -31,7 +31,7 @@ def check_choices(given: Mapping[str, Any], *kinds: type) -> None:
         for name, value in given.items():
             if (hint := _hints(kind).get(name)) is not None and not _is(value, hint):
                 expected = " or ".join(dict.fromkeys(_describe_type(hint)))
-                raise InputError(f"{name} must be {expected}, got {value!r:.60}")
+                raise InputError(f"{arg(name)} must be {expected}, got {value!r:.60}")
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.arguments import TRUTHS
 
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -59,14 +59,14 @@ def _value(name: str, text: str) -> Any:
         return tuple(pair)
     if name in ("chat", "turns"):
         if text.lower() not in TRUTHS:
-            raise InputError(f"{name} must be true or false, got {text!r}")
+            raise InputError(f"{arg(name)} must be true or false, got {text!r}")
         return TRUTHS[text.lower()]
     if name == "label":
         if not text.isdecimal():
-            raise InputError(f"label must be a whole number from 0 on, got {text!r}")
+            raise InputError(f"{arg('label')} must be a whole number from 0 on, got {text!r}")
         return int(text)
     from treegen.model.scorers.verifier import REDUCE
 
     if text not in REDUCE:
-        raise InputError(f"reduce must be one of {', '.join(REDUCE)}, got {text!r}")
+        raise InputError(f"{arg('reduce')} must be one of {', '.join(REDUCE)}, got {text!r}")
     return text

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.statistics.preference import (
     PositionBias,
@@ -83,8 +83,8 @@ def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
         pairs.append((problem, pair[0][0], pair[1][0], (first + second) / 2))
     if not pairs:
         raise InputError(
-            "no pair has verdicts in both orders that can be read; "
-            "give more samples= or another judge="
+            "no pair has verdicts in both orders that can be read; give more samples= or another "
+            f"{arg('judge=')}"
         )
     return Pairs(runs, tuple(bradley_terry(pairs, len(runs))), estimate_position_bias(orders))
 

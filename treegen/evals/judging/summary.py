@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.jury import check_jury, jury_of
 from treegen.evals.judging.official_tables import official_tables
@@ -74,7 +74,8 @@ class Summary:
         """
         if self.cells is None:
             raise InputError(
-                "no verdict can be read, so nothing tells how many are needed; try another judge="
+                "no verdict can be read, so nothing tells how many are needed; try another "
+                f"{arg('judge=')}"
             )
         repeats, variance = _repeats(self.judged)
         return required_numbers(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from treegen import demo
 from treegen.common.closeable import Closeable
-from treegen.errors import InputError, RunError, TreegenError
+from treegen.errors import InputError, RunError, TreegenError, arg
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.identity import computed_on, run_settings
 from treegen.evals.model import (
@@ -109,7 +109,8 @@ class ModelLoader(Closeable):
         for name in options:
             if name in asked:
                 raise InputError(
-                    f"{name}= is for loading a model, and this one is loaded; leave it out"
+                    f"{arg(name + '=')} is for loading a model, and this one is loaded; leave it "
+                    "out"
                 )
         return {**asked, **options}
 
@@ -358,4 +359,4 @@ def _fill(
         except TreegenError as error:
             if all_new(runs):
                 raise  # there is nothing to continue
-            raise type(error)(f"{error}; {kept()}") from error
+            raise type(error)(f"{error.message.marked}; {kept()}") from error

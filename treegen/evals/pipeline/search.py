@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.spelling import did_you_mean
-from treegen.errors import CacheFullError, InputError
+from treegen.errors import CacheFullError, InputError, Message, arg
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.type_checks import check_choices
 from treegen.evals.pipeline.execution import (
@@ -168,11 +168,13 @@ def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str
 def _check_alike(jobs: "list[SearchJob]") -> None:
     """Raise InputError unless all methods have the same problems and the same budget."""
     if len({job.settings.budget for job in jobs}) > 1:
-        raise InputError("the methods have different budgets; give all of them one with budget=")
+        raise InputError(
+            f"the methods have different budgets; give all of them one with {arg('budget=')}"
+        )
     if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
         raise InputError(
-            "the methods have different problems; give all of them the same data=, "
-            "limit= and examples"
+            f"the methods have different problems; give all of them the same {arg('data=')}, "
+            f"{arg('limit=')} and examples"
         )
 
 
@@ -190,6 +192,7 @@ def lacking(found: Sequence[SearchRunResult]) -> list[str]:
     message = f"{missing:,} problems were not searched"
     if errors := [error for result in found for error in result.no_room]:
         message += (
-            f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger memory="
+            f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger "
+            f"{arg('memory=')}"
         )
-    return [f"{message}; {found[0].again}"]
+    return [Message(f"{message}; {found[0].again}")]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.job import AnyJob, load_task_data
 from treegen.evals.search.names import REWARD
 from treegen.evals.search.settings import SearchSettings
@@ -75,7 +75,7 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
             if name in searches:
                 raise InputError(
                     f"a problem has the id {name!r}, which is the name of a search of another "
-                    "problem; give it another id, or leave repeats= out"
+                    f"problem; give it another id, or leave {arg('repeats=')} out"
                 )
             searches[name] = problem_id, repeat
     return searches
@@ -93,7 +93,8 @@ def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
         if length + most > context:
             raise CapacityError(
                 f"the prompt of {name!r} has {length:,} tokens; with {most:,} to sample that is "
-                f"more than the model's context of {context:,}; lower num_fewshot= or max_tokens="
+                f"more than the model's context of {context:,}; lower {arg('num_fewshot=')} or "
+                f"{arg('max_tokens=')}"
             )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from treegen.common.formatting import parse_bytes
 from treegen.common.params import PENALTIES, SamplingParams, check_int
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.config.base import (
     ALLOW_TASK_CODE,
     BaseSettings,
@@ -82,13 +82,15 @@ class SearchSettings(BaseSettings, TreeSettings):
         for name in counts:
             value = getattr(self, name)
             if value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+                raise InputError(f"{arg(name)} must be at least 1, got {value}")
         if self.rollouts < 0:
-            raise InputError(f"rollouts must be at least 0, got {self.rollouts}")
+            raise InputError(f"{arg('rollouts')} must be at least 0, got {self.rollouts}")
         if not self.exploration >= 0:
-            raise InputError(f"exploration must be at least 0, got {self.exploration}")
+            raise InputError(f"{arg('exploration')} must be at least 0, got {self.exploration}")
         if self.verifier_args and not self.evaluate.startswith(REWARD):
-            raise InputError("verifier_args= are for a verifier; name one with verifier=")
+            raise InputError(
+                f"{arg('verifier_args=')} are for a verifier; name one with {arg('verifier=')}"
+            )
         if self.verifier_memory is not None:
             parse_bytes(self.verifier_memory)
         several = max(self.expand, self.num_samples, self.repeats)
@@ -106,7 +108,7 @@ class SearchSettings(BaseSettings, TreeSettings):
     def explain_unused(self, name: str) -> str | None:
         """Return why the setting `name` has no effect with the others; None if it has one."""
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
-            return "without verifier="
+            return f"without {arg('verifier=')}"
         knob = "evaluate" if name == "verifier" else name
         if self.source is not None or knob not in TreeSettings.__dataclass_fields__:
             return None  # which settings a custom method reads is unknown
@@ -149,7 +151,7 @@ def resolve_search_settings(
     """
     if "verifier" in asked:
         if "evaluate" in asked:
-            raise InputError("give verifier= or evaluate=, not both")
+            raise InputError(f"give {arg('verifier=')} or {arg('evaluate=')}, not both")
         asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
         del asked["verifier"]
     choices = merge_choices(SearchSettings, asked, stored)
@@ -224,12 +226,13 @@ def _method(
         elif place is None:
             raise InputError(
                 f"the run names a method with code of its own, {stored_place}, which does not run "
-                "unasked; read it, then name it with method= or give allow_task_code=True"
+                f"unasked; read it, then name it with {arg('method=')} or give "
+                f"{arg('allow_task_code', True)}"
             )
     elif stored and short_name(str(place)) == stored["method"]:  # the method's file may have moved
         given = {**stored.get("arguments", {}), **given}
     if place is not None and not isinstance(place, str):
-        raise InputError(f"method must be the name of a method, got {place!r:.60}")
+        raise InputError(f"{arg('method')} must be the name of a method, got {place!r:.60}")
     place = absolute_method(place or default)
     method, name = find_method(place), short_name(place)
     values = read_values(method.arguments, given, f"method {name}", also)
@@ -242,7 +245,8 @@ def _budget(given: Budget | Mapping[str, Any] | None, defaults: SearchDefaults) 
     known = {f.name for f in fields(Budget)}
     if given is not None and (not isinstance(given, Mapping) or given.keys() - known):
         raise InputError(
-            f"budget must be a Budget or a mapping of {', '.join(sorted(known))}, got {given!r:.60}"
+            f"{arg('budget')} must be a Budget or a mapping of {', '.join(sorted(known))}, got "
+            f"{given!r:.60}"
         )
     return Budget(tokens=defaults.tokens) if given is None else Budget(**given)
 

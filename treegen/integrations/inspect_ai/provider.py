@@ -11,7 +11,7 @@ from inspect_ai.model._cache import epoch  # the epoch that keys Inspect's own o
 from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
 
 from treegen.common.files.regular_files import read_text
-from treegen.errors import CacheFullError, ContextError, InputError, TreegenError
+from treegen.errors import CacheFullError, ContextError, InputError, TreegenError, arg
 from treegen.integrations.inspect_ai.messages import template_messages, template_tools
 from treegen.integrations.inspect_ai.outputs import output_of
 from treegen.integrations.inspect_ai.settings import sampling_params, template_arguments
@@ -73,7 +73,9 @@ class TreegenAPI(ModelAPI):
                 raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
             check_known(options, "model arguments", _OWN)
             if sampling not in _SAMPLING:
-                raise InputError(f"sampling must be {' or '.join(_SAMPLING)}, got {sampling!r}")
+                raise InputError(
+                    f"{arg('sampling')} must be {' or '.join(_SAMPLING)}, got {sampling!r}"
+                )
             if tool_format is not None:
                 check_tool_format(tool_format)
             template = None if chat_template is None else _read_template(chat_template)

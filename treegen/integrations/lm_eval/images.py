@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.chat_images import expand_image_markers
 from treegen.prompts.images.table import ImageTable, PlacedImage
 
@@ -41,7 +41,9 @@ def load_images(table: ImageTable | None, given: Mapping[str, Any]) -> list[Plac
     if "audio" in given:
         raise InputError("the task has sound, which treegen does not take")
     if table is None:
-        raise InputError("the task has images; load a model that takes them with images=True")
+        raise InputError(
+            f"the task has images; load a model that takes them with {arg('images', True)}"
+        )
     return [table.add(image) for image in visuals(given.get("visual", ()))]
 
 

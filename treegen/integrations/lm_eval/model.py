@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from treegen.common.params import check_int
 from treegen.common.version import VERSION
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 from treegen.integrations.lm_eval.cached_responses import ResponseCache, SampledPrompt
 from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
 from treegen.integrations.lm_eval.journal import Journal
@@ -109,7 +109,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         if enable_thinking and think_end_token is None:
             raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
         if sampling not in ("neutral", "recommended"):
-            raise InputError(f"sampling must be neutral or recommended, got {sampling!r}")
+            raise InputError(f"{arg('sampling')} must be neutral or recommended, got {sampling!r}")
         if cache is not None:
             NewDirectory.directory(Path(cache))
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treegen.errors import ModelError
+from treegen.errors import ModelError, arg
 from treegen.model.checkpoint.families import WHOLE
 from treegen.model.parallel.experts import (
     ONE_OF_EXPERTS,
@@ -97,7 +97,7 @@ def check_plan(module: PreTrainedModel) -> None:
     if reason is not None:
         raise ModelError(
             f"{config.model_type} models cannot be divided among GPUs: {reason}; use one GPU "
-            "(tensor_parallel_size=1)"
+            f"({arg('tensor_parallel_size', 1)})"
         )
 
 
@@ -182,7 +182,7 @@ class _Sharding:
     def _make_error(self, reason: str) -> ModelError:
         return ModelError(
             f"{self.module.config.model_type} models cannot be divided among {self.size} GPUs: "
-            f"{reason}; choose another tensor_parallel_size (--tp)"
+            f"{reason}; choose another {arg('tensor_parallel_size')}"
         )
 
     def _cut(self, name: str, part: nn.Module, style: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from treegen.common.checks import check_argument_types
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.replies import marked_formats, readers
 from treegen.prompts.replies.readers import Reader, TaggedCallReader
 from treegen.prompts.replies.scan import Scan
@@ -251,7 +251,9 @@ def tool_format(name: str) -> ToolFormat:
         InputError: there is none.
     """
     if name not in TOOL_FORMATS:
-        raise InputError(f"tool_format must be one of {', '.join(TOOL_FORMATS)}, got {name!r}")
+        raise InputError(
+            f"{arg('tool_format')} must be one of {', '.join(TOOL_FORMATS)}, got {name!r}"
+        )
     return TOOL_FORMATS[name]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.judging.statistics.components import REST, Design, predicted_variance
 
 _MOST: Final = 10**7
@@ -30,7 +30,7 @@ def check_half_width(half_width: float) -> None:
     """Raise InputError unless the half width is a finite number above 0."""
     is_number = isinstance(half_width, int | float) and not isinstance(half_width, bool)
     if not is_number or not 0 < half_width < math.inf:
-        raise InputError(f"half_width must be above 0, got {half_width!r:.80}")
+        raise InputError(f"{arg('half_width')} must be above 0, got {half_width!r:.80}")
 
 
 def required_numbers(
