@@ -5,12 +5,8 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import (
-    QUIET,
-    add_option_groups,
-    collect_choices,
-    pop_execution_options,
-)
+from treegen.cli.options.choices import collect_choices, make_execution
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("score")
@@ -25,7 +21,7 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.rescoring import rescore_run
 
-    execution = pop_execution_options(params, anew=rejudge)
+    execution = make_execution(params, anew=rejudge)
     found = rescore_run(run, collect_choices(params), Terminal(quiet=quiet), execution)
     if not quiet:
         render.show_report(found.results, found.report)

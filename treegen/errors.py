@@ -37,7 +37,8 @@ class Message(str):
     @property
     def parameter(self) -> str | None:
         """The name of the first parameter that the message refers to; None if there is none."""
-        return self.parts[1].partition("=")[0] if len(self.parts) > 1 else None
+        name = self.parts[1].partition("=")[0] if len(self.parts) > 1 else ""
+        return name if name.isidentifier() else None
 
     @property
     def marked(self) -> str:

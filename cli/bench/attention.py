@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from treegen.cli.bench.options import DEVICE, count, counts
-from treegen.cli.options.options import add_options, is_number
+from treegen.cli.options.choices import is_number
+from treegen.cli.options.options import add_options
 from treegen.errors import InputError
 
 

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.options.options import JSON, Decorator, whole_numbers
+from treegen.cli.options.choices import whole_numbers
+from treegen.cli.options.options import JSON, Decorator
 from treegen.errors import InputError
 
 _TYPES: Final = ("auto", "float32", "bfloat16", "float16")

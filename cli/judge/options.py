@@ -58,13 +58,13 @@ def plan_judging(
     from treegen.api.judge_plan import JudgingPlan
     from treegen.errors import InputError, arg
 
-    given = [name for name, value in how.items() if value is not None]
+    unused = [name for name, value in how.items() if value is not None]
     plan = JudgingPlan.make(judge, **how, options=loading_of(asked)) if judge else None
     if plan is not None:
         plan.check()
-    elif given:
+    elif unused:
         raise InputError(
-            f"{arg(given[0] + '=')} is of no use without {arg('judge=')}; give {arg('judge=')} too"
+            f"{arg(unused[0] + '=')} is of no use without {arg('judge=')}; give {arg('judge=')} too"
         )
     return plan
 

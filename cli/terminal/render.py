@@ -124,7 +124,7 @@ def show_report(
 def exit_with_complaints(complaints: Sequence[str]) -> None:
     """Print each complaint to stderr, and exit with code 1 if there are any."""
     for complaint in complaints:
-        notice(f"Error: {complaint}")
+        notice(f"Error: {in_flags(complaint)}")
     if complaints:
         raise SystemExit(1)
 

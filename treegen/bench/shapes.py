@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.formatting import format_bytes
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 
 if TYPE_CHECKING:
     import torch
@@ -317,7 +317,7 @@ def shape_of(name: str) -> Shape:
         InputError: no shape has the name.
     """
     if name not in SHAPES:
-        raise InputError(f"shape must be one of {', '.join(SHAPES)}, got {name!r}")
+        raise InputError(f"{arg('shape')} must be one of {', '.join(SHAPES)}, got {name!r}")
     return SHAPES[name]
 
 

@@ -24,7 +24,7 @@ from treegen.bench.speculate import measure as measure_guesses
 from treegen.bench.timing import describe_machine
 from treegen.bench.tiny import word_tokenizer
 from treegen.bench.vision import build_vision_model, image_of, load_checkpoint
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.llm import LLM
 from treegen.model.config import DTYPES, resolve_device
 from treegen.report.tables import PrintableTable
@@ -186,7 +186,7 @@ def time_attention(
         InputError: no shape has the name.
     """
     if shape is not None and shape not in latent.FORMS:
-        raise InputError(f"shape must be one of {', '.join(latent.FORMS)}, got {shape!r}")
+        raise InputError(f"{arg('shape')} must be one of {', '.join(latent.FORMS)}, got {shape!r}")
     target = resolve_device(device)
     kind = DTYPES[dtype if dtype != "auto" else ("float32" if target.type == "cpu" else "bfloat16")]
     about, found = describe_machine(target), ceilings.measure(target, kind, ceiling_seconds)

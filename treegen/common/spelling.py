@@ -32,6 +32,7 @@ FOREIGN: Final = {
     "num_return_sequences": "n",
     "best_of": "n",
     "thinking_token_budget": "max_thinking_tokens",
+    "n": "num_samples",
     "epochs": "num_samples",
     "repeats": "num_samples",
     "num_fewshot_examples": "num_fewshot",

@@ -182,8 +182,8 @@ class Rounds:
         warmup = range(self._rule.first_round)
         if state.end <= len(warmup) or any(i not in state.answers for i in warmup):
             return None
-        known = [state.lowest[i] for i in warmup if i in state.lowest]
-        return confidence.floor(known) if known else None
+        lowest = [state.lowest[i] for i in warmup if i in state.lowest]
+        return confidence.floor(lowest) if lowest else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the rules by which the run stops, and where each problem did, as JSON values.

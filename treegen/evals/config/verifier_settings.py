@@ -19,31 +19,31 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 """The settings of `treegen.model.scorers.verifier.Verifier` that users set, and their defaults."""
 
 
-def verifier_settings(given: Mapping[str, str]) -> dict[str, Any]:
+def parse_verifier_settings(texts: Mapping[str, str]) -> dict[str, Any]:
     r"""Return the values of settings that differ from their defaults. In texts, \n is a newline.
 
     Raises:
         InputError: a name or a value cannot be used.
     """
     settings: dict[str, Any] = {}
-    for name, text in known_settings(given).items():
+    for name, text in check_verifier_settings(texts).items():
         value = _value(name, text)
         if value != DEFAULTS[name]:
             settings[name] = value
     return settings
 
 
-def known_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def check_verifier_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored settings with lists as tuples.
 
     Raises:
         InputError: a name is unknown.
     """
-    for name in given:
+    for name in settings:
         if name not in DEFAULTS:
             hint = did_you_mean(name, DEFAULTS) or f"; known: {', '.join(DEFAULTS)}"
             raise InputError(f"a verifier has no setting {name!r}{hint}")
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
 
 
 def _value(name: str, text: str) -> Any:

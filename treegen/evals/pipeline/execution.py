@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from treegen import demo
 from treegen.common.closeable import Closeable
-from treegen.errors import InputError, RunError, TreegenError, arg
+from treegen.errors import InputError, Message, RunError, TreegenError, arg
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.identity import computed_on, run_settings
 from treegen.evals.model import (
@@ -223,7 +223,11 @@ def announce_demo_model(
         listener: Receives the message.
     """
     if "model" not in asked and any(s.engine.model == demo.NAME for s in settings):
-        listener.tell(demo.MODEL_NOTICE if "data" in asked else demo.NOTICE)
+        if "data" in asked:
+            text = f"{demo.MODEL_NOTICE}; give {arg('model=')} for yours"
+        else:
+            text = f"{demo.NOTICE}; give {arg('model=')} and {arg('data=')} for yours"
+        listener.tell(Message(text))
 
 
 def tell_skipped(job: "AnyJob", listener: Listener) -> None:

@@ -158,7 +158,9 @@ def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str
     known = sorted({argument.name for name in methods for argument in find_method(name).arguments})
     for name in given["arguments"]:
         if name not in known and name in EngineOptions.__dataclass_fields__:
-            raise InputError(f"no method has an argument {name!r}; the model's is {name}=")
+            raise InputError(
+                f"no method has an argument {name!r}; the model's is {arg(name + '=')}"
+            )
         if name not in known and len(methods) > 1:
             hint = did_you_mean(name, known) or f"; they have {', '.join(known)}"
             raise InputError(f"none of the methods has an argument {name!r}{hint}")
@@ -192,7 +194,8 @@ def lacking(found: Sequence[SearchRunResult]) -> list[str]:
     message = f"{missing:,} problems were not searched"
     if errors := [error for result in found for error in result.no_room]:
         message += (
-            f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger "
+            f", {len(errors):,} of them for want of memory "
+            f"({errors[0].message.marked}); add a larger "
             f"{arg('memory=')}"
         )
     return [Message(f"{message}; {found[0].again}")]

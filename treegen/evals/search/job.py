@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.job import AnyJob, load_task_data
-from treegen.evals.search.names import REWARD
+from treegen.evals.search.method_types import REWARD
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.evals.task_calls import wrap_task_method

@@ -27,8 +27,8 @@ class SearchDefaults:
     evaluator: the default way to evaluate states.
     worth: the value of the best state in the task's own ways to evaluate; the worst has 0.
     propose, evaluate: names of the task's own ways to make next steps and to evaluate states, in
-    addition to those that all tasks share (see `names.py`). A task that has some is a Proposer or
-    Evaluator.
+    addition to those that all tasks share (see `method_types`). A task that has some is a Proposer
+    or Evaluator.
     prune_below: depth-first search prunes states of a lower value, on the scale of these ways.
     """
 
@@ -125,8 +125,8 @@ def get_search_task(name: str | Task) -> SearchTask:
                     f"search_defaults, but has no method {member!r} that makes them"
                 )
         return task
-    known = [info.name for info in list_tasks() if info.source == "treegen"]
-    able = [other for other in known if isinstance(get_task(other), SearchTask)]
+    names = [info.name for info in list_tasks() if info.source == "treegen"]
+    able = [other for other in names if isinstance(get_task(other), SearchTask)]
     raise InputError(
         f"task {task.name!r} has no steps to search over; those that have: {', '.join(able)}"
     )

@@ -12,9 +12,13 @@ from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
 
 from treegen.common.files.regular_files import read_text
 from treegen.errors import CacheFullError, ContextError, InputError, TreegenError, arg
-from treegen.integrations.inspect_ai.messages import template_messages, template_tools
-from treegen.integrations.inspect_ai.outputs import output_of
-from treegen.integrations.inspect_ai.settings import sampling_params, template_arguments
+from treegen.integrations.inspect_ai.conversion import (
+    output_of,
+    sampling_params,
+    template_arguments,
+    template_messages,
+    template_tools,
+)
 from treegen.llm import LLM
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.options import check_known
@@ -114,7 +118,7 @@ class TreegenAPI(ModelAPI):
         Raises:
             InputError: A message or a setting cannot be used.
         """
-        params, known = sampling_params(config, self._usual), template_tools(tools)
+        params, tool_specs = sampling_params(config, self._usual), template_tools(tools)
         if tool_choice not in ("auto", "none"):
             if params.structure is not None:
                 raise InputError(
@@ -122,14 +126,14 @@ class TreegenAPI(ModelAPI):
                 )
             name = tool_choice.name if isinstance(tool_choice, ToolFunction) else None
             is_single = config.parallel_tool_calls is False
-            grammar = self._served.replies.call_grammar(known or [], name, is_single=is_single)
+            grammar = self._served.replies.call_grammar(tool_specs or [], name, is_single=is_single)
             params = dataclasses.replace(params, grammar=grammar)
         start = time.perf_counter()
         try:
             (prompt,), (completions,) = await self._served.generate(
                 [template_messages(input)],
                 params,
-                tools=known,
+                tools=tool_specs,
                 chat_template_kwargs=template_arguments(config, self._template),
                 first=(epoch.get(1) - 1) * params.n,
             )
@@ -143,7 +147,7 @@ class TreegenAPI(ModelAPI):
             completions,
             self._served.replies,
             text=self._served.text,
-            tools=known,
+            tools=tool_specs,
             logprobs=bool(config.logprobs),
             seconds=time.perf_counter() - start,
         )
@@ -177,12 +181,12 @@ class TreegenAPI(ModelAPI):
         self._served.close(drain=False)
 
 
-def _read_template(given: str) -> str:
-    if "{" in given:
-        return given
+def _read_template(template: str) -> str:
+    if "{" in template:
+        return template
     try:
-        return read_text(given)
+        return read_text(template)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"chat_template {given!r} is no template and no file: {error}; give one of them"
+            f"chat_template {template!r} is no template and no file: {error}; give one of them"
         ) from error

@@ -34,6 +34,7 @@ from treegen.integrations.server.metrics import Metrics
 from treegen.integrations.server.requests import (
     CompletionRequest,
     RequestError,
+    field_of,
     parse_request,
     read_json,
 )
@@ -312,7 +313,7 @@ def _make_error_response(error: Exception) -> Response:
     if isinstance(error, StoppedError):
         return _error(503, str(error))
     if isinstance(error, InputError | CapacityError):
-        return _error(400, str(error), param=getattr(error, "param", None))
+        return _error(400, str(error), param=field_of(error))
     _LOG.error("a request failed: %r", error)
     return _error(500, f"the server failed ({type(error).__name__}); see its log")
 
