@@ -29,7 +29,8 @@ def _own_arguments() -> str:
     """Return the help of the methods' own arguments: their names."""
     with_some = [(name, method) for name, method in METHODS.items() if method.arguments]
     return "; ".join(
-        f"{name}: {', '.join(each.name for each in method.arguments)}" for name, method in with_some
+        f"{name}: {', '.join(argument.name for argument in method.arguments)}"
+        for name, method in with_some
     )
 
 
@@ -163,7 +164,7 @@ def command(
     from treegen.report.text import cost_table
 
     terminal = Terminal(quiet=quiet, resume="search")
-    found = search_all(
+    results = search_all(
         _methods(method, compare),
         choices,
         ModelLoader(places=places),
@@ -172,16 +173,18 @@ def command(
         resume=resume,
         compare=compare is not None,
     )
-    for each in found if not quiet else ():
-        for problem, error in list(each.results["errors"].items())[:3]:
-            notice(f"{each.method}: the search of {problem!r} failed: {error}")
+    for result in results if not quiet else ():
+        for problem, error in list(result.results["errors"].items())[:3]:
+            notice(f"{result.method}: the search of {problem!r} failed: {error}")
     if not quiet:
-        echo("\n" + cost_table([each.results for each in found]))
-        for each in found:
-            echo(f"results: {each.path / 'results.json'}")
+        echo("\n" + cost_table([result.results for result in results]))
+        for result in results:
+            echo(f"results: {result.path / 'results.json'}")
         echo("")
-    json_line({"runs": [{"run": str(each.path), **without_parts(each.results)} for each in found]})
-    exit_with_complaints(lacking(found))
+    json_line(
+        {"runs": [{"run": str(result.path), **without_parts(result.results)} for result in results]}
+    )
+    exit_with_complaints(lacking(results))
 
 
 def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:

@@ -38,9 +38,9 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     engine = EngineOptions(**{"model": demo.NAME, **choices})
     from treegen.bench.selfcheck import self_check
 
-    found = self_check(engine, num_problems)
+    outcome = self_check(engine, num_problems)
     if not quiet:
-        echo(str(found.table))
-    json_line(found.document)
-    if found.is_broken:
+        echo(str(outcome.table))
+    json_line(outcome.document)
+    if outcome.is_broken:
         raise click.exceptions.Exit(1)

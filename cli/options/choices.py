@@ -97,7 +97,7 @@ def make_execution(params: Mapping[str, Any], *, anew: bool = False) -> "Executi
     return make_execution_options(*(params[name] for name in _EXECUTION), anew=anew)
 
 
-def make_placement(params: Mapping[str, Any], device: object = "auto") -> "Placement | None":
+def make_placement(params: Mapping[str, Any], device: str = "auto") -> "Placement | None":
     """Return where workers run; None if no option of workers is given.
 
     Args:

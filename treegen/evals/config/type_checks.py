@@ -46,7 +46,8 @@ def check_choices(choices: Mapping[str, Any], *kinds: type) -> None:
 
 def check_bounds(settings: object) -> None:
     """Raise InputError for a number below the `Minimum` of its field's type."""
-    for name, least in _minima(type(settings)).items():
+    kind: type = type(settings)
+    for name, least in _minima(kind).items():
         if not getattr(settings, name) >= least:  # true of NaN too
             raise InputError(f"{arg(name)} must be at least {least}, got {getattr(settings, name)}")
 
