@@ -100,7 +100,7 @@ def command(output_path: str | None) -> None:
     if os.path.isdir(path) and any(path.iterdir()):
         raise RunError(f"{path} is not empty; name another directory with --output-path")
     start = time.monotonic()
-    notice(f"{demo.NOTICE.partition(';')[0]}; runs go to {path}")
+    notice(f"{demo.NOTICE}; runs go to {path}")
     tour = _Tour(_load(), path, Terminal(quiet=False))
     parts: tuple[tuple[str, str, Callable[[_Tour], None]], ...] = (
         (

@@ -1,12 +1,19 @@
 """`treegen eval`: sample tasks with a model, score the samples, and write run directories."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treegen.cli.judge.options import JUDGE, loading_of, plan_judging, show_judged
+from treegen.cli.options.choices import (
+    collect_choices,
+    collect_tasks,
+    make_execution,
+    make_placement,
+)
 from treegen.cli.options.command import GroupedCommand
 from treegen.cli.options.lm_eval import OPTIONS as LM_EVAL
 from treegen.cli.options.lm_eval import check_data, pop_lm_eval_options
@@ -16,11 +23,10 @@ from treegen.cli.options.options import (
     WRITE_OUT,
     add_option_groups,
     add_options,
-    collect_choices,
-    pop_execution_options,
-    task_names,
 )
-from treegen.cli.options.workers import resolve_workers, take_cluster
+
+if TYPE_CHECKING:
+    from treegen.evals.pipeline.evaluation import EvaluationResult
 
 
 @click.command(
@@ -83,73 +89,88 @@ def command(
     from treegen.api.judge_plan import JudgingPlan
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
-    from treegen.common.formatting import safe_text
     from treegen.evals.judging.models import JudgeLoader
     from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
     from treegen.evals.pipeline.execution import ModelLoader
-    from treegen.report.load import compare_rows
 
-    tasks = task_names(params)
+    tasks = collect_tasks(params)
     is_checked_first = pop_lm_eval_options(params, tasks)
-    cluster, execution = take_cluster(params), pop_execution_options(params)
+    execution = make_execution(params)
     several = adapter if len(adapter) > 1 else ()
-    asked = collect_choices(params if several else {**params, "adapter": adapter})
+    choices = collect_choices(params if several else {**params, "adapter": adapter})
     if is_checked_first:
-        check_data(tasks, asked)
+        check_data(tasks, choices)
     judging = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
-    plan = plan_judging(judge, judging, asked)
+    plan = plan_judging(judge, judging, choices)
     if judge:
-        asked["judged_by"] = None if plan is None else plan.to_json()
+        choices["judged_by"] = None if plan is None else plan.to_json()
     allowed = " --allow-code-execution" if execution else ""
     terminal = Terminal(quiet=quiet, resume="eval", flags=allowed)
-    models = ModelLoader(
-        places=resolve_workers(cluster, asked), stays=plan is not None or resume is not None
-    )
+    places = make_placement(params, choices.get("device", "auto"))
+    models = ModelLoader(places=places, stays=plan is not None or resume is not None)
     how: dict[str, Any] = {
         "output": output,
         "resume": resume,
         "execution": execution,
         "show_prompts": write_out,
-        "check_judges": lambda kept: JudgingPlan.check_kept(kept, loading_of(asked)),
+        "check_judges": lambda kept: JudgingPlan.check_kept(kept, loading_of(choices)),
     }
     if several:
-        rows = evaluate_adapters(several, tasks, asked, models, terminal, **how)
+        rows = evaluate_adapters(several, tasks, choices, models, terminal, **how)
     else:
-        rows = [evaluate_all(tasks, asked, models, terminal, **how)]
-    found = [each for row in rows for each in row]
-    for each in found if not quiet else ():
-        if shortened := each.results["shortened"]:
-            render.notice(
-                f"{shortened:,} prompts were too long for the model and have fewer "
-                "solved examples; see dropped in samples.jsonl"
-            )
-        render.echo("")
-        render.show_report(each.results, each.report)
-        render.pictures(each.report, each.path)
-        render.echo(f"results: {each.path / 'results.json'}\n")
-    documents = [{"run": str(each.path), **render.without_parts(each.results)} for each in found]
-    complaints = [each.complaint for each in found if each.complaint]
+        rows = [evaluate_all(tasks, choices, models, terminal, **how)]
+    results = [result for row in rows for result in row]
+    for result in results if not quiet else ():
+        _show_result(result)
+    documents = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
+    complaints = [result.complaint for result in results if result.complaint]
     with closing(models), JudgeLoader(models) as judges:
-        for each, document in zip(found, documents, strict=True):
-            if each.judged_by is None:
+        for result, document in zip(results, documents, strict=True):
+            if result.judged_by is None:
                 continue
-            kept = plan or JudgingPlan.of_json(each.judged_by, loading_of(asked))
-            judged = kept.judge(
-                each.path,
+            judged = (plan or JudgingPlan.of_json(result.judged_by, loading_of(choices))).judge(
+                result.path,
                 listener=terminal,
                 models=judges,
-                follow=partial(terminal.count, again=each.again),
+                follow=partial(terminal.count, again=result.again),
                 allow_task_code=True,
             )
             show_judged(judged, quiet=quiet)
             document["judged"] = judged.to_json()
             complaints += judged.complaints
-    differences = []
-    for a, b, told in compare_rows(rows, allow_task_code="allow_task_code" in asked):
-        if not quiet:
-            render.echo(safe_text(f"{b} against {a}\n\n{told}"))
-        differences.append({"run_a": a, "run_b": b, **told.to_json()})
+    differences = _compare(rows, allow_task_code="allow_task_code" in choices, quiet=quiet)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
-    if missing := sum(each.missing for each in found):
-        complaints.insert(0, f"{missing:,} samples were not drawn; {found[0].again}")
+    if missing := sum(result.missing for result in results):
+        complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
     render.exit_with_complaints(complaints)
+
+
+def _show_result(result: "EvaluationResult") -> None:
+    """Print the results of a run, and where they are."""
+    from treegen.cli.terminal import render
+
+    if shortened := result.results["shortened"]:
+        render.notice(
+            f"{shortened:,} prompts were too long for the model and have fewer "
+            "solved examples; see dropped in samples.jsonl"
+        )
+    render.echo("")
+    render.show_report(result.results, result.report)
+    render.pictures(result.report, result.path)
+    render.echo(f"results: {result.path / 'results.json'}\n")
+
+
+def _compare(
+    rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool, quiet: bool
+) -> list[dict[str, Any]]:
+    """Print and return how the runs of each adapter differ from those of the first one."""
+    from treegen.cli.terminal.render import echo
+    from treegen.common.formatting import safe_text
+    from treegen.report.load import compare_rows
+
+    differences = []
+    for a, b, comparison in compare_rows(rows, allow_task_code=allow_task_code):
+        if not quiet:
+            echo(safe_text(f"{b} against {a}\n\n{comparison}"))
+        differences.append({"run_a": a, "run_b": b, **comparison.to_json()})
+    return differences

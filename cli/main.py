@@ -176,7 +176,7 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
         raise Failure(f"{told} ({where})" if where else told) from error
     except TreegenError as error:
-        raise Failure(rename_arguments(str(error), command())) from error
+        raise Failure(rename_arguments(error.message, command())) from error
     except OSError as error:
         if error.filename is None:
             raise

@@ -4,14 +4,9 @@ from typing import Any
 
 import click
 
+from treegen.cli.options.choices import collect_choices, collect_tasks
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import (
-    QUIET,
-    WRITE_OUT,
-    add_option_groups,
-    collect_choices,
-    task_names,
-)
+from treegen.cli.options.options import QUIET, WRITE_OUT, add_option_groups
 
 
 @click.command(
@@ -35,7 +30,7 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
 
     terminal = Terminal(quiet=quiet)
     documents = []
-    tasks = task_names(params)
+    tasks = collect_tasks(params)
     for prepared in plan_tasks(tasks, collect_choices(params), terminal, show_prompts=write_out):
         documents.append(plan_document(prepared.job, prepared.facts, prepared.plan))
         if not quiet:

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups, whole_numbers
+from treegen.cli.options.choices import whole_numbers
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("power")

@@ -30,7 +30,7 @@ def command(
 
     The page needs no network and no other file. Its plots are written beside it as SVG and PNG.
     """
-    from treegen.cli.terminal.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, in_flags, json_line, notice
     from treegen.common.formatting import safe_text
     from treegen.report.load import find_runs, load_run
     from treegen.report.page import check_name, write_page
@@ -43,7 +43,7 @@ def command(
     for path in found:
         view = load_run(path, **asked)
         for line in view.notices if not quiet else ():
-            notice(f"{path}: {line}")
+            notice(f"{path}: {in_flags(line)}")
         views.append(view)
     default = found[0] / "report.html" if len(found) == 1 else Path("report.html")
     page, *plots = write_page(views, output_path or default, plots=not no_plots)

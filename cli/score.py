@@ -5,12 +5,8 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import (
-    QUIET,
-    add_option_groups,
-    collect_choices,
-    pop_execution_options,
-)
+from treegen.cli.options.choices import collect_choices, make_execution
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("score")
@@ -25,16 +21,16 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.rescoring import rescore_run
 
-    execution = pop_execution_options(params, anew=rejudge)
-    found = rescore_run(run, collect_choices(params), Terminal(quiet=quiet), execution)
+    execution = make_execution(params, anew=rejudge)
+    result = rescore_run(run, collect_choices(params), Terminal(quiet=quiet), execution)
     if not quiet:
-        render.show_report(found.results, found.report)
-        render.pictures(found.report, run)
-    if found.missing:
-        planned = found.results["planned"]
-        render.notice(f"{found.missing:,} of {planned:,} samples are not drawn yet")
+        render.show_report(result.results, result.report)
+        render.pictures(result.report, run)
+    if result.missing:
+        planned = result.results["planned"]
+        render.notice(f"{result.missing:,} of {planned:,} samples are not drawn yet")
     if not quiet:
         render.echo("")
     # The form of `treegen eval`, which may have several runs.
-    render.json_line({"runs": [{"run": str(run), **render.without_parts(found.results)}]})
-    render.exit_with_complaints([found.complaint] if found.complaint else [])
+    render.json_line({"runs": [{"run": str(run), **render.without_parts(result.results)}]})
+    render.exit_with_complaints([result.complaint] if result.complaint else [])

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups, engine_of
+from treegen.cli.options.choices import make_engine
+from treegen.cli.options.options import QUIET, add_option_groups
 from treegen.errors import InputError
 
 
@@ -39,7 +40,7 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
 
     from treegen.cli.terminal.render import json_line, notice
 
-    engine = engine_of(params)
+    engine = make_engine(params)
     if not file.is_file():
         raise InputError(f"there is no file {file}; give one of JSON lines")
 

@@ -5,9 +5,10 @@ from typing import Any, Final
 
 import click
 
+from treegen.cli.options.choices import collect_choices, make_placement
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import OUTPUT, QUIET, add_option_groups, collect_choices
-from treegen.cli.options.workers import resolve_workers, take_cluster
+from treegen.cli.options.options import OUTPUT, QUIET, add_option_groups
+from treegen.cli.options.pairs import read_pairs
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, methods_with_setting
 
@@ -28,7 +29,8 @@ def _own_arguments() -> str:
     """Return the help of the methods' own arguments: their names."""
     with_some = [(name, method) for name, method in METHODS.items() if method.arguments]
     return "; ".join(
-        f"{name}: {', '.join(each.name for each in method.arguments)}" for name, method in with_some
+        f"{name}: {', '.join(argument.name for argument in method.arguments)}"
+        for name, method in with_some
     )
 
 
@@ -148,9 +150,8 @@ def command(
     Tasks with steps are countdown, game24 and gsm8k. Every finished search is stored with its
     whole tree; a run that was stopped continues with --resume.
     """
-    cluster = take_cluster(params)
-    given = _collect_choices(params)
-    places = resolve_workers(cluster, given)
+    choices = _collect_choices(params)
+    places = make_placement(params, choices.get("device", "auto"))
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import (
         echo,
@@ -164,45 +165,45 @@ def command(
     from treegen.report.text import cost_table
 
     terminal = Terminal(quiet=quiet, resume="search")
-    found = search_all(
+    results = search_all(
         _methods(method, compare),
-        given,
+        choices,
         ModelLoader(places=places),
         terminal,
         output=output,
         resume=resume,
         compare=compare is not None,
     )
-    for each in found if not quiet else ():
-        for problem, error in list(each.results["errors"].items())[:3]:
-            notice(f"{each.method}: the search of {problem!r} failed: {error}")
+    for result in results if not quiet else ():
+        for problem, error in list(result.results["errors"].items())[:3]:
+            notice(f"{result.method}: the search of {problem!r} failed: {error}")
     if not quiet:
-        echo("\n" + cost_table([each.results for each in found]))
-        for each in found:
-            echo(f"results: {each.path / 'results.json'}")
+        echo("\n" + cost_table([result.results for result in results]))
+        for result in results:
+            echo(f"results: {result.path / 'results.json'}")
         echo("")
-    json_line({"runs": [{"run": str(each.path), **without_parts(each.results)} for each in found]})
-    exit_with_complaints(lacking(found))
+    json_line(
+        {"runs": [{"run": str(result.path), **without_parts(result.results)} for result in results]}
+    )
+    exit_with_complaints(lacking(results))
 
 
 def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:
-    from treegen.cli.options.pairs import read_pairs
     from treegen.evals.arguments import read_arguments
 
-    given = collect_choices(params)
-    if "arguments" in given:
-        given["arguments"] = read_arguments(given["arguments"], "method")
-    if "budget" in given:
-        given["budget"] = read_pairs(given["budget"], "--budget", _BUDGET)
-        if not given["budget"]:
+    choices = collect_choices(params)
+    if "arguments" in choices:
+        choices["arguments"] = read_arguments(choices["arguments"], "method")
+    if "budget" in choices:
+        choices["budget"] = read_pairs(choices["budget"], "--budget", _BUDGET)
+        if not choices["budget"]:
             raise InputError("--budget is empty; give it such as --budget tokens=2000")
-    if "verifier_args" in given:
-        from treegen.evals.config.verifier_settings import verifier_settings
+    if "verifier_args" in choices:
+        from treegen.evals.config.verifier_settings import parse_verifier_settings
 
-        given["verifier_args"] = verifier_settings(
-            read_arguments(given["verifier_args"], "verifier")
-        )
-    return given
+        texts = read_arguments(choices["verifier_args"], "verifier")
+        choices["verifier_args"] = parse_verifier_settings(texts)
+    return choices
 
 
 def _methods(method: str | None, compare: str | None) -> list[str]:

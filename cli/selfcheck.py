@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups, collect_choices
+from treegen.cli.options.choices import collect_choices
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("selfcheck")
@@ -31,15 +32,15 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
 
     if num_problems < 3:
         raise InputError(f"--problems must be at least 3, got {num_problems}")
-    given = collect_choices(params)
-    if "model" not in given and not quiet:
-        notice(demo.MODEL_NOTICE)
-    engine = EngineOptions(**{"model": demo.NAME, **given})
+    choices = collect_choices(params)
+    if "model" not in choices and not quiet:
+        notice(f"{demo.MODEL_NOTICE}; give --model for yours")
+    engine = EngineOptions(**{"model": demo.NAME, **choices})
     from treegen.api.selfcheck import self_check
 
-    found = self_check(engine, num_problems)
+    outcome = self_check(engine, num_problems)
     if not quiet:
-        echo(str(found.table))
-    json_line(found.document)
-    if found.is_broken:
+        echo(str(outcome.table))
+    json_line(outcome.document)
+    if outcome.is_broken:
         raise click.exceptions.Exit(1)

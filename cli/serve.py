@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import click
 
+from treegen.cli.options.choices import make_engine
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import add_option_groups, engine_of
+from treegen.cli.options.options import add_option_groups
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, install
 
@@ -98,12 +99,12 @@ def command(
     from treegen.common.params import check_int
     from treegen.prompts.replies.formats import tool_format as check_tool_format
 
-    engine = engine_of(params)
+    engine = make_engine(params)
     if not api_key and host not in _LOCAL:
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
     if max_waiting is not None:
-        check_int("--max-waiting", max_waiting, least=1)
-    check_int("--max-image-pixels", max_image_pixels, least=1)
+        check_int("max_waiting", max_waiting, least=1)
+    check_int("max_image_pixels", max_image_pixels, least=1)
     if tool_format is not None:
         check_tool_format(tool_format)
     body_bytes = parse_bytes(max_body)

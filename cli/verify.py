@@ -101,12 +101,12 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import parse_bytes
-    from treegen.evals.config.verifier_settings import verifier_settings
+    from treegen.evals.config.verifier_settings import parse_verifier_settings
     from treegen.evals.pipeline.rescoring import score_run_with_verifier
 
-    texts = {name: settings.pop(name) for name in ("mark", "separator", "tokens", "reduce")}
-    given = {name: value for name, value in settings.items() if value is not None}
-    given |= verifier_settings(texts)
+    texts = {name: settings[name] for name in ("mark", "separator", "tokens", "reduce")}
+    others = {name: value for name, value in settings.items() if name not in texts}
+    others = {name: value for name, value in others.items() if value is not None}
     parse_bytes(memory)
     asked = {"data": data, "task": task, "allow_task_code": allow_task_code}
     terminal = Terminal(quiet=quiet)
@@ -116,7 +116,7 @@ def command(
         terminal,
         terminal.count,
         verifier,
-        given,
+        {**others, **parse_verifier_settings(texts)},
         device=device,
         memory=memory,
         batch_size=batch_size,

@@ -1,8 +1,79 @@
 """The errors that treegen raises on purpose; each message says what is wrong and what to do."""
 
+from collections.abc import Callable
+from typing import Final
+
+_MARK: Final = "\x1f"  # encloses references in a text until a Message is made of it
+
+
+def arg(name: str, *value: object) -> str:
+    """Return a reference to a parameter, for the text of an error or of a `Message`.
+
+    Python shows "name", "name=" or "name=value". A command shows its option for the parameter.
+
+    Args:
+        name: The parameter's name; "name=" where it would otherwise read like a common word.
+        value: The value that the parameter has or should have, if there is one.
+    """
+    reference = f"{name}={value[0]!r}" if value else name
+    return f"{_MARK}{reference}{_MARK}"
+
+
+class Message(str):
+    """A text that knows where it refers to parameters. As text it has Python's names of them.
+
+    parts: texts and references in turn; the first part is a text.
+    """
+
+    parts: tuple[str, ...]
+
+    def __new__(cls, text: str = "") -> "Message":
+        """Return the message of a text that may have references, made by `arg`."""
+        parts = text.parts if isinstance(text, Message) else tuple(str(text).split(_MARK))
+        message = super().__new__(cls, "".join(parts))
+        message.parts = parts
+        return message
+
+    @property
+    def parameter(self) -> str | None:
+        """The name of the first parameter that the message refers to; None if there is none."""
+        name = self.parts[1].partition("=")[0] if len(self.parts) > 1 else ""
+        return name if name.isidentifier() else None
+
+    @property
+    def marked(self) -> str:
+        """The text as another message may contain it, with its references."""
+        return _MARK.join(self.parts)
+
+    def rename(self, spell: Callable[[str], str]) -> str:
+        """Return the text with other names of parameters.
+
+        Args:
+            spell: Returns what stands for a reference; see `arg`.
+        """
+        return "".join(spell(part) if i % 2 else part for i, part in enumerate(self.parts))
+
 
 class TreegenError(Exception):
-    """Base of every error that the caller can fix; the CLI prints it in one line."""
+    """Base of every error that the caller can fix; the CLI prints it in one line.
+
+    message: what is wrong, and what to do.
+    """
+
+    def __init__(self, message: str = "", *others: object) -> None:
+        """Create the error.
+
+        Args:
+            message: What is wrong, and what to do. `arg` marks the parameters that it names.
+            others: Further values for `args`.
+        """
+        self.message = Message(message)
+        super().__init__(self.message, *others)
+
+    @property
+    def parameter(self) -> str | None:
+        """The name of the parameter at fault; None if no single one is."""
+        return self.message.parameter
 
 
 class InputError(TreegenError, ValueError):

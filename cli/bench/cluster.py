@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treegen.cli.bench.options import CHECKPOINT, count
+from treegen.cli.options.choices import make_placement
 from treegen.cli.options.options import JSON, add_option_groups
-from treegen.cli.options.workers import resolve_workers, take_cluster
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,13 +38,23 @@ if TYPE_CHECKING:
 @click.option("--eager", is_flag=True, help="On GPUs: no compiling, no CUDA graphs.")
 @JSON
 def cluster(
-    model: str | None, shape: str, dtype: str, memory: str | None, eager: bool, **params: Any
+    model: str | None,
+    shape: str,
+    dtype: str,
+    memory: str | None,
+    eager: bool,
+    gpus: str | None,
+    workers: int | None,
+    ray: str | None,
+    **params: Any,
 ) -> None:
     """The same whole job on one worker and on all: tokens per second, and how near to N times.
 
     On CPUs that share their cores, N workers are no N machines: measure that on GPUs.
     """
-    places = resolve_workers(take_cluster(params) or {"workers": 2}, {})
+    if (gpus, workers, ray) == (None, None, None):
+        workers = 2
+    places = make_placement({"gpus": gpus, "workers": workers, "ray": ray})
     assert places is not None
     if places.count is None:
         raise InputError("say how many GPUs of the Ray cluster: --gpus N")

@@ -7,7 +7,8 @@ import click
 
 from treegen.bench.shapes import shape_of
 from treegen.bench.workloads import TIME_LIMIT
-from treegen.cli.options.options import JSON, Decorator, whole_numbers
+from treegen.cli.options.choices import whole_numbers
+from treegen.cli.options.options import JSON, Decorator
 from treegen.errors import InputError
 
 _TYPES: Final = ("auto", "float32", "bfloat16", "float16")

@@ -6,11 +6,14 @@ from typing import Any
 import click
 
 from treegen.cli.judge.options import JUDGE, show_judged
+from treegen.cli.options.choices import collect_choices
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import CONTEXT, QUIET, add_option_groups, collect_choices
+from treegen.cli.options.options import CONTEXT, QUIET, add_option_groups
 from treegen.cli.options.pairs import MODEL_ARGS
 
 _PATH = click.Path(path_type=Path)
+# Where the run is read from.
+_READING = ("data", "task", "allow_task_code")
 
 
 @click.command(
@@ -106,21 +109,16 @@ def command(
     from treegen.api import judging
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
-    from treegen.errors import InputError
+    from treegen.errors import InputError, arg
     from treegen.evals.judging.components import check_half_width
 
-    # The options that say how a judge is loaded; --judge names the judge.
-    engine = collect_choices({name: params.pop(name) for name in [*params] if name in MODEL_ARGS})
-    # Drop unset flags, which are None, () or False. --temperature 0 stays, because 0 is not False.
-    how = {name: value for name, value in params.items() if value is not None and value != ()}
-    how = {name: value for name, value in how.items() if value is not False or name == "chat"}
+    engine, reading, how = _sort_options(params)
     if half_width is not None:
         check_half_width(half_width)
-    reading = {name: how.pop(name) for name in ("data", "task", "allow_task_code") if name in how}
     terminal = Terminal(quiet=quiet)
     about: dict[str, Any] = {"labels": labels, "weights": weights or None, "combine": combine}
     if judge:
-        found = judging.judge(
+        results = judging.judge(
             run,
             rubric,
             judge,
@@ -133,15 +131,34 @@ def command(
             **reading,
         )
     else:
-        given = ["rubric"] * bool(rubric) + ["pairs"] * bool(pairs)
-        if given := [*given, *engine, *how]:
-            raise InputError(f"{given[0]}= is of a new judging; give judge= too")
-        found = judging.judgings(run, **about, **reading)
-    show_judged(found, quiet=quiet)
-    document = found.to_json()
+        unused = ["rubric"] * bool(rubric) + ["pairs"] * bool(pairs)
+        if unused := [*unused, *engine, *how]:
+            raise InputError(
+                f"{arg(unused[0] + '=')} is of a new judging; give {arg('judge=')} too"
+            )
+        results = judging.judgings(run, **about, **reading)
+    show_judged(results, quiet=quiet)
+    document = results.to_json()
     if half_width is not None:
-        document["needs"] = found.needs_json(half_width)
-        for table in found.needs(half_width) if not quiet else ():
+        document["needs"] = results.needs_json(half_width)
+        for table in results.needs(half_width) if not quiet else ():
             echo(f"{table}\n")
     json_line({"run": str(run), **document})
-    exit_with_complaints(found.complaints)
+    exit_with_complaints(results.complaints)
+
+
+def _sort_options(params: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return how the judges are loaded, where the run is read, and how answers are judged."""
+    # --judge names the judge.
+    engine = collect_choices({name: params[name] for name in params if name in MODEL_ARGS})
+    # Unset flags are None, () or False. --temperature 0 stays, because 0 is not False.
+    others = {
+        name: value
+        for name, value in params.items()
+        if name not in MODEL_ARGS
+        and value is not None
+        and value != ()
+        and (value is not False or name == "chat")
+    }
+    reading = {name: others[name] for name in _READING if name in others}
+    return engine, reading, {name: others[name] for name in others if name not in _READING}

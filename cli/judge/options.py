@@ -56,14 +56,16 @@ def plan_judging(
         TreegenError: the samples cannot be judged in this way.
     """
     from treegen.api.judge_plan import JudgingPlan
-    from treegen.errors import InputError
+    from treegen.errors import InputError, arg
 
-    given = [name for name, value in how.items() if value is not None]
+    unused = [name for name, value in how.items() if value is not None]
     plan = JudgingPlan.make(judge, **how, options=loading_of(asked)) if judge else None
     if plan is not None:
         plan.check()
-    elif given:
-        raise InputError(f"{given[0]}= is of no use without judge=; give judge= too")
+    elif unused:
+        raise InputError(
+            f"{arg(unused[0] + '=')} is of no use without {arg('judge=')}; give {arg('judge=')} too"
+        )
     return plan
 
 

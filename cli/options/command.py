@@ -114,8 +114,8 @@ class GroupedCommand(click.Command):
         left = {param.name: param for param in self.get_params(ctx)}
         hidden = 0
         for title, first, names in _GROUPS:
-            found = [left.pop(name) for name in names.split() if name in left]
-            rows = [row for param in found if (row := _row(param, ctx, everything))]
+            params = [left.pop(name) for name in names.split() if name in left]
+            rows = [row for param in params if (row := _row(param, ctx, everything))]
             if rows and (first or everything):
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=34)
@@ -134,8 +134,8 @@ def _check_tasks(error: click.NoSuchOption) -> None:
     from treegen.tasks import get_task, list_tasks
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    own = [info.name for info in list_tasks() if info.source == "treegen"]
-    if tasks := [task for task in own if name in get_task(task).arguments]:
+    names = [info.name for info in list_tasks() if info.source == "treegen"]
+    if tasks := [task for task in names if name in get_task(task).arguments]:
         raise click.UsageError(
             f"there is no option {error.option_name}; give the task {' or '.join(tasks)} "
             f"-T {name}=VALUE",
@@ -147,10 +147,10 @@ def _row(param: click.Parameter, ctx: click.Context, everything: bool) -> tuple[
     row = param.get_help_record(ctx)
     if row is None or not isinstance(param, click.Option):
         return None
-    names, told = row
+    names, text = row
     for other in () if everything else _OF_OTHERS:
         names = names.replace(f", {other}", "")
-    return names, told
+    return names, text
 
 
 def _help_all() -> click.Option:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from treegen.common.files.read_errors import describe_read_error
 from treegen.common.files.regular_files import read_text
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 # The user must type these permissions, because a file may come from somebody else.
 _PERMISSIONS: Final = ("allow_code_execution", "allow_task_code", "trust_remote_code")
@@ -56,10 +56,10 @@ def finish(ctx: click.Context) -> None:
 
 
 def _collect_given(ctx: click.Context) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     tasks = [*ctx.params.get(_TASKS[0], ()), *ctx.params.get(_TASKS[1], ())]
     if tasks:
-        found["tasks"] = tasks
+        options["tasks"] = tasks
     for param in ctx.command.params:
         name, source = str(param.name), ctx.get_parameter_source(str(param.name))
         if name in (*_TASKS, *_NOT_STORED) or source in (None, ParameterSource.DEFAULT):
@@ -68,12 +68,12 @@ def _collect_given(ctx: click.Context) -> dict[str, Any]:
         if value is not None:
             key = next((opt for opt in param.opts if opt.startswith("--")), name).lstrip("-")
             alone = getattr(param, "flag_value", None)  # for example of --no-score
-            found[key] = True if value == alone else _plain(value)
-    return found
+            options[key] = True if value == alone else _plain(value)
+    return options
 
 
 def _plain(value: Any) -> Any:
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _read(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
@@ -96,13 +96,13 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
         if key in _PERMISSIONS or params.get(key, command).name in _PERMISSIONS:
             raise InputError(f"{path}: {word} has to be typed; give --{key.replace('_', '-')}")
         if key not in params:
-            known = [name.replace("_", "-") for name in params]
-            raise InputError(f"{path}: there is no option {word!r}{did_you_mean(str(word), known)}")
+            names = [name.replace("_", "-") for name in params]
+            raise InputError(f"{path}: there is no option {word!r}{did_you_mean(str(word), names)}")
         if value is not None:
             taken = _value(params[key], key, value, path)
             # Also if it is in a list of settings, such as model-args.
-            told = str(taken).replace("-", "_")
-            if refused := [name for name in _PERMISSIONS if f"{name}=" in told]:
+            text = str(taken).replace("-", "_")
+            if refused := [name for name in _PERMISSIONS if f"{name}=" in text]:
                 raise InputError(f"{path}: {refused[0]} has to be typed; see --help-all")
             if taken is not None:
                 yield str(params[key].name), taken
@@ -112,31 +112,33 @@ def _mapping(path: str) -> Mapping[Any, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(read_text(path))
+        mapping = yaml.safe_load(read_text(path))
     except OSError as error:
         raise InputError(f"--config cannot be read: {describe_read_error(path, error)}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(
             f"--config {path} is not YAML: {error}; `treegen eval --print-config` shows one"
         ) from None
-    if not isinstance(found, Mapping):
+    if not isinstance(mapping, Mapping):
         raise InputError(f"--config {path} must have lines such as `limit: 4`")
-    return found
+    return mapping
 
 
 def _value(param: click.Parameter, key: str, value: Any, path: str) -> Any:
     if isinstance(param, click.Option) and param.is_flag:
         if not isinstance(value, bool):
-            raise InputError(f"{path}: {key} must be true or false, got {value!r:.60}")
+            raise InputError(
+                f"{path}: {arg(str(param.name))} must be true or false, got {value!r:.60}"
+            )
         if param.flag_value is True or key == param.name:
             return value
         return param.flag_value if value else None
     if param.multiple or param.nargs != 1:
         if isinstance(value, Mapping):
-            return [f"{name}={_text(each, pair=True)}" for name, each in value.items()]
-        return [_text(each) for each in value] if isinstance(value, list) else [_text(value)]
+            return [f"{name}={_text(item, pair=True)}" for name, item in value.items()]
+        return [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
     if isinstance(value, Mapping):
-        return ",".join(f"{name}={_text(each, pair=True)}" for name, each in value.items())
+        return ",".join(f"{name}={_text(item, pair=True)}" for name, item in value.items())
     if isinstance(value, list):
         return ",".join(map(_text, value))
     # The value of an option that needs no argument, such as --resume.

@@ -1,31 +1,23 @@
-"""The options that several commands share, and their translation into settings."""
+"""The options that several commands share."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
-from treegen.cli.options.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import read_text
-from treegen.errors import InputError
-from treegen.model.options import EngineOptions
+from treegen.cli.options.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS
 
-if TYPE_CHECKING:
-    from treegen.evals.scoring.code_execution import ExecutionOptions
-
-_MOST: Final = 9_999_999
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _hyphens(name: str) -> str:
+def hyphenate(name: str) -> str:
+    """Return the name of an option with hyphens for underscores."""
     return name.replace("_", "-")
 
 
 # --top_p is accepted as --top-p.
 CONTEXT: Final = {
-    "token_normalize_func": _hyphens,
+    "token_normalize_func": hyphenate,
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
 }
@@ -386,18 +378,16 @@ _REPORT: Final = (
         "weighted, borda=P, top=SHARE or best.",
     ),
 )
-# Flags whose absence means something other than their --no- form.
-_DENIABLE: Final = ("fewshot_as_multiturn", "score")
 WRITE_OUT: Final = click.option(
     "--write-out", is_flag=True, help="Print each task's first prompt, as the model gets it."
 )
 _WANTED: Final = f"{__name__}.json"
 
 
-def _note(ctx: click.Context, _: click.Parameter, given: bool) -> bool:
-    if given:
+def _note(ctx: click.Context, _: click.Parameter, wanted: bool) -> bool:
+    if wanted:
         ctx.meta[_WANTED] = True
-    return given
+    return wanted
 
 
 JSON: Final = click.option(
@@ -421,7 +411,7 @@ def is_json_requested() -> bool:
 
 def add_option_groups(*groups: str) -> Decorator:
     """Return a decorator that adds groups of options, by their names below."""
-    known: dict[str, tuple[Decorator, ...]] = {
+    options: dict[str, tuple[Decorator, ...]] = {
         "task": _TASK,
         "data": _DATA,
         "arguments": _ARGUMENTS,
@@ -438,161 +428,4 @@ def add_option_groups(*groups: str) -> Decorator:
         "judge model": (*_LOADING, _MODEL[-1]),
     }
 
-    return add_options(*(option for group in groups for option in known[group]))
-
-
-def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the user typed, by the names of settings."""
-    # Its package is slow to import, and help does not need it.
-    from treegen.evals.arguments import read_arguments
-
-    given = {
-        name: value
-        for name, value in params.items()
-        if value is not None and value != () and (value is not False or name in _DENIABLE)
-    }
-    if "adapter" in given:
-        given["adapter"], *more = given["adapter"]
-        if more:
-            raise InputError("only `treegen eval` takes several adapters; give one --adapter")
-    for flag, readers in (("model_args", MODEL_ARGS), ("gen_kwargs", GEN_KWARGS)):
-        pairs = read_pairs(given.pop(flag, ()), f"--{_hyphens(flag)}", readers)
-        if pairs.pop("do_sample", True) is False:
-            pairs["temperature"] = 0.0
-        for name, value in pairs.items():
-            if name in given and given[name] != value:
-                raise InputError(
-                    f"{name} is {given[name]!r} by its own option and {value!r} in "
-                    f"--{_hyphens(flag)}; give it once"
-                )
-            given[name] = value
-    if extra := read_arguments(given.pop("task_args", ())):
-        given["extra"] = extra
-    return {name: _READERS[name](v) if name in _READERS else v for name, v in given.items()}
-
-
-def pop_execution_options(
-    params: dict[str, Any], *, anew: bool = False
-) -> "ExecutionOptions | None":
-    """Remove the permission to run programs from a command's parameters; None without it.
-
-    Args:
-        params: The parameters; the permission is removed from them.
-        anew: Whether samples that have a verdict are judged again. Default: False.
-    """
-    from treegen.evals.pipeline.program_scoring import make_execution_options
-
-    names = ("allow_code_execution", "sandbox", "num_workers")
-    return make_execution_options(*(params.pop(name) for name in names), anew=anew)
-
-
-def task_names(params: dict[str, Any]) -> list[str]:
-    """Remove the tasks from the parameters, and return them in the user's order."""
-    words = [*params.pop("names"), *params.pop("more_names")]
-    folder = params.pop("include_path", None)
-    names = [name for word in words for name in _expand_tasks(word, folder)]
-    if folder is not None and not any("@" in name for name in names):
-        raise InputError("--include-path is for tasks that are named lm-eval:TASK; leave it out")
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            raise InputError(f"task {name!r} is named twice; name each task once")
-    return names
-
-
-def _expand_tasks(word: str, folder: str | None) -> list[str]:
-    """Return the tasks in a word; if it begins with lm-eval:, all are lm-eval's."""
-    # Its package is slow to import, and help does not need it.
-    from treegen.evals.registry import LM_EVAL
-
-    names = [name.strip() for name in word.split(",") if name.strip()]
-    if not word.strip().startswith(LM_EVAL):
-        return names
-    whole = [f"{LM_EVAL}{name.removeprefix(LM_EVAL)}" for name in names]
-    return [name if folder is None or "@" in name else f"{name}@{folder}" for name in whole]
-
-
-def _unescape(text: str) -> str:
-    # These characters are hard to type in a shell.
-    return text.replace(r"\n", "\n").replace(r"\t", "\t")
-
-
-def _read_schema(file: str) -> str:
-    try:
-        return read_text(file)
-    except OSError as error:
-        raise InputError(
-            f"--json-schema cannot be read: {describe_read_error(file, error)}"
-        ) from None
-    except ValueError as error:
-        raise InputError(
-            f"--json-schema: {file} cannot be read: {error}; save it as UTF-8"
-        ) from None
-
-
-def _confidence(text: str) -> dict[str, Any]:
-    found = read_pairs([text], "--confidence", CONFIDENCE)
-    if "warmup" in found and "keep" not in found:
-        raise InputError(
-            "--confidence warmup is of no use without keep, which ends samples; give keep=SHARE too"
-        )
-    return found
-
-
-def _ks(text: str, flag: str) -> tuple[int, ...]:
-    return tuple(sorted(set(whole_numbers(text, flag))))
-
-
-def _rows(value: object) -> int | None:
-    if isinstance(value, int):
-        return value
-    if str(value).strip() == "auto":
-        return None
-    if not str(value).strip().isdecimal():
-        raise InputError(f"--max-rows must be a whole number or auto, got {value!r}")
-    return int(str(value))
-
-
-_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "stop": lambda texts: tuple(map(_unescape, texts)),
-    "json_schema": _read_schema,
-    "thinking_end": _unescape,
-    "max_rows": _rows,
-    "confidence": _confidence,
-    "pass_ks": partial(_ks, flag="--k"),
-    "maj_ks": partial(_ks, flag="--maj"),
-}
-
-
-def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
-    """Return the comma-separated whole numbers in a text.
-
-    Args:
-        text: The text.
-        flag: The name of the option, for the error message.
-        least: The smallest allowed number. Default: 0.
-
-    Raises:
-        InputError: the text has another form.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(is_number(word, least) for word in words):
-        raise InputError(
-            f"{flag} must be whole numbers from {least} to {_MOST:,} with commas between, "
-            f"got {text!r}"
-        )
-    return tuple(map(int, words))
-
-
-def is_number(word: str, least: int = 1) -> bool:
-    """Whether a word is a whole number from `least` up to the largest allowed number."""
-    # Count the digits first, because Python rejects numbers with thousands of digits.
-    is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST))
-    return is_short and least <= int(word) <= _MOST
-
-
-def engine_of(params: Mapping[str, Any]) -> EngineOptions:
-    """Return the model that the user named, and how it computes."""
-    given = collect_choices(params)
-    if "model" not in given:
-        raise InputError("--model is missing; give a checkpoint directory, a hub name or demo")
-    return EngineOptions(**given)
+    return add_options(*(option for group in groups for option in options[group]))

@@ -77,7 +77,7 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
     Raises:
         InputError: a text has another form.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in (pair.strip() for text in texts for pair in text.split(",")):
         if not pair:
             continue
@@ -94,11 +94,11 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
                 f"{flag}: {name} must be {_KINDS[readers[name]]}, got {value!r}"
             ) from None
         if name in _MANY:
-            found[name] = (*found.get(name, ()), read)
-        elif name in found and found[name] != read:
+            values[name] = (*values.get(name, ()), read)
+        elif name in values and values[name] != read:
             raise InputError(
-                f"{flag}: {name} is given twice, as {found[name]!r} and {read!r}; give it once"
+                f"{flag}: {name} is given twice, as {values[name]!r} and {read!r}; give it once"
             )
         else:
-            found[name] = read
-    return found
+            values[name] = read
+    return values

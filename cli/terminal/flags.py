@@ -1,43 +1,38 @@
-"""Messages of the library with the command's flags in place of its argument names.
+"""Messages of the library with the command's flags in place of the parameters that they name."""
 
-The library names arguments in one of three ways: `max_tokens=` or `max_tokens=5` anywhere in a
-message, a name with an underscore, or any name at the start, before "must".
-"""
-
-import re
 import shlex
 from ast import literal_eval
-from typing import Final
+from functools import partial
 
 import click
 
 from treegen.cli.options.pairs import GEN_KWARGS, MODEL_ARGS
 from treegen.common.spelling import advise_foreign, find_near
-
-_VALUE: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\w.-]+"
+from treegen.errors import Message
 
 
 def rename_arguments(message: str, command: click.Command | None) -> str:
-    """Return a message with argument names replaced by the command's flags."""
-    flags = {} if command is None else _flags(command)
-    if not flags or message.startswith("--"):  # the command's own message
-        return message
-    words = "|".join(sorted(flags, key=len, reverse=True))
-    # Text in quotes or in a path comes from the user.
-    inside = re.compile(rf"(?<![\w'\"/.=:-])({words})(?:(=)({_VALUE})?|(?![\w:]))(?!\()")
+    """Return a message in which the command's flags stand for parameters; see `treegen.errors.arg`.
 
-    def flag(found: re.Match[str]) -> str:
-        name, equals, value = found.groups()
-        leads = found.start() == 0 and message[found.end() :].startswith(" must ")
-        if not (equals or leads or "_" in name):
-            return found[0]
-        if value in (None, "True", "False"):
-            return flags[name]
-        plain = literal_eval(value) if value[0] in "'\"" else value
-        between = "=" if " " in flags[name] else " "  # --model-args page_size=16
-        return f"{flags[name]}{between}{shlex.quote(plain)}"
+    Args:
+        message: The message of an error or a notice.
+        command: The command; None keeps the names of the parameters.
+    """
+    if command is None or not isinstance(message, Message):
+        return str(message)
+    return message.rename(partial(_spell, _flags(command)))
 
-    return inside.sub(flag, message)
+
+def _spell(flags: dict[str, str], reference: str) -> str:
+    name, _, value = reference.partition("=")
+    if name not in flags:
+        return reference
+    flag = flags[name]
+    in_list = " " in flag  # --model-args page_size=16
+    if not value or (value in ("True", "False") and not in_list):
+        return flag
+    plain = literal_eval(value) if value[0] in "'\"" else value
+    return f"{flag}{'=' if in_list else ' '}{shlex.quote(plain)}"
 
 
 def describe_unknown_option(error: click.NoSuchOption) -> str:
@@ -63,17 +58,16 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
 
 
 def _flags(command: click.Command) -> dict[str, str]:
-    """Return the command's flag for each argument of the library."""
-    if isinstance(command, click.Group):
-        found: dict[str, str] = {}
-        for each in command.commands.values():
-            found |= _flags(each)
-        return found
+    """Return the command's flag for each parameter of the library."""
     flags: dict[str, str] = {}
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            flags |= _flags(subcommand)
+        return flags
     for param in command.params:
-        longer = [each for each in param.opts if each.startswith("--")]
-        if param.name and longer:
-            flags[param.name] = longer[0]
+        long_options = [option for option in param.opts if option.startswith("--")]
+        if param.name and long_options:
+            flags[param.name] = long_options[0]
         elif param.name:
             flags[param.name] = param.make_metavar(click.Context(command)).strip("[].")
     for group, names in (("model_args", MODEL_ARGS), ("gen_kwargs", GEN_KWARGS)):

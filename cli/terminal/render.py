@@ -24,7 +24,7 @@ _ASCII: Final = {ord(UP): "^", ord(DOWN): "v", ord(PLUS_MINUS): "+"}
 
 def notice(text: str) -> None:
     """Print one line to stderr."""
-    click.echo(in_flags(safe_text(text)).replace("\n", " "), err=True)
+    click.echo(safe_text(in_flags(text)).replace("\n", " "), err=True)
 
 
 def in_flags(text: str) -> str:
@@ -124,7 +124,7 @@ def show_report(
 def exit_with_complaints(complaints: Sequence[str]) -> None:
     """Print each complaint to stderr, and exit with code 1 if there are any."""
     for complaint in complaints:
-        notice(f"Error: {complaint}")
+        notice(f"Error: {in_flags(complaint)}")
     if complaints:
         raise SystemExit(1)
 
@@ -136,6 +136,6 @@ def pictures(report: Report | None, folder: Path) -> None:
         try:
             save_png(grid, file)
         except InputError as error:
-            notice(str(error))
+            notice(error.message)
             return
         echo(f"picture: {safe_text(str(file))}")

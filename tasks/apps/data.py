@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from treegen.common.files.read_errors import describe_read_error
 from treegen.common.files.regular_files import open_regular, read_bytes
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.suite import Suite, json_value, read_suite
 from treegen.tasks.common.jsonl import text_field
@@ -110,8 +110,8 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
     if not path.is_dir():
         if split is not None:
             raise InputError(
-                f"split {split!r} needs a folder or a named data set, not {data!r}; "
-                "leave split= out"
+                f"split {split!r} needs a folder or a named data set, not {data!r}; leave "
+                f"{arg('split=')} out"
             )
         return _collect(_lines(path), str(path))
     return load_split(path, split)

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.evals.task import TaskOptions
 from treegen.tasks.apps.data import (
     HUB_NAMES,
@@ -192,9 +192,9 @@ def load_shots(
             )
     if len(shots) < wanted:
         raise InputError(
-            f"num_fewshot is {wanted} but {source.source} has {len(shots)} solved examples "
-            f"{'with' if calls else 'without'} starter code that are no problems of this run; "
-            "lower it, or name others with fewshot_data"
+            f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
+            f"examples {'with' if calls else 'without'} starter code that are no problems of this run; "
+            f"lower it, or name others with {arg('fewshot_data')}"
         )
     return tuple(shots), source.source == bundled.source
 
@@ -229,9 +229,13 @@ def _source(options: TaskOptions) -> LoadedRows:
         if (folder.parent / "train").is_dir():
             return load_split(folder.parent, "train")
         if options.fewshot_data == "train":
-            raise DataError(f"there is no train split beside {data}; give fewshot_data a path")
+            raise DataError(
+                f"there is no train split beside {data}; give {arg('fewshot_data')} a path"
+            )
     elif options.fewshot_data == "train":
-        raise DataError("the bundled problems have no train split; give fewshot_data a path")
+        raise DataError(
+            f"the bundled problems have no train split; give {arg('fewshot_data')} a path"
+        )
     return load_bundled_shots()
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.evals.arguments import one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
@@ -144,8 +144,8 @@ class MBPP(CodeTask):
             wanted = self.defaults.num_fewshot
         if options.fewshot_data is not None:
             raise InputError(
-                "mbpp takes tasks 2, 3 and 4 as examples; "
-                "leave fewshot_data out, or give fewshot_file"
+                f"mbpp takes tasks 2, 3 and 4 as examples; leave {arg('fewshot_data')} out, or "
+                f"give {arg('fewshot_file')}"
             )
         if wanted == 0:
             return ()
@@ -163,8 +163,8 @@ class MBPP(CodeTask):
             tasks = [_task(row_of[number]) for number in numbers if number in row_of]
         if wanted is not None and wanted > len(tasks):
             raise InputError(
-                f"num_fewshot is {wanted} but {source} has {len(tasks)} of the tasks for examples; "
-                "lower it or give fewshot_file"
+                f"{arg('num_fewshot')} is {wanted} but {source} has {len(tasks)} of the tasks for "
+                f"examples; lower it or give {arg('fewshot_file')}"
             )
         problem_ids = {problem.id for problem in problems}
         shown = tasks[:wanted]

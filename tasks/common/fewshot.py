@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
@@ -126,11 +126,11 @@ def pick_examples(
         examples = [each for each in examples if key(each) not in taken]
         examples.sort(key=lambda example: rank(options.seed, text(example)))
     if wanted is None:
-        raise InputError("fewshot_data needs num_fewshot: how many examples to draw")
+        raise InputError(f"{arg('fewshot_data')} needs num_fewshot: how many examples to draw")
     if wanted > len(examples):
         others = "" if options.fewshot_file else " that are not themselves problems of this run"
         raise InputError(
-            f"num_fewshot is {wanted} but {source} has {len(examples)} examples{others}; "
+            f"{arg('num_fewshot')} is {wanted} but {source} has {len(examples)} examples{others}; "
             "lower it, give more, or run fewer problems"
         )
     for number, example in enumerate(examples[:wanted], start=1):

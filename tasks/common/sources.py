@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.tasks.common.files import KINDS, Rows, parse_content, read_any
 
 
@@ -31,7 +31,7 @@ def load_table(
     if split not in splits:
         names = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
         raise InputError(
-            f"{dataset} has the splits {names}, not {split!r}; give split= one of them"
+            f"{dataset} has the splits {names}, not {split!r}; give {arg('split=')} one of them"
         )
     try:
         # datasets is slow to import, and files do not need it.
@@ -191,6 +191,7 @@ def file_rows(
         path = paths[0]
     elif split is not None:
         raise InputError(
-            f"split {split!r} needs a folder or a named data set, not {data!r}; leave split= out"
+            f"split {split!r} needs a folder or a named data set, not {data!r}; leave "
+            f"{arg('split=')} out"
         )
     return read_any(path), str(path)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import Turn, with_turns
 from treegen.evals.data_sources import (
@@ -122,7 +122,7 @@ class TextTask(Task):
         """Raise InputError if the options request solved examples."""
         if options.num_fewshot or options.fewshot_file or options.fewshot_data:
             raise InputError(
-                f"{self.name} has no solved examples; leave out num_fewshot and the like"
+                f"{self.name} has no solved examples; leave out {arg('num_fewshot')} and the like"
             )
 
     def ask(self, problem: Problem) -> str:

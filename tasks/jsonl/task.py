@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.evals.answer_types import AnswerType
 from treegen.evals.arguments import check_arguments, one_of, whole_number
 from treegen.evals.chat import Turn
@@ -209,7 +209,9 @@ def _check_together(options: TaskOptions) -> None:
     """Raise InputError for options that cannot be combined."""
     for name in ("image_field", "messages_field"):
         if name in options.extra and options.num_fewshot:
-            raise InputError(f"num_fewshot does not go with {name}; leave out one of the two")
+            raise InputError(
+                f"{arg('num_fewshot')} does not go with {name}; leave out one of the two"
+            )
     for name in ("image_field", "template"):
         if name in options.extra and "messages_field" in options.extra:
             raise InputError(f"{name} does not go with messages_field; leave out one of the two")
@@ -275,7 +277,9 @@ def _examples(
 ) -> list[Turn]:
     if options.fewshot_file is None and options.fewshot_data is None:
         if options.num_fewshot:
-            raise InputError("num_fewshot needs examples; give --fewshot-file or --fewshot-data")
+            raise InputError(
+                f"{arg('num_fewshot')} needs examples; give --fewshot-file or --fewshot-data"
+            )
         return []
 
     def make(row: dict[str, Any]) -> Turn:

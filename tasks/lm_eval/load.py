@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from treegen.common.files.read_errors import describe_read_error
 from treegen.common.spelling import did_you_mean
-from treegen.errors import DataError, InputError, install
+from treegen.errors import DataError, InputError, arg, install
 from treegen.evals.registry import LM_EVAL
 from treegen.tasks.lm_eval.index import index_of, index_with, own_index
 
@@ -97,7 +97,9 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         return entry.name, {**index, entry.name: entry}
     wanted, at, place = name.removeprefix(LM_EVAL).partition("@")
     if at and not (place and Path(place).is_dir()):  # Path("") would be the working directory
-        raise InputError(f"{place!r} is no folder; give include_path= one with YAML files of tasks")
+        raise InputError(
+            f"{place!r} is no folder; give {arg('include_path=')} one with YAML files of tasks"
+        )
     index = index_with(Path(place)) if at else dict(own_index())
     if wanted not in index:
         hint = did_you_mean(wanted, index) or "; `treegen tasks --lm-eval PATTERN` lists them"
@@ -287,7 +289,9 @@ def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
     """
     lm_eval_version()
     if place is not None and not Path(place).is_dir():
-        raise InputError(f"{place!r} is no folder; give include_path= one with YAML files of tasks")
+        raise InputError(
+            f"{place!r} is no folder; give {arg('include_path=')} one with YAML files of tasks"
+        )
     index = own_index() if place is None else index_with(Path(place))
     wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
     names = sorted(name for name in index if fnmatchcase(name.lower(), wanted.lower()))

@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
 from treegen.common.params import PENALTIES, SamplingParams
-from treegen.errors import InputError, ModelWarning, TaskError
+from treegen.errors import InputError, ModelWarning, TaskError, arg
 from treegen.evals.config.eval_settings import EvalSettings
 from treegen.evals.multiple_choice import ChoicePrompt, common_length
 from treegen.evals.recommended_sampling import TASK
@@ -137,7 +137,7 @@ def _texts(settings: EvalSettings, tokenizer: Any) -> HarnessTokenizer:
     if settings.apply_chat_template:
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
-                "apply_chat_template needs a tokenizer with a chat template; leave it out"
+                f"{arg('apply_chat_template')} needs a tokenizer with a chat template; leave it out"
             )
         template = reasoning_arguments({NAME: settings.reasoning}, tokenizer)
     return HarnessTokenizer(

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.arguments import whole_number
 from treegen.evals.problem import Problem
 from treegen.evals.registry import LM_EVAL
@@ -116,8 +116,9 @@ class LmEvalTask(Task):
         for name in ("data", "split", "fewshot_file", "fewshot_data"):
             if getattr(options, name) is not None:
                 raise InputError(
-                    f"{name}= is not for tasks of lm-eval, whose YAML names their data; to change "
-                    "that, write a YAML file that includes the task's, and name it by its path"
+                    f"{arg(name + '=')} is not for tasks of lm-eval, whose YAML names their data; "
+                    "to change that, write a YAML file that includes the task's, and name it by "
+                    "its path"
                 )
         seed = whole_number(options.extra, "fewshot_seed") or FEWSHOT_SEED
         parts = [part_of(name, task, options, seed) for name, task in self._loaded.leaves.items()]

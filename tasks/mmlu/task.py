@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.chat import with_role, with_turns
 from treegen.evals.problem import Problem, Skipped
@@ -214,7 +214,9 @@ def _load(
     show: Callable[[Question], str],
 ) -> TaskData:
     if options.fewshot_file is not None or options.fewshot_data is not None:
-        raise InputError(f"{task} takes its examples from the dev split; give num_fewshot= alone")
+        raise InputError(
+            f"{task} takes its examples from the dev split; give {arg('num_fewshot=')} alone"
+        )
     num_shots = _SHOTS if options.num_fewshot is None else options.num_fewshot
     loaded = load_questions(
         options.data, options.split, words(options.extra, "subjects"), with_dev=num_shots > 0
@@ -226,8 +228,8 @@ def _load(
         dev = loaded.dev.get(subject, [])[:num_shots]
         if len(dev) < num_shots:
             raise InputError(
-                f"num_fewshot is {num_shots} but the dev split of {subject} has {len(dev)} "
-                "examples; lower it"
+                f"{arg('num_fewshot')} is {num_shots} but the dev split of {subject} has "
+                f"{len(dev)} examples; lower it"
             )
         shots[subject] = [show(question) for question in dev]
         shown = {question.key for question in dev}

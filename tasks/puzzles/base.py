@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.search.task import SearchDefaults, SearchTask
@@ -293,7 +293,9 @@ class PuzzleTask(TextTask, SearchTask):
 
     def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> list[Puzzle]:
         if options.fewshot_data is not None:
-            raise InputError(f"{self.name} draws no examples; give solved puzzles in fewshot_file")
+            raise InputError(
+                f"{self.name} draws no examples; give solved puzzles in {arg('fewshot_file')}"
+            )
         return pick_examples(
             options,
             {(problem.question, problem.answer): problem.id for problem in problems},

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from treegen.common.files.temporary_files import create_held, sweep
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.tasks.sandbox.child import REPORT
 from treegen.tasks.sandbox.limits import MIB, Limits
 from treegen.tasks.sandbox.process import SandboxProcess
@@ -168,7 +168,7 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxRep
         SandboxError: No allowed tier holds here; the message says what is missing.
     """
     if sandbox != "auto" and sandbox not in TIERS:
-        raise InputError(f"sandbox must be auto, {', '.join(TIERS)}; got {sandbox!r}")
+        raise InputError(f"{arg('sandbox')} must be auto, {', '.join(TIERS)}; got {sandbox!r}")
     if sandbox == "none":
         tier = TIERS["none"]
         unless_killed(lambda: _check_works(tier, runtime))

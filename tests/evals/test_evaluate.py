@@ -1,6 +1,7 @@
 """`treegen.evaluate` and `search_task`: the runs that the commands make, from Python."""
 
 import gc
+import pickle
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from treegen.api.run import Run, evaluate, search_task
 from treegen.cli.eval import command as eval_command
 from treegen.cli.search import command as search_command
 from treegen.cli.terminal.flags import rename_arguments
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, Message, RunError, arg
 from treegen.evals.pipeline.listener import Listener, interruptible
 from treegen.evals.registry import get_task_name
 from treegen.llm import LLM
@@ -197,31 +198,75 @@ def test_what_is_no_model_or_task_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "typed"),
+    ("told", "python", "typed"),
     [
-        ("continue with resume='runs/a b'", "continue with --resume 'runs/a b'"),
-        ("temperature must be a number", "--temperature must be a number"),
-        ("num_samples must be at least 1", "--n-samples must be at least 1"),
-        ("give apply_chat_template=True too", "give --apply-chat-template too"),
-        ("cannot go with score=False", "cannot go with --no-score"),
-        ("lower page_size=16", "lower --model-args page_size=16"),
-        ("(stop_token_ids=)", "(--gen-kwargs stop_token_ids)"),
-        ("model='demo' is small", "--model demo is small"),
-        ("task.name: (task=)", "task.name: (TASK)"),
-        ("the data must be JSON", "the data must be JSON"),
-        ("must be name=value, got 'data=5'", "must be name=value, got 'data=5'"),
-        ("/tmp/max_tokens/x.py is gone", "/tmp/max_tokens/x.py is gone"),
-        ("width must be at least 1", "width must be at least 1"),
+        (
+            f"continue with {arg('resume', 'runs/a b')}",
+            "continue with resume='runs/a b'",
+            "continue with --resume 'runs/a b'",
+        ),
+        (
+            f"{arg('temperature')} must be a number",
+            "temperature must be a number",
+            "--temperature must be a number",
+        ),
+        (
+            f"{arg('num_samples')} must be at least 1",
+            "num_samples must be at least 1",
+            "--n-samples must be at least 1",
+        ),
+        (
+            f"give {arg('apply_chat_template', True)} too",
+            "give apply_chat_template=True too",
+            "give --apply-chat-template too",
+        ),
+        (
+            f"cannot go with {arg('score', False)}",
+            "cannot go with score=False",
+            "cannot go with --no-score",
+        ),
+        (f"lower {arg('page_size', 16)}", "lower page_size=16", "lower --model-args page_size=16"),
+        (f"({arg('stop_token_ids=')})", "(stop_token_ids=)", "(--gen-kwargs stop_token_ids)"),
+        (f"{arg('model', 'demo')} is small", "model='demo' is small", "--model demo is small"),
+        (f"task.name: ({arg('task=')})", "task.name: (task=)", "task.name: (TASK)"),
+        (
+            f"{arg('width')} must be at least 1",
+            "width must be at least 1",
+            "width must be at least 1",
+        ),
+        *(
+            (text, text, text)
+            for text in (
+                "the data must be JSON",
+                "must be name=value, got 'data=5'",
+                "/tmp/max_tokens/x.py is gone",
+            )
+        ),
     ],
 )
-def test_a_command_names_its_flags(told: str, typed: str) -> None:
-    assert rename_arguments(told, eval_command) == typed
-    assert rename_arguments(told, None) == told
+def test_a_command_names_its_flags(told: str, python: str, typed: str) -> None:
+    error = InputError(told)
+    assert str(error) == python and rename_arguments(error.message, None) == python
+    assert rename_arguments(error.message, eval_command) == typed
 
 
 def test_each_command_has_flags_of_its_own() -> None:
-    assert rename_arguments("width must be 1", search_command) == "--width must be 1"
-    assert rename_arguments("arguments=", search_command) == "--method-arg"
+    width = Message(f"{arg('width')} must be 1")
+    assert rename_arguments(width, search_command) == "--width must be 1"
+    assert rename_arguments(Message(arg("arguments=")), search_command) == "--method-arg"
+
+
+def test_an_error_carries_the_name_of_its_parameter() -> None:
+    with pytest.raises(InputError) as raised:
+        evaluate("gsm8k", num_samples=0)
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert error.parameter == "num_samples" and str(error) == str(raised.value)
+    nested = InputError(f"the call failed: {error.message.marked}")
+    assert nested.parameter == "num_samples"
+    assert rename_arguments(nested.message, eval_command).startswith(
+        "the call failed: --n-samples must be"
+    )
+    assert InputError("there is no such file").parameter is None
 
 
 def test_ctrl_c_is_told_once_and_raised_at_the_end() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from treegen.api.judging import Judgings, check_judges, judge, names_of
-from treegen.errors import InputError, TreegenError
+from treegen.errors import InputError, TreegenError, arg
 from treegen.evals.config.base import absolute
 from treegen.evals.judging.rubric import BUILT_IN, Rubric, load_rubric
 from treegen.evals.judging.settings import KINDS, Verdicts
@@ -91,7 +91,9 @@ class JudgingPlan:
         if NOBODY not in judges:
             return cls(judges=judges, **how)
         if len(judges) > 1:
-            raise InputError("judge='none' leaves judging out; give it alone, or leave it out")
+            raise InputError(
+                f"{arg('judge', 'none')} leaves judging out; give it alone, or leave it out"
+            )
         return None
 
     @classmethod
@@ -102,8 +104,9 @@ class JudgingPlan:
             plan.check()
         except TreegenError as error:
             raise type(error)(
-                f"the run is to be judged by {', '.join(map(str, plan.judges))}: {error}; or name "
-                "other models with judge=, or give judge='none'"
+                f"the run is to be judged by {', '.join(map(str, plan.judges))}: "
+                f"{error.message.marked}; or name "
+                f"other models with {arg('judge=')}, or give {arg('judge', 'none')}"
             ) from error
 
     @classmethod
@@ -130,8 +133,8 @@ class JudgingPlan:
         )
         if not whole:
             raise InputError(
-                "the judged_by in the run's run.json is damaged; name the models with judge=, or "
-                "give judge='none'"
+                "the judged_by in the run's run.json is damaged; name the models with "
+                f"{arg('judge=')}, or give {arg('judge', 'none')}"
             )
         kept = {name: kept[name] for name in _LOADING if name in kept}
         return cls(

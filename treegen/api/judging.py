@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.checks import check_int
 from treegen.common.files.paths import given_path
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import labels_of
 from treegen.evals.judging.jury import check_jury
 from treegen.evals.judging.models import JudgeLoader, resolve_judges
@@ -164,14 +164,14 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     """
     judges = names_of(judge)
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
-        raise InputError(f"pairs must be a list of directories, got {pairs!r:.60}")
+        raise InputError(f"{arg('pairs')} must be a list of directories, got {pairs!r:.60}")
     if not judges:
-        raise InputError("judge= names no model; `treegen.judgings` reads what is stored")
+        raise InputError(f"{arg('judge=')} names no model; `treegen.judgings` reads what is stored")
     weights = check_jury(len(judges), weights, combine)
     check_int("repeats", repeats)
     _check_told(listener, follow, models)
     if stop_when not in (None, "decided"):
-        raise InputError(f"stop_when must be 'decided' or None, got {stop_when!r}")
+        raise InputError(f"{arg('stop_when')} must be 'decided' or None, got {stop_when!r}")
     named = None if rubric is None else load_rubric(rubric)
     listener = listener or (BarListener() if progress else Listener())
     follow = follow or _following(listener, progress)
@@ -266,7 +266,7 @@ def judgings(
         runs = open_runs([path], reading, stack)
         groups = load_juries(path)
     if not groups:
-        raise InputError(f"{path} has no judgements; name a model with judge=")
+        raise InputError(f"{path} has no judgements; name a model with {arg('judge=')}")
     weights = check_jury(max(map(len, groups)), weights, combine)
     summaries = []
     samples = [(problem, index) for problem, index, _ in runs.answers.all()]
@@ -296,7 +296,7 @@ def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | B
     if not several or not all(
         isinstance(name, str) or hasattr(name, "score_stream") for name in judge
     ):
-        raise InputError(f"judge must be names of models, or LLMs, got {judge!r:.60}")
+        raise InputError(f"{arg('judge')} must be names of models, or LLMs, got {judge!r:.60}")
     return tuple(judge)
 
 
@@ -311,7 +311,8 @@ def _resolve_judge_settings(
     sampling: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
     if sampling and verdicts == "likelihood":
         raise InputError(
-            f"{next(iter(sampling))}= is of verdicts by samples; give verdicts='samples' too"
+            f"{arg(next(iter(sampling)) + '=')} is of verdicts by samples; give "
+            f"{arg('verdicts', 'samples')} too"
         )
     return JudgeSettings(
         rubric=rubric,
@@ -326,7 +327,8 @@ def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tupl
     """Return people's labels of a run's answers."""
     if rubric.pairs:
         raise InputError(
-            "labels= are of single answers, and this rubric compares pairs; leave them out"
+            f"{arg('labels=')} are of single answers, and this rubric compares pairs; leave them "
+            "out"
         )
     labelled = labels_of(given_path("labels", labels), rubric.choices)
     if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
@@ -348,7 +350,7 @@ def _check_told(listener: object, follow: object, models: object) -> None:
     kinds = {"listener": (listener, Listener), "models": (models, JudgeLoader)}
     for name, (value, kind) in kinds.items():
         if value is not None and not isinstance(value, kind):
-            raise InputError(f"{name} must be a {kind.__name__} or None, got {value!r:.60}")
+            raise InputError(f"{arg(name)} must be a {kind.__name__} or None, got {value!r:.60}")
     if follow is not None and not callable(follow):
         raise InputError(f"follow must be a function or None, got {follow!r:.60}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from treegen.api.judge_plan import JudgingPlan
 from treegen.common.files.paths import given_path
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
 from treegen.evals.judging.models import JudgeLoader
 from treegen.evals.pipeline.evaluation import evaluate_all
@@ -204,7 +204,9 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
     """
     if include_path is not None:
         if not isinstance(task, str) or not task.startswith(LM_EVAL):
-            raise InputError("include_path= is for a task that is named lm-eval:TASK; leave it out")
+            raise InputError(
+                f"{arg('include_path=')} is for a task that is named lm-eval:TASK; leave it out"
+            )
         task = f"{task}@{include_path}"
     instance = _instantiate_task(task)
     choices, models = _choices(model, settings, task_args)
@@ -216,7 +218,9 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
             plan.check()  # raises errors before anything is sampled
         choices["judged_by"] = None if plan is None else plan.to_json()
     elif rubric is not None:
-        raise InputError("rubric= is of no use without judge=; give judge= too")
+        raise InputError(
+            f"{arg('rubric=')} is of no use without {arg('judge=')}; give {arg('judge=')} too"
+        )
     models.stays = True
     with _OutputDirectory(output, resume, choices) as place, closing(models):
         results = evaluate_all(
@@ -306,7 +310,9 @@ def _choices(
     """Return the user's choices by the names of settings, and the model."""
     choices = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(task_args or {}, Mapping):
-        raise InputError(f"task_args must be a mapping of names to values, got {task_args!r:.60}")
+        raise InputError(
+            f"{arg('task_args')} must be a mapping of names to values, got {task_args!r:.60}"
+        )
     if task_args:
         choices["extra"] = {name: str(value) for name, value in task_args.items()}
     if model is None or isinstance(model, str | Path):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.files.regular_files import read_text
 from treegen.common.formatting import format_bytes
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def shape_of(name: str) -> Shape:
         InputError: no shape has the name.
     """
     if name not in SHAPES:
-        raise InputError(f"shape must be one of {', '.join(SHAPES)}, got {name!r}")
+        raise InputError(f"{arg('shape')} must be one of {', '.join(SHAPES)}, got {name!r}")
     return SHAPES[name]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Workload:
     def __post_init__(self) -> None:
         for name in ("prefix", "new_tokens", "samples", "problems", "prefixes"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise InputError(f"{arg(name)} must be at least 1, got {getattr(self, name)}")
         if self.problem_tokens < 0 or (not self.problem_tokens and self.problems > 1):
             raise InputError(
                 f"{self.problems} problems need at least 1 token each, got {self.problem_tokens}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, Final, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 def check_number(name: str, value: object) -> None:
     """Raise InputError unless the value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
-        raise InputError(f"{name} must be a finite number, got {value!r}")
+        raise InputError(f"{arg(name)} must be a finite number, got {value!r}")
 
 
 def check_int(name: str, value: object, least: int | None = None, most: int | None = None) -> None:
@@ -33,17 +33,17 @@ def check_int(name: str, value: object, least: int | None = None, most: int | No
         most: Upper bound; None is no bound.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name} must be an integer, got {value!r}")
+        raise InputError(f"{arg(name)} must be an integer, got {value!r}")
     if least is not None and value < least:
-        raise InputError(f"{name} must be at least {least}, got {value}")
+        raise InputError(f"{arg(name)} must be at least {least}, got {value}")
     if most is not None and value > most:
-        raise InputError(f"{name} must be at most {most:,}, got {value}")
+        raise InputError(f"{arg(name)} must be at most {most:,}, got {value}")
 
 
 def check_bool(name: str, value: object) -> None:
     """Raise InputError unless the value is True or False; the word "false" is not."""
     if not isinstance(value, bool):
-        raise InputError(f"{name} must be True or False, got {value!r}")
+        raise InputError(f"{arg(name)} must be True or False, got {value!r}")
 
 
 def device_name(value: object) -> str:
@@ -61,7 +61,7 @@ def device_name(value: object) -> str:
     kind = type(value)
     if (kind.__module__, kind.__name__) == ("torch", "device"):
         return str(value)
-    raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {value!r:.60}")
+    raise InputError(f"{arg('device')} must be auto, cpu, cuda or cuda:N, got {value!r:.60}")
 
 
 def is_finite(value: float) -> bool:
@@ -77,7 +77,7 @@ def as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     if values is None:
         return ()
     if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise InputError(f"{name} must be a list, got {values!r}")
+        raise InputError(f"{arg(name)} must be a list, got {values!r}")
     return tuple(values)
 
 
@@ -106,7 +106,7 @@ def check_argument_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
                 kinds[name] = _kind_of(signature.parameters[name], function)
             if not _is_of(value, kinds[name]):
                 raise InputError(
-                    f"{name} must be {_describe_annotation(kinds[name])}, got {_short(value)}"
+                    f"{arg(name)} must be {_describe_annotation(kinds[name])}, got {_short(value)}"
                 )
 
     if inspect.iscoroutinefunction(function):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 _UNITS = {
     "": 1,
@@ -36,7 +36,7 @@ def parse_bytes(amount: int | str) -> int:
         size = int(float(match[1]) * _UNITS[match[2].lower()])
         if size > 0:
             return size
-    raise InputError(f"memory must be a number of bytes or like '2GiB', got {amount!r}")
+    raise InputError(f"{arg('memory')} must be a number of bytes or like '2GiB', got {amount!r}")
 
 
 def format_bytes(size: float) -> str:

@@ -14,7 +14,7 @@ from treegen.common.checks import check_int as check_int
 from treegen.common.spelling import hint_at
 from treegen.common.structured_outputs import STRUCTURES as STRUCTURES
 from treegen.common.structured_outputs import check_structure, read_structured_outputs
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 MAX_SEED = 2**63 - 1
@@ -218,20 +218,22 @@ class SamplingParams:
                 )
         self._check_temperature()
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must be in (0, 1], got {self.top_p}")
+            raise InputError(f"{arg('top_p')} must be in (0, 1], got {self.top_p}")
         if self.top_k < 0:
-            raise InputError(f"top_k must be at least 0 (0 or -1 keeps all), got {self.top_k}")
+            raise InputError(
+                f"{arg('top_k')} must be at least 0 (0 or -1 keeps all), got {self.top_k}"
+            )
         if not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p must be in [0, 1], got {self.min_p}")
+            raise InputError(f"{arg('min_p')} must be in [0, 1], got {self.min_p}")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise InputError(
-                f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), "
-                f"got {self.min_tokens}"
+                f"min_tokens must be from 0 to {arg('max_tokens')} ({self.max_tokens}), got "
+                f"{self.min_tokens}"
             )
         if self.seed is not None:
             check_int("seed", self.seed)
             if not 0 <= self.seed <= MAX_SEED:
-                raise InputError(f"seed must be in [0, 2**63), got {self.seed}")
+                raise InputError(f"{arg('seed')} must be in [0, 2**63), got {self.seed}")
         if self.prompt_logprobs is not None:
             check_int("prompt_logprobs", self.prompt_logprobs, least=0, most=MAX_COUNT)
         if self.logprobs_mode not in get_args(LogprobsMode):
@@ -263,7 +265,7 @@ class SamplingParams:
         for token in self.stop_token_ids:
             check_int("stop_token_ids", token)
             if token < 0:
-                raise InputError(f"stop_token_ids must not be negative, got {token}")
+                raise InputError(f"{arg('stop_token_ids')} must not be negative, got {token}")
 
     def _check_bias(self) -> None:
         if self.allowed_token_ids is not None:
@@ -292,22 +294,22 @@ class SamplingParams:
             check_number(name, value)
             if abs(value) > MAX_PENALTY:
                 raise InputError(
-                    f"{name} must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, got {value}"
+                    f"{arg(name)} must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, got {value}"
                 )
         check_number("repetition_penalty", self.repetition_penalty)
         if not 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION:
             raise InputError(
-                f"repetition_penalty must be above 0, and at most {MAX_REPETITION:g}; "
-                f"got {self.repetition_penalty}"
+                f"{arg('repetition_penalty')} must be above 0, and at most {MAX_REPETITION:g}; got "
+                f"{self.repetition_penalty}"
             )
         check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, least=0, most=MAX_COUNT)
         words = self.bad_words
         if isinstance(words, str):
-            raise InputError(f"bad_words must be a list of words, got {words!r}")
+            raise InputError(f"{arg('bad_words')} must be a list of words, got {words!r}")
         object.__setattr__(self, "bad_words", as_tuple("bad_words", words))
         for word in self.banned:
             if not isinstance(word, str) or not word:
-                raise InputError(f"bad_words must be text that is not empty, got {word!r}")
+                raise InputError(f"{arg('bad_words')} must be text that is not empty, got {word!r}")
 
     def _check_structure(self) -> None:
         names = [name for name in STRUCTURES if getattr(self, name) is not None]
@@ -319,7 +321,8 @@ class SamplingParams:
             raise InputError(f"{names[0]} and allowed_token_ids cannot go together; give one")
         if names and (self.ignore_eos or self.min_tokens):
             raise InputError(
-                f"{names[0]} says where a sample ends; leave out ignore_eos and min_tokens"
+                f"{arg(names[0])} says where a sample ends; leave out {arg('ignore_eos')} and "
+                "min_tokens"
             )
 
     def _check_thinking(self) -> None:
@@ -330,8 +333,8 @@ class SamplingParams:
             tags = () if isinstance(tags, str) else as_tuple("reasoning_tags", tags)
             if len(tags) != 2 or not all(isinstance(tag, str) and tag.strip() for tag in tags):
                 raise InputError(
-                    'reasoning_tags must be "auto", or the tags before and after a thinking, such '
-                    f'as ("<think>", "</think>"); got {self.reasoning_tags!r}'
+                    f'{arg("reasoning_tags")} must be "auto", or the tags before and after a '
+                    f'thinking, such as ("<think>", "</think>"); got {self.reasoning_tags!r}'
                 )
             if tags[1] in tags[0]:
                 raise InputError(
@@ -341,7 +344,7 @@ class SamplingParams:
                 )
             object.__setattr__(self, "reasoning_tags", tags)
         if end is not None and (not isinstance(end, str) or not end):
-            raise InputError(f"thinking_end must be text that is not empty, got {end!r}")
+            raise InputError(f"{arg('thinking_end')} must be text that is not empty, got {end!r}")
 
     @classmethod
     def from_generation_config(cls, llm: Any, **others: Any) -> SamplingParams:

@@ -3,6 +3,8 @@
 from collections.abc import Container, Iterable
 from typing import Final
 
+from treegen.errors import arg
+
 _SHORTEST: Final = 3  # characters of a word that may be part of a known one
 
 
@@ -78,6 +80,7 @@ FOREIGN: Final = {
     "num_return_sequences": "n",
     "best_of": "n",
     "thinking_token_budget": "max_thinking_tokens",
+    "n": "num_samples",
     "epochs": "num_samples",
     "repeats": "num_samples",
     "num_fewshot_examples": "num_fewshot",
@@ -153,4 +156,4 @@ def hint_at(name: str, known: Iterable[str]) -> str:
     if advice:
         return f"; {advice}"
     near = [ours] if ours else find_near(name, known)
-    return f"; did you mean {' or '.join(f'{other}=' for other in near)}?" if near else ""
+    return f"; did you mean {' or '.join(arg(other + '=') for other in near)}?" if near else ""

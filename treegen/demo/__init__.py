@@ -12,9 +12,9 @@ from typing import Any, Final
 NAME: Final = "demo"
 """Names the model where a checkpoint directory or a hub name is expected."""
 
-NOTICE: Final = "bundled demo model, synthetic problems; give model= and data= for yours"
+NOTICE: Final = "bundled demo model, synthetic problems"
 
-MODEL_NOTICE: Final = "bundled demo model; give model= for yours"
+MODEL_NOTICE: Final = "bundled demo model"
 
 # By task, the default settings for the demo model.
 _EVALUATIONS: Final[dict[str, dict[str, Any]]] = {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.tree import Message, Node, prompts_of
 
 _TURNS: Final = "turns"
@@ -63,7 +63,9 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
         turns: list[Any] = [message for content in contents for message in content]
         return [*_turn("system", system or ""), *turns]
     if not all(isinstance(content, str) for content in contents):
-        raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")
+        raise InputError(
+            f"{arg('apply_chat_template')} needs a task whose prompts are text or chat messages"
+        )
     messages: list[Message] = []
     above, user, reply = system or "", "", ""
     for node in filter(lambda node: node.content, path):

@@ -3,6 +3,7 @@
 from importlib.resources import files
 from pathlib import Path
 
+from treegen.errors import Message, arg
 from treegen.evals.task import TaskOptions
 
 LABEL = "bundled problems"
@@ -39,8 +40,8 @@ def describe_problems(data: str | None, source: str, num: int) -> str:
     """
     if is_bundled(data):
         name = source.removeprefix("bundled ").rpartition("/")[2]
-        origin = "which comes with treegen; data= takes the published ones"
-        return f"problems: {num:,} of {name}, {origin}"
+        origin = f"which comes with treegen; {arg('data=')} takes the published ones"
+        return Message(f"problems: {num:,} of {name}, {origin}")
     return f"problems: {num:,} of {source}"
 
 
@@ -53,9 +54,9 @@ def describe_examples(options: TaskOptions, num: int) -> str:
     if options.fewshot_file is not None:
         origin = ", which comes with treegen" if is_bundled(options.fewshot_file) else ""
         return f"examples: the first {num} of {options.fewshot_file}{origin}"
-    return (
-        f"examples: {num} that come with treegen; fewshot_file= takes the published ones, "
-        "fewshot_data= draws from a file"
+    return Message(
+        f"examples: {num} that come with treegen; {arg('fewshot_file=')} takes the published ones, "
+        f"{arg('fewshot_data=')} draws from a file"
     )
 
 

@@ -7,29 +7,35 @@ from typing import Any, Final
 
 from treegen.common.params import PENALTIES
 from treegen.common.version import VERSION
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.config.base import drop_unset, find_moved_files
 from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
 from treegen.evals.job import AnyJob, Job, load_job
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, RunSettings, model_identity
 
+
+def _any_of(*names: str) -> str:
+    *others, last = (arg(f"{name}=") for name in names)
+    return f"{', '.join(others)} or {last}"
+
+
 # How a user sets a field of run.json, if the argument's name differs from the field's.
 _ARGUMENTS: Final = {
-    "task.name": "task=",
+    "task.name": arg("task="),
     "task.version": "",
-    "data.problems": "data=, split=, limit= or ids=",
-    "data.fewshot": "num_fewshot=, fewshot_file=, fewshot_data= or seed=",
-    "model.fingerprint": "model= or adapter=",
-    **{f"draw.{name}": f"{name}=" for name in PENALTIES},
+    "data.problems": _any_of("data", "split", "limit", "ids"),
+    "data.fewshot": _any_of("num_fewshot", "fewshot_file", "fewshot_data", "seed"),
+    "model.fingerprint": _any_of("model", "adapter"),
+    **{f"draw.{name}": arg(f"{name}=") for name in PENALTIES},
     "sampling.min_tokens": "set by the task",
     "sampling.logit_bias": "set by the task",
     "treegen": "",
-    "problem_ids": "limit= or ids=",
+    "problem_ids": _any_of("limit", "ids"),
     "planned": "",
-    "search.arguments": "arguments=",
+    "search.arguments": arg("arguments="),
     "search.source": "the file of the method has changed",
-    **{f"budget.{name}": f"budget={name}" for name in ("tokens", "calls", "seconds", "nodes")},
+    **{f"budget.{name}": arg(f"budget={name}") for name in ("tokens", "calls", "seconds", "nodes")},
 }
 
 _COMPUTING: Final = ("device", "attention", "layers", "tensor_parallel_size")
@@ -150,8 +156,8 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
     now = _hash([problem.content for problem in job.data.problems])
     if now != stored["data"]["problems"]:
         raise InputError(
-            f"the problems in {job.data.source} are not those that {name} was sampled from; "
-            "name the right data with data="
+            f"the problems in {job.data.source} are not those that {name} was sampled from; name "
+            f"the right data with {arg('data=')}"
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import SamplingParams
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.answer_types import check_ready
 from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import as_chat
@@ -148,7 +148,8 @@ def _check_votes(task: Task, data: TaskData) -> None:
         why = "asks for programs, of which no two have one answer"
     if why:
         raise InputError(
-            f"task {task.name!r} {why}; leave out stop_when=, votes= and confidence= keep"
+            f"task {task.name!r} {why}; leave out {arg('stop_when=')}, {arg('votes=')} and "
+            f"{arg('confidence=')} keep"
         )
 
 
@@ -206,7 +207,8 @@ def prepare_job(job: Job, facts: "ModelInfo") -> PreparedJob:
     except CapacityError as error:
         if job.task.shorter is None:
             raise
-        raise CapacityError(f"{error}; {job.task.name}: {job.task.shorter}") from error
+        marked = error.message.marked
+        raise CapacityError(f"{marked}; {job.task.name}: {job.task.shorter}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,9 @@ class FittedJob:
 
         if self.job.choices:
             return choice_requests(self.choice_prompts, facts.spec)
-        return requests_of_prompts(self.prompts, facts.tokenizer, self.job.drawing, facts.spec)
+        return requests_of_prompts(
+            self.prompts, facts.tokenizer, self.job.drawing, facts.spec, facts.images
+        )
 
 
 def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:

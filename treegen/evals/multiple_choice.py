@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treegen.common.params import SamplingParams
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.problem import Problem
 from treegen.evals.task import Task, TaskData
 from treegen.prompts.plan.plan import Request
@@ -105,7 +105,9 @@ def check_settings(
     """
     why = f"task {task.name!r} picks the likeliest choice and draws nothing"
     if num_samples != 1:
-        raise InputError(f"{why}: 1 sample per problem, not {num_samples}; leave num_samples= out")
+        raise InputError(
+            f"{why}: 1 sample per problem, not {num_samples}; leave {arg('num_samples=')} out"
+        )
     for name in SamplingParams.__dataclass_fields__:
         # The seed may also select solved examples.
         if name != "seed" and getattr(sampling, name) != getattr(default, name):

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from treegen.common.checks import checked_class
 from treegen.prompts.images.loading import ImageFile
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A problem to solve.

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.errors import InputError, ModelWarning
+from treegen.errors import InputError, Message, ModelWarning, arg
 
 if TYPE_CHECKING:
     from treegen.common.params import SamplingParams
@@ -28,7 +28,7 @@ def load_recommended(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
         ModelError: there is no such checkpoint, or its recommendation cannot be used.
     """
     if way not in (None, *WAYS):
-        raise InputError(f"sampling_from must be {' or '.join(WAYS)}, got {way!r}")
+        raise InputError(f"{arg('sampling_from')} must be {' or '.join(WAYS)}, got {way!r}")
     if way != "recommended" or not given.get("model"):
         return {}
     from treegen.model.checkpoint.files import locate
@@ -39,7 +39,7 @@ def load_recommended(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
     if not recommended:
         raise InputError(
             f"{given['model']} recommends no sampling in a generation_config.json; leave out "
-            "sampling_from=, or give temperature= and others yourself"
+            f"{arg('sampling_from=')}, or give {arg('temperature=')} and others yourself"
         )
     if note := difference_from_generate(directory):
         warnings.warn(note, ModelWarning, stacklevel=2)
@@ -73,9 +73,11 @@ def sources_of(
     return sources
 
 
-def advice(sampling: SamplingParams, spec: ModelSpec) -> str | None:
+def advice(sampling: SamplingParams, spec: ModelSpec) -> Message | None:
     """Return a hint if the sampling differs from the checkpoint's recommendation, else None."""
     if all(getattr(sampling, name) == value for name, value in spec.recommended):
         return None
     values = ", ".join(f"{name}={value:g}" for name, value in spec.recommended)
-    return f"the checkpoint recommends {values}; sampling_from='recommended' takes it"
+    return Message(
+        f"the checkpoint recommends {values}; {arg('sampling_from', 'recommended')} takes it"
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from treegen.common.checks import check_argument_types
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
 
@@ -72,13 +72,15 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
         return 0, math.ceil(number * num_problems)
     if number >= 1 and number == math.floor(number):
         return 0, int(min(number, num_problems))
-    raise InputError(f"limit must be a count, a fraction below 1 or a range, got {text!r}")
+    raise InputError(f"{arg('limit')} must be a count, a fraction below 1 or a range, got {text!r}")
 
 
 def _number(text: str) -> float:
     # Only plain ASCII numbers: float() would also take 1_000, digits of other scripts and "nan".
     if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20}", text):
-        raise InputError(f"limit must be a count, a fraction below 1 or a range, got {text!r}")
+        raise InputError(
+            f"{arg('limit')} must be a count, a fraction below 1 or a range, got {text!r}"
+        )
     return float(text)
 
 

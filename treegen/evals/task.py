@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.checks import checked_class
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.answer_types import AnswerType
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem, Skipped
@@ -60,9 +60,9 @@ class TaskOptions:
 
     def __post_init__(self) -> None:
         if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise InputError(f"num_fewshot must be at least 0, got {self.num_fewshot}")
+            raise InputError(f"{arg('num_fewshot')} must be at least 0, got {self.num_fewshot}")
         if self.fewshot_file is not None and self.fewshot_data is not None:
-            raise InputError("give fewshot_file or fewshot_data, not both")
+            raise InputError(f"give {arg('fewshot_file')} or {arg('fewshot_data')}, not both")
         if self.limit is not None and self.ids is not None:
             raise InputError("give limit or problem ids, not both")
 

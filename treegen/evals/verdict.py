@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from treegen.common.checks import checked_class
 from treegen.errors import InputError
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of reading one text by one filter.

@@ -17,7 +17,7 @@ from treegen.engine.segments.prefix_cache import Kept
 from treegen.engine.segments.prefix_insertion import insert_prefix, plan_prefix
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.stream import Stream
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.llm.base import BaseLLM
 from treegen.model.config import resolve_device
 from treegen.model.machine import check_machine
@@ -403,7 +403,7 @@ def _prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any
     for name in LOADING:
         if getattr(options, name) != getattr(usual, name):
             raise InputError(
-                f"{name}= is for loading a model, and this one is loaded; leave it out"
+                f"{arg(name + '=')} is for loading a model, and this one is loaded; leave it out"
             )
     if (template := read_chat_template(options.chat_template)) is not None:
         tokenizer.chat_template = template

@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen.common.checks import device_name
 from treegen.common.spec import LayerSpec, ModelSpec
-from treegen.errors import InputError, ModelError, ModelWarning
+from treegen.errors import InputError, ModelError, ModelWarning, arg
 from treegen.model.checkpoint.families import refuse_family
 from treegen.model.checkpoint.files import (
     check_trust,
@@ -54,11 +54,15 @@ def resolve_device(device: str | torch.device) -> torch.device:
     try:
         resolved = torch.device(name)
     except (RuntimeError, ValueError, OverflowError):
-        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+        raise InputError(
+            f"{arg('device')} must be auto, cpu, cuda or cuda:N, got {name!r}"
+        ) from None
     if resolved.type not in ("cpu", "cuda") or (resolved.type == "cpu" and resolved.index):
-        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+        raise InputError(f"{arg('device')} must be auto, cpu, cuda or cuda:N, got {name!r}")
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {device} was asked for but torch sees no CUDA; use device='cpu'")
+        raise InputError(
+            f"device {device} was asked for but torch sees no CUDA; use {arg('device', 'cpu')}"
+        )
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         there = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
         raise InputError(f"device {device} is not there; choose one of {there}")
@@ -83,14 +87,18 @@ def resolve_dtype(
     """
     if isinstance(dtype, str) and dtype != "auto":
         if dtype not in DTYPES:
-            raise InputError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
+            raise InputError(
+                f"{arg('dtype')} must be auto or one of {', '.join(DTYPES)}, got {dtype!r}"
+            )
         return DTYPES[dtype]
     if isinstance(dtype, torch.dtype):
         if dtype not in DTYPES.values():
-            raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+            raise InputError(f"{arg('dtype')} must be one of {', '.join(DTYPES)}, got {dtype}")
         return dtype
     if dtype != "auto":
-        raise InputError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r:.60}")
+        raise InputError(
+            f"{arg('dtype')} must be auto or one of {', '.join(DTYPES)}, got {dtype!r:.60}"
+        )
     if device.type == "cpu":
         return torch.float32
     for source in (config, config.get_text_config(decoder=True)):

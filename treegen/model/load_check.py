@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from treegen.common.device import without_autocast
-from treegen.errors import ModelError
+from treegen.errors import ModelError, arg
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.files import summarize_error
 from treegen.model.checkpoint.text_part import attention_of_text
@@ -54,14 +54,15 @@ def check_model(model: "Model") -> None:
     except RuntimeError as problem:
         raise ModelError(
             f"{model.spec.name} cannot be used: a forward pass fails: {summarize_error(problem)}; "
-            "try dtype='float32', or another version of transformers"
+            f"try {arg('dtype', 'float32')}, or another version of transformers"
         ) from None
     if not error <= limit:
         raise ModelError(
             f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ from "
-            f"transformers' own attention by {error:.2g} of their spread in {model.dtype} "
-            f"(limit {limit:.2g}), so samples would be wrong; dtype='float32' shows whether it is "
-            "rounding, and if it is not, please report the model. check=False loads it all the same"
+            f"transformers' own attention by {error:.2g} of their spread in {model.dtype} (limit "
+            f"{limit:.2g}), so samples would be wrong; {arg('dtype', 'float32')} shows whether it "
+            f"is rounding, and if it is not, please report the model. {arg('check', False)} loads "
+            "it all the same"
         )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec, sum_bytes
-from treegen.errors import CacheFullError, CapacityError
+from treegen.errors import CacheFullError, CapacityError, arg
 from treegen.model.recurrent.state_batch import state_bytes_together
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import StateCache
@@ -50,7 +50,7 @@ def check_cache_bytes(size: int, device: torch.device) -> None:
     if size > total:
         raise CapacityError(
             f"memory {format_bytes(size)} is more than all that {device} has "
-            f"({format_bytes(total)}); give the cache less (memory=, --memory)"
+            f"({format_bytes(total)}); give the cache less ({arg('memory=')})"
         )
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from treegen.common.device import use_device, without_autocast
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec
-from treegen.errors import CapacityError, InputError, ModelError
+from treegen.errors import CapacityError, InputError, ModelError, arg
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.files import summarize_error
 from treegen.model.latent import get_up_projection, is_latent_layer
@@ -240,7 +240,7 @@ class Model:
             size = num_pages * page_size * self.spec.kv_bytes_per_token
         raise CapacityError(
             f"a cache of {format_bytes(size)} is more than is free on {self.device}; give it less "
-            "(memory=, --memory)"
+            f"({arg('memory=')})"
         )
 
     def new_states(self, num_slots: int, num_windows: int = 0) -> list[list[Tensor]]:
@@ -269,9 +269,9 @@ class Model:
         except (torch.OutOfMemoryError, MemoryError):
             size = num_slots * self.spec.state_bytes
         raise CapacityError(
-            f"{num_slots:,} states of {format_bytes(self.spec.state_bytes)} "
-            f"({format_bytes(size)}) are more than is free on {self.device}; give the cache less "
-            "(memory=, --memory)"
+            f"{num_slots:,} states of {format_bytes(self.spec.state_bytes)} ({format_bytes(size)}) "
+            f"are more than is free on {self.device}; give the cache less ({arg('memory=')}, "
+            "--memory)"
         )
 
     def _new_cache(self, num_pages: int, page_size: int, dtype: torch.dtype) -> list[LayerKV]:

@@ -10,7 +10,7 @@ from treegen.common.checks import device_name
 from treegen.common.formatting import parse_bytes
 from treegen.common.params import check_bool, check_int
 from treegen.common.spelling import hint_at
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.plan.cost import Sharing, check_sharing
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class EngineOptions:
         check_sharing(self.sharing)
         if not callable(self.speculate) and self.speculate not in (None, *SPECULATIONS):
             raise InputError(
-                f"speculate must be {' or '.join(SPECULATIONS)}, or a function; got "
+                f"{arg('speculate')} must be {' or '.join(SPECULATIONS)}, or a function; got "
                 f"{self.speculate!r}"
             )
         check_int("tensor_parallel_size", self.tensor_parallel_size, least=1)
@@ -103,32 +103,35 @@ class EngineOptions:
             # A sum of two numbers does not depend on their order, a sum of more does.
             raise InputError(
                 "reproducible is for one GPU or two: in which order more ranks add up depends on "
-                "the rows; set tensor_parallel_size (--tp) to 2, or leave reproducible out"
+                f"the rows; set {arg('tensor_parallel_size')} to 2, or leave reproducible "
+                "out"
             )
         if self.draft_model is not None and self.speculate is not None:
             raise InputError(
-                "speculate and draft_model both guess tokens; leave out one of the two"
+                f"speculate and {arg('draft_model')} both guess tokens; leave out one of the two"
             )
         if self.draft_tokens is not None:
             check_int("draft_tokens", self.draft_tokens, least=1)
             if not self.speculates:
                 raise InputError(
-                    "draft_tokens is of no use, because nothing guesses tokens; give speculate or "
-                    "draft_model too"
+                    f"{arg('draft_tokens')} is of no use, because nothing guesses tokens; give "
+                    f"speculate or {arg('draft_model')} too"
                 )
         if self.adapter is not None and self.tensor_parallel_size > 1:
             raise InputError(
-                "adapter does not go with tensor_parallel_size yet; merge it into the model first, "
-                "with peft"
+                f"adapter does not go with {arg('tensor_parallel_size')} yet; merge it into the "
+                "model first, with peft"
             )
         if self.draft_model is not None and self.tensor_parallel_size > 1:
             raise InputError(
-                "draft_model does not go with tensor_parallel_size yet; use speculate='ngram'"
+                f"{arg('draft_model')} does not go with {arg('tensor_parallel_size')} yet; use "
+                f"{arg('speculate', 'ngram')}"
             )
         check_stored(self.quantization, self.kv_cache_dtype)
         if self.quantization not in (None, "none") and self.tensor_parallel_size > 1:
             raise InputError(
-                "quantization does not go with tensor_parallel_size yet; leave out one of the two"
+                f"quantization does not go with {arg('tensor_parallel_size')} yet; leave out one "
+                "of the two"
             )
         if self.images:
             self._check_with_images()
@@ -201,11 +204,12 @@ def check_stored(quantization: str | None, kv_cache_dtype: str) -> None:
     """
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise InputError(
-            f"quantization must be {' or '.join(QUANTIZATIONS)}, got {quantization!r:.60}"
+            f"{arg('quantization')} must be {' or '.join(QUANTIZATIONS)}, got {quantization!r:.60}"
         )
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise InputError(
-            f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, got {kv_cache_dtype!r:.60}"
+            f"{arg('kv_cache_dtype')} must be {' or '.join(KV_CACHE_DTYPES)}, got "
+            f"{kv_cache_dtype!r:.60}"
         )
 
 

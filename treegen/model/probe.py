@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.integrations import hub_kernels
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.errors import ModelError
+from treegen.errors import ModelError, arg
 from treegen.model.checkpoint.families import (
     NO_ATTENTION,
     OTHERS,
@@ -166,7 +166,7 @@ def probe_layers(
         if recurrent:
             raise ModelError(
                 f"{config.model_type} models cannot be divided among GPUs: they have recurrent "
-                "layers; use one GPU (tensor_parallel_size=1)"
+                f"layers; use one GPU ({arg('tensor_parallel_size', 1)})"
             )
         probe = _probe_shard(model, config, ranks)
     layer_states = tuple(states.states[index] for index in range(len(recurrent)))

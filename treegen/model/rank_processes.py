@@ -27,7 +27,7 @@ import torch
 
 from treegen.common.closeable import Closeable
 from treegen.common.files.temporary_files import create_held, sweep
-from treegen.errors import InputError, TreegenError, WorkerError
+from treegen.errors import InputError, TreegenError, WorkerError, arg
 from treegen.model.config import load_spec, resolve_device
 from treegen.model.load import load_model
 from treegen.model.model import Model
@@ -237,13 +237,13 @@ def devices_of(size: int, device: str) -> torch.device:
         return resolved
     if resolved.index is not None:
         raise InputError(
-            f"device {device!r} is one GPU, and tensor_parallel_size={size} takes the first "
-            f"{size}; choose them by CUDA_VISIBLE_DEVICES"
+            f"device {device!r} is one GPU, and {arg('tensor_parallel_size', size)} takes the "
+            f"first {size}; choose them by CUDA_VISIBLE_DEVICES"
         )
     if size > (there := torch.cuda.device_count()):
         raise InputError(
-            f"tensor_parallel_size={size} (--tp) needs {size} GPUs, and there are {there}; "
-            "CUDA_VISIBLE_DEVICES counts"
+            f"{arg('tensor_parallel_size', size)} needs {size} GPUs, and there are "
+            f"{there}; CUDA_VISIBLE_DEVICES counts"
         )
     return torch.device("cuda", 0)
 

@@ -17,7 +17,7 @@ import torch._inductor.config
 from torch import Tensor, nn
 
 from treegen.common.spec import ModelSpec
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.model.batch import Batch
 from treegen.model.linear.experts import GroupedExperts
 from treegen.ops.attention import HostLevel, prepare_host
@@ -50,7 +50,8 @@ def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:
         )
     if page_size % ALIGN:
         raise InputError(
-            f"reproducible needs a page_size that is a multiple of {ALIGN}, got {page_size}"
+            f"reproducible needs a {arg('page_size')} that is a multiple of {ALIGN}, got "
+            f"{page_size}"
         )
 
 
@@ -67,7 +68,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         names = " or ".join(str(allowed_dtype).removeprefix("torch.") for allowed_dtype in allowed)
         raise InputError(
             f"reproducible on {device.type} takes {names}, and the model's dtype is "
-            f"{str(dtype).removeprefix('torch.')}; give dtype= (--dtype)"
+            f"{str(dtype).removeprefix('torch.')}; give {arg('dtype=')}"
         )
 
 

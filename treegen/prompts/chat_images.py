@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treegen.common.bounded.templates import render_chat
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.images.loading import check_pixels, is_image, source_of
 from treegen.prompts.images.table import ImageTable, PlacedImage
 
@@ -31,7 +31,7 @@ def extract_images(
         if any(map(is_image, parts)):
             raise InputError(
                 f"prompt {name!r} has an image, but images are not taken here; load a model that "
-                "takes them with images=True"
+                f"takes them with {arg('images', True)}"
             )
         message["content"] = "\n".join(part["text"] for part in parts)
         return []

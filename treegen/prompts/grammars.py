@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.structured_outputs import read_structured_outputs
-from treegen.errors import InputError, install
+from treegen.errors import InputError, arg, install
 from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
 from treegen.prompts.token_bytes import ByteSpeller
 
@@ -180,8 +180,8 @@ def _compile_structure(kind: str, text: str) -> str:
             schema = json.loads(text)
             if not has_finite_value(schema):
                 raise InputError(
-                    "json_schema can never end: what it requires has no end; "
-                    "leave a property that holds itself out of required"
+                    f"{arg('json_schema')} can never end: what it requires has no end; leave a "
+                    "property that holds itself out of required"
                 )
             if schema is True:  # any JSON
                 schema = {}

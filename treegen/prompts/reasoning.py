@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from treegen.common.bounded.templates import TemplateError, read_names
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 CHOICES: Final = ("auto", "on", "off", "low", "medium", "high")
 """Allowed values; "auto" leaves the decision to the template."""
@@ -67,7 +67,7 @@ def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
 def check_reasoning(asked: str) -> None:
     """Raise InputError unless `asked` is one of `CHOICES`."""
     if asked not in CHOICES:
-        raise InputError(f"reasoning must be one of {', '.join(CHOICES)}; got {asked!r}")
+        raise InputError(f"{arg('reasoning')} must be one of {', '.join(CHOICES)}; got {asked!r}")
 
 
 def _get_reasoning_arguments(asked: str, tokenizer: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from treegen.common.outputs import FinishReason
 from treegen.common.params import STRUCTURES, SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.detokenize import (
     CONTEXT_TOKENS,
     NUM_PROBES,
@@ -91,7 +91,7 @@ class StopConditions:
             )
             raise InputError(
                 f"the text that closes a thinking, {thinking.tags.end!r}, has {what}; give another "
-                "thinking_end"
+                f"{arg('thinking_end')}"
             )
 
     def endings(

@@ -21,7 +21,7 @@ import numpy as np
 
 from treegen.common.outputs import Thinking
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.detokenize import Detokenizer
 from treegen.prompts.tokens import append_text
 
@@ -99,22 +99,22 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
         if has_budget:
             raise InputError(
                 "a budget for thinking needs the tags around it, and the model's chat template and "
-                'tokens have none that are known; give them: reasoning_tags=("<think>", '
-                '"</think>"), --reasoning-tags "<think>" "</think>"'
+                f'tokens have none that are known; give them: {arg("reasoning_tags=")}("<think>", '
+                '"</think>")'
             )
         return None
     if params.thinking_end is not None:
         if tags.close not in params.thinking_end:
             raise InputError(
-                f"thinking_end must have the tag that ends a thinking, {tags.close!r}; got "
-                f"{params.thinking_end!r}"
+                f"{arg('thinking_end')} must have the tag that ends a thinking, {tags.close!r}; "
+                f"got {params.thinking_end!r}"
             )
         tags = Tags(tags.open, tags.close, params.thinking_end)
     thinking = ThinkingTags(tags, tokenizer)
     if has_budget and (ends := [stop for stop in params.stops if stop in tags.end]):
         raise InputError(
             f"stop string {ends[0]!r} would end a sample in the text that closes its thinking, "
-            f"{tags.end!r}; leave it out, or give another thinking_end"
+            f"{tags.end!r}; leave it out, or give another {arg('thinking_end')}"
         )
     return thinking
 

@@ -351,7 +351,7 @@ def check_parts(name: str, parts: Sequence[object]) -> None:
                 source_of(cast(Mapping[str, Any], part))
                 continue
         except InputError as error:
-            raise TreeError(f"{where}: {error}") from None
+            raise TreeError(f"{where}: {error.message.marked}") from None
         text = (
             part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
         )

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, SupportsFloat
 
-from treegen.errors import InputError, install
+from treegen.errors import InputError, arg, install
 from treegen.evals.statistics.estimators import (
     adjusted_difference,
     holm,
@@ -174,14 +174,14 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     if unfinished and not partial:
         raise InputError(
             f"{len(unfinished):,} of {len(a.problems):,} problems are not finished in both runs, "
-            f"such as {unfinished[0]!r}; finish them with resume=, or compare the others with "
-            "partial=True"
+            f"such as {unfinished[0]!r}; finish them with {arg('resume=')}, or compare the others "
+            f"with {arg('partial', True)}"
         )
     left_out = set(unfinished)
     ids = [p.id for p in a.problems if p.id not in left_out]
     if not ids:
         raise InputError(
-            "there is no problem that both runs have finished; finish them with resume="
+            f"there is no problem that both runs have finished; finish them with {arg('resume=')}"
         )
     shared = [filter for filter in a.filters if filter in b.filters]
     if not shared:
@@ -302,13 +302,13 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
         ]
         raise InputError(
             f"the runs are of different problems: {len(first & second):,} in common, "
-            f"{' and '.join(only)}; run both with the same data= and limit="
+            f"{' and '.join(only)}; run both with the same {arg('data=')} and {arg('limit=')}"
         )
     data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
     if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
         raise InputError(
             f"the problems of {a.path} and {b.path} have the same ids but not the same content; "
-            "run both with the same data="
+            f"run both with the same {arg('data=')}"
         )
 
 

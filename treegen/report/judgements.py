@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, Message, RunError, arg
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.pipeline import load_juries, progress_of
 from treegen.evals.judging.prompts import addresses_judge
@@ -19,7 +19,8 @@ def describe_missing(done: int, planned: int) -> list[str]:
     if done >= planned:
         return []
     missing = f"{planned - done:,} judgements are missing"
-    return [f"{missing}; judge the run again with the same judge= and rubric= to add them"]
+    again = f"judge the run again with the same {arg('judge=')} and {arg('rubric=')} to add them"
+    return [Message(f"{missing}; {again}")]
 
 
 def count_judgements(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.common.garbage_collection import pause_gc
-from treegen.errors import RunError, TreegenError
+from treegen.errors import Message, RunError, TreegenError
 from treegen.evals.config.base import OpenRunOptions, overrides_run
 from treegen.evals.progress.timeline import read_timeline
 from treegen.evals.progress.usage import load_attempts, sum_usage
@@ -132,7 +132,8 @@ def _job(run: RunDir, asked: OpenRunOptions, notices: list[str]) -> "Job | None"
     except TreegenError as error:
         if overrides_run(asked):
             raise
-        notices.append(f"the problems cannot be read, so nothing is judged here: {error}")
+        reason = error.message.marked
+        notices.append(Message(f"the problems cannot be read, so nothing is judged here: {reason}"))
         return None
     return job
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.errors import TreegenError
+from treegen.errors import Message, TreegenError
 from treegen.evals.config.base import OpenRunOptions, drop_unset, find_moved_files, overrides_run
 from treegen.evals.progress.timeline import read_timeline
 from treegen.evals.progress.usage import load_attempts
@@ -67,7 +67,10 @@ def _job(run: SearchRunDir, asked: OpenRunOptions, notices: list[str]) -> "Searc
     except TreegenError as error:
         if overrides_run(asked):
             raise
-        notices.append(f"the problems cannot be read, so their texts are not shown: {error}")
+        reason = error.message.marked
+        notices.append(
+            Message(f"the problems cannot be read, so their texts are not shown: {reason}")
+        )
         return None
     return job
 

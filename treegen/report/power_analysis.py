@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.statistics.power import (
     Variances,
     correlation_of,
@@ -33,7 +33,7 @@ def spread_of_runs(
             assumes 0.5.
     """
     if len(runs) > 2:
-        raise InputError(f"give runs= once or twice, not {len(runs)} times")
+        raise InputError(f"give {arg('runs=')} once or twice, not {len(runs)} times")
     found = [_rights(run) for run in runs]
     if len(found) == 2:
         shared = [i for i in found[0] if i in found[1]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from treegen.common.formatting import format_table
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.statistics.confidence import STOPPED
 from treegen.evals.statistics.estimators import Estimate, difference_interval, estimate
 from treegen.evals.statistics.metrics import Clusters, HasGroup, clusters_of
@@ -120,8 +120,8 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
             complete[problem.id] = DrawnProblem(verdicts, [sample.num_tokens for sample in scored])
     if not complete:
         raise InputError(
-            f"no problem of {view.path} has all its samples, two or more, for a vote; "
-            "draw more with num_samples="
+            f"no problem of {view.path} has all its samples, two or more, for a vote; draw more "
+            f"with {arg('num_samples=')}"
         )
     return complete
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 from treegen.common.files.regular_files import open_regular
-from treegen.errors import RunError, RunInUseError
+from treegen.errors import RunError, RunInUseError, arg
 from treegen.runs.files import (
     Lock,
     format_os_error,
@@ -247,7 +247,8 @@ class RunDir:
             if not self._samples.is_in_place:
                 raise RunError(
                     f"{self.path} was moved or removed while its run went on; where its files are "
-                    "now, they hold what is finished: continue with resume= and that directory"
+                    f"now, they hold what is finished: continue with {arg('resume=')} and that "
+                    "directory"
                 )
             write_json(path, results)
             return
@@ -347,7 +348,7 @@ def _check_present(path: Path, records_file: str) -> None:
         _check_not_lost(path)
         raise RunError(
             f"{path} has no run.json: it is not a run directory, or the run was stopped before its "
-            "first sample; start it again without resume="
+            f"first sample; start it again without {arg('resume=')}"
         )
     if os.path.exists(path / records_file):
         return

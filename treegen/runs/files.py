@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from treegen.common.files.read_errors import describe_read_error
 from treegen.common.files.regular_files import open_regular
 from treegen.common.files.temporary_files import is_at, replace_file
-from treegen.errors import InputError, RunError, RunInUseError
+from treegen.errors import InputError, RunError, RunInUseError, arg
 
 # Errors of file systems that cannot fsync a directory. EACCES comes from a parent directory that
 # may be searched but not read.
@@ -166,7 +166,7 @@ def format_os_error(error: OSError | ValueError) -> str:
 
 def resume_argument(path: Path) -> str:
     """Return how a user continues the run in `path`."""
-    return f"resume={str(path)!r}"
+    return arg("resume", str(path))
 
 
 class Lock:

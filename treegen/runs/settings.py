@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, RunError, arg
 from treegen.runs.fields import FREE, check_types
 from treegen.runs.files import check_id, to_json_value
 
@@ -251,7 +251,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _set_by(name: str, arguments: Mapping[str, str]) -> str:
     # Arguments that only the caller knows set the problems and their number.
-    derived = "" if name in ("problem_ids", "planned") else f"{name.rpartition('.')[2]}="
+    derived = "" if name in ("problem_ids", "planned") else arg(name.rpartition(".")[2] + "=")
     around = name
     while around and around not in arguments:
         around = around.rpartition(".")[0]

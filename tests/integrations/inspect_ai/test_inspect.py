@@ -41,9 +41,8 @@ from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, ToolCall, ToolFunction, tool
 from inspect_ai.util import JSONSchema
 
-from treegen.integrations.inspect_ai.messages import template_messages
+from treegen.integrations.inspect_ai.conversion import sampling_params, template_messages
 from treegen.integrations.inspect_ai.provider import TreegenAPI
-from treegen.integrations.inspect_ai.settings import sampling_params
 
 
 @tool

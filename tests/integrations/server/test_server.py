@@ -585,6 +585,18 @@ REFUSED: list[tuple[Any, int, str]] = [
 ]
 
 
+def test_an_error_names_the_field_at_fault(running: Running) -> None:
+    for fields, name in (
+        ({"wings": 2}, "wings"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"top_k": -1}, "top_k"),
+        ({"temperature": -1}, "temperature"),
+        ({"prompt": [10**9]}, None),
+    ):
+        response = running.post("completions", json.dumps({"prompt": "a", **fields}).encode())
+        assert response.json()["error"]["param"] == name, (fields, response.text)
+
+
 def test_what_cannot_be_done_is_refused_by_name(running: Running) -> None:
     for body, status, told in REFUSED:
         is_chat = isinstance(body, dict) and "messages" in body

@@ -279,7 +279,7 @@ def test_the_server_takes_data_urls_alone(llm: LLM) -> None:
 
 def test_messages_of_inspect_keep_their_images() -> None:
     model = pytest.importorskip("inspect_ai.model")
-    from treegen.integrations.inspect_ai.messages import template_messages
+    from treegen.integrations.inspect_ai.conversion import template_messages
 
     image = model.ContentImage(image=url(picture(1)))
     turn = model.ChatMessageUser(content=[image, model.ContentText(text="What?")])

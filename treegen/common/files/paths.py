@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 _MOST_BYTES: Final = 200
 """Maximum bytes of a name; file systems allow 255, and scratch files append a suffix."""
@@ -16,9 +16,9 @@ def given_path(name: str, given: object) -> Path:
     try:
         os.fsencode(path := Path(given))  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise InputError(f"{name} must be a path, got {given!r:.60}") from None
+        raise InputError(f"{arg(name)} must be a path, got {given!r:.60}") from None
     if "\0" in str(path):
-        raise InputError(f"{name} must be a path, got {given!r:.60}")
+        raise InputError(f"{arg(name)} must be a path, got {given!r:.60}")
     return path
 
 

@@ -22,7 +22,7 @@ from treegen.engine.compute.decode_step import POSITION, DecodeStep, DeferredDra
 from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.padding import MOST_TOKENS
 from treegen.engine.compute.token_checksum import STEPS, TokenChecksum
-from treegen.errors import ModelError
+from treegen.errors import ModelError, arg
 from treegen.model.batch import Batch, ForwardModel, ImageRows
 from treegen.model.model import Model
 from treegen.model.recurrent.state_batch import Piece, fold_lists, states_of_pieces, states_of_rows
@@ -295,7 +295,9 @@ class ModelRunner:
             )
             if graphs is not None and given.graphs and graphs.off and self._ranks is not None:
                 # The other ranks replay graphs, whose rows are padded, and this rank cannot.
-                raise ModelError(f"a rank cannot use CUDA graphs: {graphs.off}; try eager=True")
+                raise ModelError(
+                    f"a rank cannot use CUDA graphs: {graphs.off}; try {arg('eager', True)}"
+                )
             if graphs is None or not given.graphs:
                 draws = step.compute(self._model.forward)
             else:

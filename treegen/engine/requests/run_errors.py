@@ -10,7 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from treegen.engine.rows.engine_run import EngineRun
-from treegen.errors import CapacityError, InternalError, NumericsError, TreegenError, WorkerError
+from treegen.errors import (
+    CapacityError,
+    InternalError,
+    NumericsError,
+    TreegenError,
+    WorkerError,
+    arg,
+)
 
 _MOST_NAMED: Final = 5  # prompts in a message
 
@@ -25,8 +32,8 @@ def translate_error(run: EngineRun, error: Exception) -> Exception:
     if not isinstance(error, torch.OutOfMemoryError):
         return error
     failure = CapacityError(
-        f"{run.model.device} has no memory left for a pass; leave it more beside the "
-        f"cache (memory=, --memory), or run fewer rows at a time (max_rows=, --max-rows)"
+        f"{run.model.device} has no memory left for a pass; leave it more beside the cache "
+        f"({arg('memory=')}), or run fewer rows at a time ({arg('max_rows=')})"
     )
     failure.__cause__ = error
     return failure

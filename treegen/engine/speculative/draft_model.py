@@ -31,7 +31,7 @@ from treegen.engine.passes.prefill_inputs import compute_slot_mapping
 from treegen.engine.passes.sampling_inputs import build_step_rows
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.model.batch import Batch, ForwardModel
 from treegen.model.config import load_spec
 from treegen.model.options import EngineOptions
@@ -59,15 +59,15 @@ def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dty
     other = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
     if tokenizer.get_vocab() != other.get_vocab():
         raise InputError(
-            f"draft_model {name} has another tokenizer; it must be that of the model whose tokens "
-            "it guesses"
+            f"{arg('draft_model')} {name} has another tokenizer; it must be that of the model "
+            "whose tokens it guesses"
         )
     spec = load_spec(
         name, dtype, device="cpu", ranks=1, trust_remote_code=options.trust_remote_code
     )
     if spec.states:
         raise InputError(
-            f"draft_model {name} has recurrent layers, which cannot guess; choose another"
+            f"{arg('draft_model')} {name} has recurrent layers, which cannot guess; choose another"
         )
     return spec
 

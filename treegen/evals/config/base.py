@@ -1,8 +1,8 @@
 """Settings of a run of any kind: a user's choices, which override those of a stored run.
 
 Choices travel as a flat mapping of names to values. `merge_choices` puts a user's choices over
-stored ones, `build_settings` makes settings of the mapping, and `BaseSettings` groups the settings
-for run.json.
+stored ones and checks their names and types, `build_settings` makes settings of the mapping, and
+`BaseSettings` checks bounds and groups the settings for run.json.
 """
 
 import os
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 from treegen import demo
 from treegen.common.files.paths import is_path_component
 from treegen.common.spelling import hint_at
-from treegen.errors import InputError, RunError
-from treegen.evals.config.type_checks import check_choices
+from treegen.errors import InputError, RunError, arg
+from treegen.evals.config.type_checks import check_bounds, check_choices
 from treegen.evals.registry import LM_EVAL, code_of, get_task_name, is_lm_eval
 from treegen.evals.task import Task, TaskOptions
 from treegen.model.options import EngineOptions
@@ -40,16 +40,30 @@ class BaseSettings(ABC):
     """Settings of a run of any kind; every default is filled in.
 
     FREE: the names of a subclass's own settings that change no sample.
+    COMPUTED: the names of its fields that choices of other names decide.
+    CHOICES: the names of these choices, and of others that are no fields.
     task: a name, path/to/file.py:Class, or an object.
     options: choices about the task's data.
     engine: how the model is loaded and run.
     """
 
     FREE: ClassVar[tuple[str, ...]]
+    COMPUTED: ClassVar[tuple[str, ...]]
+    CHOICES: ClassVar[tuple[str, ...]]
 
     task: str | Task
     options: TaskOptions
     engine: EngineOptions
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    @classmethod
+    def choice_names(cls) -> list[str]:
+        """Return the names of all choices from which such settings are made."""
+        names = [name for kind in (cls, TaskOptions, EngineOptions) for name in _names(kind)]
+        computed = ("options", "engine", *cls.COMPUTED)
+        return [name for name in (*names, *cls.CHOICES) if name not in computed]
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -87,21 +101,21 @@ class OpenRunOptions(TypedDict, total=False):
     allow_task_code: bool
 
 
-def drop_unset(asked: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unset(choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the user gave, as choices."""
-    return {name: v for name, v in asked.items() if v is not None and v is not False}
+    return {name: v for name, v in choices.items() if v is not None and v is not False}
 
 
-def overrides_run(asked: Mapping[str, Any]) -> bool:
+def overrides_run(options: Mapping[str, Any]) -> bool:
     """Return whether the user names the run's data or task."""
-    return bool({"data", "task"} & set(drop_unset(asked)))
+    return bool({"data", "task"} & set(drop_unset(options)))
 
 
-_Choices = TypeVar("_Choices", bound=BaseSettings)
+_Settings = TypeVar("_Settings", bound=BaseSettings)
 
 
 def merge_choices(
-    kind: type[BaseSettings], asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+    kind: type[BaseSettings], requested: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return a user's choices over stored ones, with absolute paths.
 
@@ -111,101 +125,105 @@ def merge_choices(
 
     Args:
         kind: The class of the settings that the choices are for.
-        asked: The user's choices, by name.
+        requested: The user's choices, by name.
         stored: The choices of the stored run; None for a new run.
 
     Raises:
         InputError: the stored task has code of its own, and the user neither names nor allows it;
-        stored data are a pipe or a device; or a choice is not of its field's type.
+        stored data are a pipe or a device; a choice has no setting; or it is not of its field's
+        type.
     """
-    if "kept" in asked:  # it follows from the run's directory
-        raise InputError("there is no setting 'kept'")
-    choices: dict[str, Any] = dict(stored or {})
-    choices.pop("trust_remote_code", None)
-    asked = dict(asked)
-    allowed = asked.pop(ALLOW_TASK_CODE, False)
-    if stored and not allowed and "task" not in asked:
+    stored = stored or {}
+    _check_stored(stored, requested)
+    replaced = {name for pair in _EXCLUSIVE if any(n in requested for n in pair) for name in pair}
+    replaced |= {"trust_remote_code", ALLOW_TASK_CODE}
+    choices = {name: value for name, value in stored.items() if name not in replaced}
+    for name, value in requested.items():
+        if name != ALLOW_TASK_CODE:
+            choices[name] = absolute(value) if _is_path(name, value) else value
+    guesses = choices.get("draft_model") is not None
+    guesses = guesses or choices.get("speculate") not in (None, "off")
+    if "draft_tokens" in choices and "draft_tokens" not in requested and not guesses:
+        del choices["draft_tokens"]  # it has no effect any more
+    _check_names(kind, choices, requested)
+    typed = {name: value for name, value in choices.items() if name != "task"}
+    check_choices(typed, TaskOptions, kind)
+    if "extra" in requested:
+        choices["extra"] = {**stored.get("extra", {}), **requested["extra"]}
+    return choices
+
+
+def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
+    """Raise InputError if stored choices would run code or read what may never end."""
+    if stored and not requested.get(ALLOW_TASK_CODE) and "task" not in requested:
         task = str(stored.get("task"))
         if code := code_of(task):
             raise InputError(
                 f"the run names a task with code of its own, {code}, which does not run unasked; "
-                f"read it, then name it (task={task!r}) or give allow_task_code=True"
+                f"read it, then name it ({arg('task', task)}) or give "
+                f"{arg(ALLOW_TASK_CODE, True)}"
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
-        place = str(choices.get(name) or "")
-        if name not in asked and os.path.exists(place) and not _holds_data(place):
+        place = str(stored.get(name) or "")
+        if name not in requested and os.path.exists(place) and not _holds_data(place):
             raise InputError(
                 f"the run names {place} as its {name}, which is a pipe or a device; name the file "
-                f"that was meant ({name}=)"
+                f"that was meant ({arg(name + '=')})"
             )
-    for pair in _EXCLUSIVE:
-        if any(name in asked for name in pair):
-            for name in pair:
-                choices.pop(name, None)
-    for name, value in asked.items():
-        is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
-        is_name = is_name or (name in ("model", "draft_model") and value == demo.NAME)
-        is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
-        choices[name] = absolute(value) if is_path else value
-    guesses = choices.get("draft_model") is not None or choices.get("speculate") not in (
-        None,
-        "off",
-    )
-    if not guesses and "draft_tokens" not in asked:
-        choices.pop("draft_tokens", None)  # it has no effect any more
-    check_choices(
-        {n: v for n, v in choices.items() if n not in _names(BaseSettings)}, TaskOptions, kind
-    )
-    if "extra" in asked:
-        choices["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
-    return choices
 
 
-def check_no_unused(asked: Mapping[str, Any], runs: Sequence[BaseSettings]) -> None:
+def _is_path(name: str, value: Any) -> bool:
+    """Return whether a choice may be a path, and is not a name that the task or treegen knows."""
+    if name in _PATHS_OR_NAMES:
+        return not str(value).isidentifier()
+    return name in _PATHS and not (name in ("model", "draft_model") and value == demo.NAME)
+
+
+def _check_names(
+    kind: type[BaseSettings], choices: Mapping[str, Any], requested: Mapping[str, Any]
+) -> None:
+    """Raise InputError for a choice that has no setting."""
+    valid = [n for n in kind.choice_names() if n != "kept" or n not in requested]
+    if unknown := sorted(name for name in choices if name not in valid):
+        hint = hint_at(unknown[0], [name for name in valid if name != "kept"])
+        hint = hint or "; `help(treegen.evaluate)` and `help(treegen.search)` list them"
+        raise InputError(f"there is no setting {unknown[0]!r}{hint}")
+
+
+def check_no_unused(requested: Mapping[str, Any], runs: Sequence[BaseSettings]) -> None:
     """Raise InputError for a user's choice that has no effect on any of the runs."""
-    for name in asked:
+    for name in requested:
         reasons = [settings.explain_unused(name) for settings in runs]
         if reasons and all(reasons):
-            raise InputError(f"{name}= is of no use {reasons[0]}")
+            raise InputError(f"{arg(name + '=')} is of no use {reasons[0]}")
 
 
-def build_settings(
-    kind: type[_Choices],
-    given: dict[str, Any],
-    chosen: Mapping[str, Any],
-    *,
-    data: Mapping[str, Any],
-    also: Iterable[str],
-) -> _Choices:
-    """Return settings of a class from the choices in `given`, and remove them from `given`.
+def build_settings(kind: type[_Settings], choices: Mapping[str, Any], **computed: Any) -> _Settings:
+    """Return settings of a class.
 
     Args:
         kind: The class of the settings.
-        given: Choices by name, as `merge_choices` returns them.
-        chosen: Values of fields that are known already.
-        data: Values of fields of the task's options that are known already.
-        also: Further names that users may give, for hints.
+        choices: Choices by name, as `merge_choices` returns them.
+        computed: Values of fields that are not simply the choices of the same names.
 
     Raises:
-        InputError: no model is named, a name is unknown, or the settings do not allow a value.
+        InputError: no model is named, or the settings do not allow a value.
     """
-    task = absolute_task(given.pop("task"))
-    options = TaskOptions(**_take(given, _names(TaskOptions)), **data)
-    if not given.get("model"):
+    options = TaskOptions(**select(choices, _names(TaskOptions)))
+    if not choices.get("model"):
         raise InputError(
-            "no model is given; name one with model=: a directory made by save_pretrained, a hub "
-            "name, or model='demo' for the small one that comes with treegen"
+            f"no model is given; name one with {arg('model=')}: a directory made by "
+            f"save_pretrained, a hub name, or {arg('model', 'demo')} for the small one that comes "
+            "with treegen"
         )
-    engine = EngineOptions(**_take(given, _names(EngineOptions)))
-    values: dict[str, Any] = {"task": task, "options": options, "engine": engine, **chosen}
-    further = _take(given, [name for name in _names(kind) if name not in values])
-    settings = kind(**values, **further)
-    if given:
-        known = [name for source in (kind, TaskOptions, EngineOptions) for name in _names(source)]
-        hint = hint_at(min(given), [*known, *also])
-        hint = hint or "; `help(treegen.evaluate)` and `help(treegen.search)` list them"
-        raise InputError(f"there is no setting {min(given)!r}{hint}")
-    return settings
+    engine = EngineOptions(**select(choices, _names(EngineOptions)))
+    common = {"task": absolute_task(choices["task"]), "options": options, "engine": engine}
+    return kind(**{**select(choices, _names(kind)), **common, **computed})
+
+
+def select(choices: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the choices that have some names."""
+    return {name: choices[name] for name in names if name in choices}
 
 
 def last_choices(
@@ -269,11 +287,6 @@ def absolute(value: Any) -> Any:
 
 def _holds_data(place: str) -> bool:
     return os.path.isfile(place) or os.path.isdir(place)
-
-
-def _take(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Remove the entries with these names from `given` and return them."""
-    return {name: given.pop(name) for name in names if name in given}
 
 
 def _names(kind: Any) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from treegen.common.checks import check_argument_types, checked_class
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.statistics.confidence import STOPPED, Confidence
 from treegen.search.strategies.majority import is_decided
 
@@ -42,8 +42,8 @@ def parse_stop_rule(rule: str) -> float | None:
         chance = -1.0
     if name != DECIDED or not 0.5 < chance < 1:
         raise InputError(
-            f"stop_when must be decided, decided:CHANCE with a chance between 0.5 and 1, or "
-            f"never; got {rule!r}"
+            f"{arg('stop_when')} must be decided, decided:CHANCE with a chance between 0.5 and 1, "
+            f"or never; got {rule!r}"
         )
     return chance
 
@@ -182,8 +182,8 @@ class Rounds:
         warmup = range(self._rule.first_round)
         if state.end <= len(warmup) or any(i not in state.answers for i in warmup):
             return None
-        known = [state.lowest[i] for i in warmup if i in state.lowest]
-        return confidence.floor(known) if known else None
+        lowest = [state.lowest[i] for i in warmup if i in state.lowest]
+        return confidence.floor(lowest) if lowest else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the rules by which the run stops, and where each problem did, as JSON values.

@@ -5,9 +5,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import PENALTIES, STRUCTURES, SamplingParams
-from treegen.errors import InputError
-from treegen.evals.config.base import BaseSettings, build_settings, last_choices, merge_choices
+from treegen.errors import InputError, arg
+from treegen.evals.config.base import (
+    BaseSettings,
+    build_settings,
+    last_choices,
+    merge_choices,
+    select,
+)
 from treegen.evals.config.early_stopping import NEVER, StopRule, parse_stop_rule
+from treegen.evals.config.type_checks import Count
 from treegen.evals.recommended_sampling import load_recommended, sources_of
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.confidence import CONFIDENCES, Confidence
@@ -60,6 +67,8 @@ class EvalSettings(BaseSettings):
         judged too; None if no model judges them.
     """
 
+    COMPUTED: ClassVar = ("sampling",)
+    CHOICES: ClassVar = (*SAMPLING, *_RARE, *_THINKING, "sampling_from")
     FREE: ClassVar = (
         "pass_ks",
         "maj_ks",
@@ -73,7 +82,7 @@ class EvalSettings(BaseSettings):
         "judged_by",
     )
 
-    num_samples: int
+    num_samples: Count
     sampling: SamplingParams
     apply_chat_template: bool = False
     fewshot_as_multiturn: bool = False
@@ -84,7 +93,7 @@ class EvalSettings(BaseSettings):
     score: bool = True
     log_tokens: bool = False
     stop_when: str = NEVER
-    stop_batch: int = 8
+    stop_batch: Count = 8
     confidence: Confidence | None = None
     self_certainty: bool = False
     votes: tuple[str, ...] = ()
@@ -92,28 +101,30 @@ class EvalSettings(BaseSettings):
     judged_by: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        BaseSettings.__post_init__(self)
         self._check_stops()
         check_votes(self.votes)
-        if self.num_samples < 1:
-            raise InputError(f"num_samples must be at least 1, got {self.num_samples}")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
-            raise InputError("fewshot_as_multiturn needs chat: give apply_chat_template=True too")
+            raise InputError(
+                f"{arg('fewshot_as_multiturn')} needs chat: give "
+                f"{arg('apply_chat_template', True)} too"
+            )
         self._check_reasoning()
         for name, ks in (("pass_ks", self.pass_ks), ("maj_ks", self.maj_ks)):
             for k in ks or ():
                 if not 1 <= k <= self.num_samples:
                     raise InputError(
-                        f"{name}={k} is not possible with {self.num_samples} samples per problem; "
-                        f"choose from 1 to {self.num_samples}, or draw more (num_samples=)"
+                        f"{arg(name, k)} is not possible with {self.num_samples} samples per "
+                        f"problem; choose from 1 to {self.num_samples}, or draw more "
+                        f"({arg('num_samples=')})"
                     )
 
     def _check_stops(self) -> None:
         if parse_stop_rule(self.stop_when) is not None and not self.score:
             raise InputError(
-                "stop_when= looks at answers, so it cannot go with score=False; leave one out"
+                f"{arg('stop_when=')} looks at answers, so it cannot go with "
+                f"{arg('score', False)}; leave one out"
             )
-        if self.stop_batch < 1:
-            raise InputError(f"stop_batch must be at least 1, got {self.stop_batch}")
         if self.in_rounds and self.sampling.temperature == 0:
             raise InputError(
                 "greedy samples of a problem are all the same, so none can be spared; "
@@ -171,21 +182,22 @@ class EvalSettings(BaseSettings):
         check_reasoning(self.reasoning)
         if self.reasoning != "auto" and not self.apply_chat_template:
             raise InputError(
-                "reasoning= is an argument of the chat template: give apply_chat_template=True too"
+                f"{arg('reasoning=')} is an argument of the chat template: give "
+                f"{arg('apply_chat_template', True)} too"
             )
         budget, most = self.sampling.max_thinking_tokens, self.sampling.max_tokens
         if budget is not None and budget >= most:
             raise InputError(
-                f"max_thinking_tokens={budget} must be less than max_tokens={most}, which "
-                "counts the thinking and the answer"
+                f"{arg('max_thinking_tokens', budget)} must be less than "
+                f"{arg('max_tokens', most)}, which counts the thinking and the answer"
             )
 
     def explain_unused(self, name: str) -> str | None:
         """Return why the setting `name` has no effect with the others; None if it has one."""
         if name == "stop_batch" and self.stop_when == NEVER:
-            return "without stop_when="
+            return f"without {arg('stop_when=')}"
         if name == "thinking_end" and self.sampling.max_thinking_tokens is None:
-            return "without max_thinking_tokens="
+            return f"without {arg('max_thinking_tokens=')}"
         return None
 
     def identity(self) -> dict[str, Any]:
@@ -220,63 +232,61 @@ class EvalSettings(BaseSettings):
 
 
 def resolve_eval_settings(
-    asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+    requested: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> EvalSettings:
     """Return the settings that follow from a user's choices.
 
     Args:
-        asked: The user's choices, by name.
+        requested: The user's choices, by name.
         stored: The choices of the run that is resumed or scored. They hold if the user did not
             choose. If neither has a name, the task's own default holds.
 
     Raises:
         InputError: no task or model is named, a name is unknown, or a value cannot be used.
     """
-    if isinstance(votes := asked.get("votes"), str):
-        asked = {**asked, "votes": votes.split(",")}
-    choices = merge_choices(EvalSettings, asked, stored)
+    if isinstance(votes := requested.get("votes"), str):
+        requested = {**requested, "votes": votes.split(",")}
+    choices = merge_choices(EvalSettings, requested, stored)
     if not choices.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
     task = get_task(choices["task"])
     task.configure(choices.get("extra", {}))
     defaults = task.defaults
     chat = choices.get("apply_chat_template", False)
-    choices.setdefault("fewshot_as_multiturn", chat)
-    if "system_instruction" in choices and choices["system_instruction"] == "":
-        choices["system_instruction"] = None
     names = (*SAMPLING, *_RARE, *_THINKING)
-    sampling = {name: choices.pop(name) for name in names if name in choices}
-    recommended = load_recommended(choices.pop("sampling_from", None), choices)
-    sampling |= {name: value for name, value in recommended.items() if name not in asked}
-    if "logit_bias" in (stored or {}) and "logit_bias" not in asked:  # JSON has text for keys
-        biases = sampling["logit_bias"].items()
-        sampling["logit_bias"] = {int(token): bias for token, bias in biases}
-    seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
-    for name in ("stop", "stop_token_ids", "bad_words"):
-        if isinstance(sampling.get(name), list):
-            sampling[name] = tuple(sampling[name])
-    if isinstance(choices.get("confidence"), Mapping):
-        choices["confidence"] = Confidence(**choices["confidence"])
-    if "votes" in choices:
-        choices["votes"] = tuple(vote.strip() for vote in choices["votes"] if vote.strip())
-        numbers = {vote.partition(":")[0] for vote in choices["votes"]}
-        if "certainty" in numbers:
-            choices["self_certainty"] = True
-        if numbers & CONFIDENCES and choices.get("confidence") is None:
-            choices["confidence"] = Confidence()
-    for name in ("pass_ks", "maj_ks"):
-        if choices.get(name) is not None:
-            choices[name] = tuple(choices[name])
+    chosen = {name: _list_to_tuple(value) for name, value in select(choices, names).items()}
+    if "logit_bias" in chosen and "logit_bias" not in requested:  # JSON has text for keys
+        chosen["logit_bias"] = {int(token): bias for token, bias in chosen["logit_bias"].items()}
+    recommended = load_recommended(choices.get("sampling_from"), choices)
+    chosen |= {name: value for name, value in recommended.items() if name not in requested}
     drawn = default_sampling(defaults, chat=chat)
-    recorded = [name for name in names if name in SAMPLING or name in sampling]
-    choices["sources"] = sources_of(recorded, asked, recommended, stored)
-    chosen = {
-        "num_samples": choices.pop("num_samples", defaults.num_samples),
-        "sampling": replace(drawn, **{"seed": drawn.seed or 0, **sampling}),
-    }
+    sampling = replace(drawn, **{"seed": drawn.seed or 0, **chosen})
+    recorded = [name for name in names if name in SAMPLING or name in chosen]
+    votes = tuple(vote.strip() for vote in choices.get("votes", ()) if vote.strip())
+    weights = {vote.partition(":")[0] for vote in votes}
+    confidence = choices.get("confidence")
+    if isinstance(confidence, Mapping):
+        confidence = Confidence(**confidence)
+    elif confidence is None and weights & CONFIDENCES:
+        confidence = Confidence()
     return build_settings(
-        EvalSettings, choices, chosen, data=seed, also=SamplingParams.__dataclass_fields__
+        EvalSettings,
+        choices,
+        num_samples=choices.get("num_samples", defaults.num_samples),
+        sampling=sampling,
+        fewshot_as_multiturn=choices.get("fewshot_as_multiturn", chat),
+        system_instruction=choices.get("system_instruction") or None,
+        pass_ks=_list_to_tuple(choices.get("pass_ks")),
+        maj_ks=_list_to_tuple(choices.get("maj_ks")),
+        confidence=confidence,
+        self_certainty=choices.get("self_certainty", False) or "certainty" in weights,
+        votes=votes,
+        sources=sources_of(recorded, requested, recommended, stored),
     )
+
+
+def _list_to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def default_sampling(defaults: TaskDefaults, *, chat: bool) -> SamplingParams:

@@ -1,14 +1,24 @@
-"""Check that choices have the types of their fields."""
+"""Check that choices have the types of their fields, and settings their bounds."""
 
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """The smallest number allowed for a value of the type Annotated[int, Minimum(1)]."""
+
+    least: float
+
+
+Count = Annotated[int, Minimum(1)]
+"""A whole number from 1."""
 _NAMES: Final[Mapping[Any, str]] = {
     int: "a whole number",
     float: "a number",
@@ -18,20 +28,39 @@ _NAMES: Final[Mapping[Any, str]] = {
 }
 
 
-def check_choices(given: Mapping[str, Any], *kinds: type) -> None:
+def check_choices(choices: Mapping[str, Any], *kinds: type) -> None:
     """Raise InputError for a choice whose value has none of the types of its field.
 
     Args:
-        given: The choices, by name.
+        choices: The choices, by name.
         kinds: Dataclasses whose annotations define the types. As in JSON, a list is accepted for
             any sequence, and a mapping with the names of fields for a dataclass. Names that are not
             fields are not checked.
     """
     for kind in kinds:
-        for name, value in given.items():
+        for name, value in choices.items():
             if (hint := _hints(kind).get(name)) is not None and not _is(value, hint):
                 expected = " or ".join(dict.fromkeys(_describe_type(hint)))
-                raise InputError(f"{name} must be {expected}, got {value!r:.60}")
+                raise InputError(f"{arg(name)} must be {expected}, got {value!r:.60}")
+
+
+def check_bounds(settings: object) -> None:
+    """Raise InputError for a number below the `Minimum` of its field's type."""
+    kind: type = type(settings)
+    for name, least in _minima(kind).items():
+        if not getattr(settings, name) >= least:  # true of NaN too
+            raise InputError(f"{arg(name)} must be at least {least}, got {getattr(settings, name)}")
+
+
+@cache
+def _minima(kind: type) -> Mapping[str, float]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        name: bound.least
+        for name, hint in hints.items()
+        for bound in getattr(hint, "__metadata__", ())
+        if isinstance(bound, Minimum)
+    }
 
 
 @cache
@@ -57,8 +86,8 @@ def _is(value: Any, hint: Any) -> bool:
             _is(v, part) for item in value.items() for v, part in zip(item, parts, strict=True)
         )
     if is_dataclass(hint) and isinstance(value, Mapping):
-        known = _hints(typing.cast(type, hint))
-        return all(name in known and _is(v, known[name]) for name, v in value.items())
+        hints = _hints(typing.cast(type, hint))
+        return all(name in hints and _is(v, hints[name]) for name, v in value.items())
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, int | float if hint is float else hint)

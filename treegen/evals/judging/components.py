@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.errors import InputError, install
+from treegen.errors import InputError, arg, install
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -198,7 +198,7 @@ def check_half_width(half_width: float) -> None:
     """Raise InputError unless the half width is a finite number above 0."""
     is_number = isinstance(half_width, int | float) and not isinstance(half_width, bool)
     if not is_number or not 0 < half_width < math.inf:
-        raise InputError(f"half_width must be above 0, got {half_width!r:.80}")
+        raise InputError(f"{arg('half_width')} must be above 0, got {half_width!r:.80}")
 
 
 def required_numbers(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treegen.common.files.regular_files import read_text
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, RunError, arg
 from treegen.evals.judging.judgement_files import (
     TOO_LONG,
     get_slot,
@@ -301,7 +301,7 @@ def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
     if not pairs:
         raise InputError(
             "no pair has verdicts in both orders that can be read; "
-            "give more samples= or another judge="
+            f"give more samples= or another {arg('judge=')}"
         )
     return Pairs(runs, tuple(bradley_terry(pairs, len(runs))), estimate_position_bias(orders))
 

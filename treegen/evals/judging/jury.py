@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from treegen.common.checks import as_tuple, check_number
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 COMBINES: Final = ("mean", "majority")
 
@@ -36,11 +36,13 @@ def check_jury(
         InputError: a weight or `combine` is invalid, or is set although there is one judge.
     """
     if combine not in COMBINES:
-        raise InputError(f"combine must be {' or '.join(COMBINES)}, got {combine!r}")
+        raise InputError(f"{arg('combine')} must be {' or '.join(COMBINES)}, got {combine!r}")
     if num_judges == 1:
         for name, is_set in (("weights", weights is not None), ("combine", combine != "mean")):
             if is_set:
-                raise InputError(f"{name}= is of several judges; give judge= more than once")
+                raise InputError(
+                    f"{arg(name + '=')} is of several judges; give {arg('judge=')} more than once"
+                )
     if weights is None:
         return None
     weights = as_tuple("weights", weights)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.identity import load_stored_job
 from treegen.evals.job import Job
 from treegen.evals.judging.judgement_files import (
@@ -67,7 +67,9 @@ def open_runs(paths: Sequence[Path], choices: Mapping[str, Any], stack: ExitStac
     """
     real = [path.resolve() for path in paths]
     if len(set(real)) < len(real):
-        raise InputError("pairs= names a run twice, and a run is not compared with itself")
+        raise InputError(
+            f"{arg('pairs=')} names a run twice, and a run is not compared with itself"
+        )
     runs = tuple(stack.enter_context(RunDir.open(path)) for path in paths)
     jobs = tuple(load_stored_job(choices, run) for run in runs)
     return OpenRuns(runs, jobs, AnswerSet(jobs, runs))
@@ -190,5 +192,5 @@ def _check_references(settings: JudgeSettings, answers: AnswerSet) -> None:
     if lacking and settings.rubric.name in ("correctness", "simpleqa"):
         raise InputError(
             f"{len(lacking):,} problems have no reference, such as {lacking[0]!r}, and the rubric "
-            f"{settings.rubric.name} needs one; use rubric='rating', or one of your own"
+            f"{settings.rubric.name} needs one; use {arg('rubric', 'rating')}, or one of your own"
         )

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from treegen.common.params import SamplingParams, check_bool, check_int
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.judging.rubric import Rubric, of_json
 
 Verdicts = Literal["likelihood", "samples"]
@@ -40,7 +40,9 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         if self.verdicts not in KINDS:
-            raise InputError(f"verdicts must be {' or '.join(KINDS)}, got {self.verdicts!r}")
+            raise InputError(
+                f"{arg('verdicts')} must be {' or '.join(KINDS)}, got {self.verdicts!r}"
+            )
         if self.chat is not None:
             check_bool("chat", self.chat)
         check_int("repeats", self.repeats, least=1, most=10_000)
@@ -48,32 +50,35 @@ class JudgeSettings:
         there = len(self.rubric.wordings)
         if self.wordings > there:
             raise InputError(
-                f"wordings={self.wordings} is more than the {there} that the rubric "
+                f"{arg('wordings', self.wordings)} is more than the {there} that the rubric "
                 f"{self.rubric.name} has; add some to its file"
             )
         if self.verdicts == "likelihood" and (self.repeats > 1 or self.decided):
             raise InputError(
-                "likelihoods are the same each time, so repeats= and stop_when= are for "
-                "verdicts='samples'"
+                f"likelihoods are the same each time, so {arg('repeats=')} and {arg('stop_when=')} "
+                f"are for {arg('verdicts', 'samples')}"
             )
         if self.verdicts == "likelihood" and self.rubric.has_own_form:
             raise InputError(
                 f"the rubric {self.rubric.name} has a form of verdicts of its own "
-                f"({self.rubric.reader}), which is read out of texts; use verdicts='samples'"
+                f"({self.rubric.reader}), which is read out of texts; use "
+                f"{arg('verdicts', 'samples')}"
             )
         if self.verdicts == "samples":
             self.params()  # raises for invalid numbers before any model is loaded
             if self.repeats > 1 and self.temperature == 0:
                 raise InputError(
-                    "at temperature 0 all repeats are the same; leave repeats= out, or give a "
-                    "temperature= above 0"
+                    f"at temperature 0 all repeats are the same; leave {arg('repeats=')} out, or "
+                    f"give a {arg('temperature=')} above 0"
                 )
         if self.decided and self.repeats < 2:
-            raise InputError("stop_when= is of no use with one repeat; give repeats= too")
+            raise InputError(
+                f"{arg('stop_when=')} is of no use with one repeat; give {arg('repeats=')} too"
+            )
         if self.decided and self.rubric.criteria:
             raise InputError(
-                "stop_when= goes by the majority of an answer's verdicts, and this rubric has "
-                "criteria; leave one out"
+                f"{arg('stop_when=')} goes by the majority of an answer's verdicts, and this "
+                "rubric has criteria; leave one out"
             )
 
     def params(self, *, chat: bool = False) -> SamplingParams:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.judging.components import (
     Cells,
     Need,
@@ -77,7 +77,8 @@ class Summary:
         """
         if self.cells is None:
             raise InputError(
-                "no verdict can be read, so nothing tells how many are needed; try another judge="
+                "no verdict can be read, so nothing tells how many are needed; try another "
+                f"{arg('judge=')}"
             )
         repeats, variance = _repeats(self.judged)
         return required_numbers(

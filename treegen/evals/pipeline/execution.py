@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from treegen import demo
 from treegen.common.closeable import Closeable
-from treegen.errors import InputError, RunError, TreegenError
+from treegen.errors import InputError, Message, RunError, TreegenError, arg
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.identity import computed_on, run_settings
 from treegen.evals.model import (
@@ -109,7 +109,8 @@ class ModelLoader(Closeable):
         for name in options:
             if name in chosen:
                 raise InputError(
-                    f"{name}= is for loading a model, and this one is loaded; leave it out"
+                    f"{arg(name + '=')} is for loading a model, and this one is loaded; leave it "
+                    "out"
                 )
         return {**chosen, **options}
 
@@ -222,7 +223,11 @@ def announce_demo_model(
         listener: Receives the message.
     """
     if "model" not in choices and any(s.engine.model == demo.NAME for s in settings):
-        listener.tell(demo.MODEL_NOTICE if "data" in choices else demo.NOTICE)
+        if "data" in choices:
+            text = f"{demo.MODEL_NOTICE}; give {arg('model=')} for yours"
+        else:
+            text = f"{demo.NOTICE}; give {arg('model=')} and {arg('data=')} for yours"
+        listener.tell(Message(text))
 
 
 def tell_skipped(job: "AnyJob", listener: Listener) -> None:
@@ -359,7 +364,7 @@ def _fill(
         except TreegenError as error:
             if all_new(runs):
                 raise  # there is nothing to continue
-            raise type(error)(f"{error}; {kept()}") from error
+            raise type(error)(f"{error.message.marked}; {kept()}") from error
 
 
 @contextmanager

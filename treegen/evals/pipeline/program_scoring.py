@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from treegen.errors import InputError
+from treegen.errors import InputError, Message, arg
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.scoring.code_execution import (
     ExecutionOptions,
@@ -44,7 +44,8 @@ def make_execution_options(
         if chosen or anew:
             name = next(iter(chosen), "rejudge")
             raise InputError(
-                f"{name}= is of no use without allow_code_execution=True; give that too"
+                f"{arg(name + '=')} is of no use without {arg('allow_code_execution', True)}; give "
+                "that too"
             )
         return None
     return ExecutionOptions(anew=anew, sandbox=sandbox or "auto", num_workers=num_workers)
@@ -61,7 +62,9 @@ def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions
         if getattr(execution, name) != getattr(ExecutionOptions(), name):
             names = ", ".join(task.name for task in tasks)
             verb = "runs" if len(tasks) == 1 else "run"
-            raise InputError(f"{name}= is of no use: {names} {verb} no programs; leave it out")
+            raise InputError(
+                f"{arg(name + '=')} is of no use: {names} {verb} no programs; leave it out"
+            )
 
 
 def start_program_scoring(
@@ -80,8 +83,10 @@ def start_program_scoring(
         return None
     if execution is None:
         listener.warn(
-            f"{job.task.name} is scored by running what the model wrote, which needs "
-            "allow_code_execution=True; without it, samples are drawn and not scored"
+            Message(
+                f"{job.task.name} is scored by running what the model wrote, which needs "
+                f"{arg('allow_code_execution', True)}; without it, samples are drawn and not scored"
+            )
         )
         return None
     judging = task.judging(run, execution)
@@ -136,7 +141,7 @@ def rescore_programs(
         if judging.missing and execution is None:
             raise InputError(
                 f"{judging.missing:,} samples of {job.task.name} are not judged yet, and judging "
-                "runs what the model wrote; allow it with allow_code_execution=True"
+                f"runs what the model wrote; allow it with {arg('allow_code_execution', True)}"
             )
         if judging.missing:
             for line in judging.prepare():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.spelling import did_you_mean
-from treegen.errors import CacheFullError, InputError
+from treegen.errors import CacheFullError, InputError, Message, arg
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.type_checks import check_choices
 from treegen.evals.pipeline.execution import (
@@ -157,7 +157,9 @@ def _shared_arguments(choices: dict[str, Any], methods: Sequence[str]) -> dict[s
     names = sorted({argument.name for name in methods for argument in find_method(name).arguments})
     for name in choices["arguments"]:
         if name not in names and name in EngineOptions.__dataclass_fields__:
-            raise InputError(f"no method has an argument {name!r}; the model's is {name}=")
+            raise InputError(
+                f"no method has an argument {name!r}; the model's is {arg(name + '=')}"
+            )
         if name not in names and len(methods) > 1:
             hint = did_you_mean(name, names) or f"; they have {', '.join(names)}"
             raise InputError(f"none of the methods has an argument {name!r}{hint}")
@@ -167,11 +169,13 @@ def _shared_arguments(choices: dict[str, Any], methods: Sequence[str]) -> dict[s
 def _check_alike(jobs: "list[SearchJob]") -> None:
     """Raise InputError unless all methods have the same problems and the same budget."""
     if len({job.settings.budget for job in jobs}) > 1:
-        raise InputError("the methods have different budgets; give all of them one with budget=")
+        raise InputError(
+            f"the methods have different budgets; give all of them one with {arg('budget=')}"
+        )
     if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
         raise InputError(
-            "the methods have different problems; give all of them the same data=, "
-            "limit= and examples"
+            f"the methods have different problems; give all of them the same {arg('data=')}, "
+            f"{arg('limit=')} and examples"
         )
 
 
@@ -188,6 +192,8 @@ def lacking(results: Sequence[SearchRunResult]) -> list[str]:
     message = f"{missing:,} problems were not searched"
     if errors := [error for result in results for error in result.no_room]:
         message += (
-            f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger memory="
+            f", {len(errors):,} of them for want of memory "
+            f"({errors[0].message.marked}); add a larger "
+            f"{arg('memory=')}"
         )
-    return [f"{message}; {results[0].again}"]
+    return [Message(f"{message}; {results[0].again}")]

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from treegen import demo
 from treegen.common.files.paths import file_name
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, RunError, arg
 from treegen.evals.config import eval_settings as eval_settings
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.config.eval_settings import EvalSettings
@@ -167,7 +167,9 @@ def search_destinations(
     if resume is not None and path is not None:
         if is_run(path):
             if compare:
-                raise InputError(f"{path} is the run of one method; compare= needs another path")
+                raise InputError(
+                    f"{path} is the run of one method; {arg('compare=')} needs another path"
+                )
             return [_SEARCH.resolve_resumed(path, choices, *methods)]
         if targets := _SEARCH.among(path, methods, choices, must=bool(resume)):
             return targets
@@ -199,9 +201,11 @@ def method_folder(method: str) -> str:
 def named_path(output: str | None, resume: str | None) -> Path | None:
     """Return the directory that the user named; None for a new one."""
     if resume and output and Path(resume) != Path(output):
-        raise InputError(f"resume={resume!r} and output={output!r} differ; a run stays where it is")
+        raise InputError(
+            f"{arg('resume', resume)} and {arg('output', output)} differ; a run stays where it is"
+        )
     if resume == "" and not output:
-        raise InputError("resume= needs a run directory, or output= beside it")
+        raise InputError(f"{arg('resume=')} needs a run directory, or {arg('output=')} beside it")
     named = resume or output
     return None if named is None else Path(named)
 
@@ -216,8 +220,8 @@ def _check_free(paths: Iterable[Path], path: Path) -> None:
     for directory in paths:
         if is_run(directory):
             raise RunError(
-                f"{directory} already holds a run; continue it with resume={str(path)!r}, or use "
-                "another path"
+                f"{directory} already holds a run; continue it with "
+                f"{arg('resume', str(path))}, or use another path"
             )
         check_directory(directory)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class ExecutionOptions:
     def __post_init__(self) -> None:
         if self.sandbox not in SANDBOXES:
             names = ", ".join(SANDBOXES)
-            raise InputError(f"sandbox must be one of {names}, got {self.sandbox!r}")
+            raise InputError(f"{arg('sandbox')} must be one of {names}, got {self.sandbox!r}")
         if self.num_workers is not None and self.num_workers < 1:
-            raise InputError(f"num_workers must be at least 1, got {self.num_workers}")
+            raise InputError(f"{arg('num_workers')} must be at least 1, got {self.num_workers}")
 
 
 class ProgramScoring(Protocol):

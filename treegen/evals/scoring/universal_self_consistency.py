@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.checks import check_argument_types
 from treegen.common.params import SamplingParams
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 from treegen.prompts.tree import Node
 from treegen.runs import RecordFile, RunDir, open_for_append
 
@@ -135,7 +135,9 @@ def pick_samples(
         try:
             stream = llm.stream(Node("", children=nodes, samples=0), params)
         except CapacityError as error:
-            raise CapacityError(f"{error}; show fewer samples with most=") from error
+            raise CapacityError(
+                f"{error.message.marked}; show fewer samples with {arg('most=')}"
+            ) from error
         with stream:
             while stream.has_work and not stop():
                 for completion in stream.step():

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.job import AnyJob, load_task_data
-from treegen.evals.search.names import REWARD
+from treegen.evals.search.method_types import REWARD
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.evals.task_calls import wrap_task_method
@@ -75,7 +75,7 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
             if name in searches:
                 raise InputError(
                     f"a problem has the id {name!r}, which is the name of a search of another "
-                    "problem; give it another id, or leave repeats= out"
+                    f"problem; give it another id, or leave {arg('repeats=')} out"
                 )
             searches[name] = problem_id, repeat
     return searches
@@ -93,19 +93,20 @@ def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
 
     leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
     tree, tokenizer = Node("", children=leaves, samples=0), facts.tokenizer
-    check_length(tree, tokenizer, facts.spec)
-    prompts = tokenize(tree, tokenizer)
+    check_length(tree, tokenizer, facts.spec, facts.images)
+    prompts = tokenize(tree, tokenizer, facts.images)
     most, context = job.settings.whole.max_tokens, facts.spec.context_length
     for prompt in prompts:
         length = len(prompt.tokens)
         if length + most > context:
             raise CapacityError(
                 f"the prompt of {prompt.id!r} has {length:,} tokens; with {most:,} to sample that "
-                f"is more than the model's context of {context:,}; lower num_fewshot= or "
-                "max_tokens="
+                f"is more than the model's context of {context:,}; lower {arg('num_fewshot=')} or "
+                f"{arg('max_tokens=')}"
             )
     if facts.num_pages is not None:  # otherwise it is known only after the model is loaded
-        facts.plan(requests_of_prompts(prompts, tokenizer, job.settings.whole, facts.spec))
+        whole, spec, images = job.settings.whole, facts.spec, facts.images
+        facts.plan(requests_of_prompts(prompts, tokenizer, whole, spec, images))
 
 
 def check_reward(settings: SearchSettings) -> None:

@@ -11,19 +11,12 @@ from typing import Annotated, Any, Final, Literal
 
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
+from treegen.evals.config.type_checks import Count as Count
+from treegen.evals.config.type_checks import Minimum
 
 REQUIRED: Final = inspect.Parameter.empty
 
 
-@dataclass(frozen=True, slots=True)
-class Minimum:
-    """The smallest number allowed for an argument of the type Annotated[int, Minimum(1)]."""
-
-    least: float
-
-
-Count = Annotated[int, Minimum(1)]
-"""A whole number from 1."""
 _TYPES: Final = "int, float, str, bool, Literal, X | None or tuple[X, ...]"
 
 
@@ -40,14 +33,14 @@ class Argument:
 
 
 def read_signature(
-    function: Callable[..., Any], told: str = "the function", given: Sequence[str] = ()
+    function: Callable[..., Any], label: str = "the function", filled: Sequence[str] = ()
 ) -> tuple[Argument, ...]:
     """Return the arguments of a function except its first one.
 
     Args:
         function: The function; its first parameter is the root node.
-        told: The function's name in messages.
-        given: Names of parameters that the caller fills.
+        label: The function's name in messages.
+        filled: Names of parameters that the caller fills.
 
     Raises:
         InputError: the function takes no first argument, or has one that cannot be parsed from
@@ -56,61 +49,65 @@ def read_signature(
     try:
         first, *others = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        raise InputError(f"{told} takes no argument; give it one for the root node") from None
+        raise InputError(f"{label} takes no argument; give it one for the root node") from None
     if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
-        raise InputError(f"{told} takes no argument by place; make its first one the root node")
-    known = []
+        raise InputError(f"{label} takes no argument by place; make its first one the root node")
+    arguments = []
     for parameter in others:
-        if parameter.name in given or parameter.kind in (
+        if parameter.name in filled or parameter.kind in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         ):
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise InputError(
-                f"{told} takes {parameter.name} by place alone; remove the / behind it"
+                f"{label} takes {parameter.name} by place alone; remove the / behind it"
             )
-        known.append(Argument(parameter.name, _kind(parameter, function, told), parameter.default))
-    return tuple(known)
+        arguments.append(
+            Argument(parameter.name, _kind(parameter, function, label), parameter.default)
+        )
+    return tuple(arguments)
 
 
 def read_values(
-    known: Sequence[Argument], given: Mapping[str, Any], told: str, also: Sequence[str] = ()
+    arguments: Sequence[Argument], texts: Mapping[str, Any], label: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the values of all arguments that JSON can hold, defaults included.
 
     Args:
-        known: The arguments of the function.
-        given: Texts, or values that were parsed before, by name.
-        told: The function's name in messages.
-        also: Further names that `given` may have; they are left out.
+        arguments: The arguments of the function.
+        texts: Texts, or values that were parsed before, by name.
+        label: The function's name in messages.
+        also: Further names that `texts` may have; they are left out.
 
     Raises:
         InputError: a name is not known, a value has another type, or one is missing.
     """
     from treegen.common.spelling import did_you_mean  # slow to import, and help does not need it
 
-    names = [argument.name for argument in known]
-    for name in given:
+    names = [argument.name for argument in arguments]
+    for name in texts:
         if name not in names and name not in also:
             takes = f"; it takes {', '.join(names)}" if names else "; it takes none"
-            raise InputError(f"{told} has no argument {name!r}{did_you_mean(name, names) or takes}")
+            raise InputError(
+                f"{label} has no argument {name!r}{did_you_mean(name, names) or takes}"
+            )
     values = {}
-    for argument in known:
-        if argument.name in given:
+    for argument in arguments:
+        if argument.name in texts:
             values[argument.name] = _read(
-                argument.kind, given[argument.name], f"{told}: {argument.name}"
+                argument.kind, texts[argument.name], f"{label}: {argument.name}"
             )
         elif argument.default is REQUIRED:
-            raise InputError(f"{told} needs {argument.name}; give it by -a {argument.name}=VALUE")
+            raise InputError(f"{label} needs {argument.name}; give it by -a {argument.name}=VALUE")
         elif _is_plain(argument.default):
             values[argument.name] = _tuples_to_lists(argument.default)
     return values
 
 
-def to_call_values(known: Sequence[Argument], values: Mapping[str, Any]) -> dict[str, Any]:
+def to_call_values(arguments: Sequence[Argument], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as the function takes them: lists become tuples if it declares tuples."""
-    kinds = {argument.name: argument.kind for argument in known}
+    kinds = {argument.name: argument.kind for argument in arguments}
     return {
         name: tuple(value)
         if isinstance(value, list) and typing.get_origin(kinds[name]) is tuple
@@ -119,14 +116,14 @@ def to_call_values(known: Sequence[Argument], values: Mapping[str, Any]) -> dict
     }
 
 
-def _kind(parameter: inspect.Parameter, function: Callable[..., Any], told: str) -> Any:
+def _kind(parameter: inspect.Parameter, function: Callable[..., Any], label: str) -> Any:
     kind = parameter.annotation
     if isinstance(kind, str):
         try:
             kind = eval(kind, getattr(inspect.unwrap(function), "__globals__", {}))
         except Exception as error:
             raise InputError(
-                f"the type {kind!r} of {parameter.name} in {told} cannot be read: {error}; "
+                f"the type {kind!r} of {parameter.name} in {label} cannot be read: {error}; "
                 f"use {_TYPES}"
             ) from None
     if kind is REQUIRED:
@@ -135,7 +132,7 @@ def _kind(parameter: inspect.Parameter, function: Callable[..., Any], told: str)
     if not _is_readable(kind):
         name = getattr(kind, "__name__", None) or str(kind)
         raise InputError(
-            f"{parameter.name} of {told} has the type {name}, which no text can stand for; use "
+            f"{parameter.name} of {label} has the type {name}, which no text can stand for; use "
             f"{_TYPES}"
         )
     return kind
@@ -156,13 +153,13 @@ def _is_readable(kind: Any) -> bool:
     return kind in (int, float, str, bool)
 
 
-def _read(kind: Any, given: Any, told: str) -> Any:
-    if not isinstance(given, str):
-        return given  # already parsed, in a stored run
+def _read(kind: Any, text: Any, label: str) -> Any:
+    if not isinstance(text, str):
+        return text  # already parsed, in a stored run
     try:
-        return _value(kind, given.strip())
+        return _value(kind, text.strip())
     except ValueError:
-        raise InputError(f"{told} must be {_describe_type(kind)}, got {given!r}") from None
+        raise InputError(f"{label} must be {_describe_type(kind)}, got {text!r}") from None
 
 
 def _value(kind: Any, text: str) -> Any:

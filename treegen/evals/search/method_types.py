@@ -1,14 +1,29 @@
-"""Types of search methods: their settings, and the context in which they search a problem."""
+"""Types of search methods: their settings, and the context in which they search a problem.
+
+Also the names of the ways to choose an answer, to propose steps and to evaluate states.
+"""
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
+from treegen.evals.config.type_checks import Count, Minimum
 from treegen.evals.search.method_arguments import Argument
 
 if TYPE_CHECKING:
     from treegen.search.tree.node import SearchNode
     from treegen.search.tree.result import SearchOutcome
+
+# Ways to choose the answer from the solutions that a method has found.
+CHOOSE: Final = {
+    "best": "the one that the evaluation finds best",
+    "vote": "the answer of most weight, each solution weighing what the evaluation makes of it",
+}
+# Ways that all tasks share; a task may have further ways.
+PROPOSE: Final = ("sample",)
+EVALUATE: Final = ("logprob", "min-logprob")
+# reward:DIR evaluates states with the reward model in a directory.
+REWARD: Final = "reward:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +43,16 @@ class TreeSettings:
     of the state itself.
     """
 
-    width: int
-    depth: int
-    expand: int
-    num_samples: int
+    width: Count
+    depth: Count
+    expand: Count
+    num_samples: Count
     propose: str
     evaluate: str
     prune_below: float | None = None
-    exploration: float = 1.4
-    iterations: int = 1000
-    rollouts: int = 1
+    exploration: Annotated[float, Minimum(0)] = 1.4
+    iterations: Count = 1000
+    rollouts: Annotated[int, Minimum(0)] = 1
 
 
 class MethodContext(Protocol):

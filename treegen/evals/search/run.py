@@ -26,6 +26,7 @@ from treegen.runs import Key, SearchRunDir
 if TYPE_CHECKING:
     from treegen.evals.search.value_functions import ValueFunction
     from treegen.llm.base import BaseLLM
+    from treegen.search.run import SearchRun
     from treegen.search.tree.result import SearchResult
 
 COSTS: Final = (
@@ -64,26 +65,14 @@ def run_searches(
     """
     if run.missing <= 0:
         return
-    from treegen.evals.search.searcher import search_function
     from treegen.search.budget import StopReason
 
     not_done = StopReason.INTERRUPTED, StopReason.LEFT_OUT
-
-    settings = job.settings
     tally = AccuracyCounter()
     for record in run.records():
         tally.count(record["problem_id"], bool(record["solved"]))
-    done = set(run.done)
-    names = {name: key for name, key in job.searches.items() if key not in done}
-    todo = [(name, job.roots[problem_id]) for name, (problem_id, _) in names.items()]
-    started, start, tokens = len(done), time.monotonic(), 0
-    results = llm.search_stream(
-        search_function(job.task, job.data, settings, stop, value_function),
-        todo,
-        settings.whole,
-        concurrency=settings.concurrency,
-        budget=settings.budget,
-    )
+    started, start, tokens = len(run.done), time.monotonic(), 0
+    results = _start_searches(job, run, llm, stop, value_function)
     parts = AttemptLog(run, results.workers)
     stopped = False
     with closing(results):
@@ -103,10 +92,8 @@ def run_searches(
                 tokens += record["usage"]["tokens_decoded"]
                 parts.save()
                 unknown = results.num_unknown + len(finished) - number
-                solved, status = (
-                    _estimate_solved(tally, unknown, settings.repeats),
-                    results.status(),
-                )
+                solved = _estimate_solved(tally, unknown, job.settings.repeats)
+                status = results.status()
                 yield RunProgress(
                     done=len(run.done),
                     planned=run.info.planned,
@@ -125,6 +112,27 @@ def run_searches(
             stopped = bool(stop())
         parts.save(now=True)
     run.sync()
+
+
+def _start_searches(
+    job: SearchJob,
+    run: SearchRunDir,
+    llm: "BaseLLM",
+    stop: Callable[[], object],
+    value_function: "ValueFunction | None",
+) -> "SearchRun":
+    """Return the searches that a run is missing, as a stream."""
+    from treegen.evals.search.searcher import search_function
+
+    settings, done = job.settings, set(run.done)
+    names = {name: key for name, key in job.searches.items() if key not in done}
+    return llm.search_stream(
+        search_function(job.task, job.data, settings, stop, value_function),
+        [(name, job.roots[problem_id]) for name, (problem_id, _) in names.items()],
+        settings.whole,
+        concurrency=settings.concurrency,
+        budget=settings.budget,
+    )
 
 
 def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:

@@ -159,7 +159,7 @@ class Searcher:
             outcome = await self._method.run(self, **self._arguments)
             right = self._right()
             if right is not None:
-                others = tuple(each for each in outcome.candidates if each is not right)
+                others = tuple(node for node in outcome.candidates if node is not right)
                 return replace(outcome, best=right, candidates=(right, *others), stopped=SOLVED)
             if self._settings.choose == "vote" and not self._method.votes:
                 outcome = vote(outcome, self.answer, self._weight)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from treegen.common.formatting import parse_bytes
 from treegen.common.params import PENALTIES, SamplingParams, check_int
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.config.base import (
     ALLOW_TASK_CODE,
     BaseSettings,
@@ -15,8 +15,10 @@ from treegen.evals.config.base import (
     build_settings,
     last_choices,
     merge_choices,
+    select,
 )
-from treegen.evals.config.verifier_settings import known_settings
+from treegen.evals.config.type_checks import Count
+from treegen.evals.config.verifier_settings import check_verifier_settings
 from treegen.evals.search.custom_method import (
     absolute_method,
     find_method,
@@ -24,8 +26,13 @@ from treegen.evals.search.custom_method import (
     short_name,
 )
 from treegen.evals.search.method_arguments import read_values
-from treegen.evals.search.method_types import TreeSettings
-from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
+from treegen.evals.search.method_types import (
+    CHOOSE,
+    EVALUATE,
+    PROPOSE,
+    REWARD,
+    TreeSettings,
+)
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.search.budget import Budget
 
@@ -62,6 +69,8 @@ class SearchSettings(BaseSettings, TreeSettings):
     place: where the method is found: one of METHODS, or the absolute path/to/file.py:function.
     """
 
+    COMPUTED: ClassVar = ("step", "whole")
+    CHOICES: ClassVar = (*_DRAW, *PENALTIES, "max_tokens", "step_tokens", "also_arguments")
     FREE: ClassVar = ("concurrency", "place", "verifier_memory")
 
     method: str
@@ -71,24 +80,18 @@ class SearchSettings(BaseSettings, TreeSettings):
     choose: str = "best"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
-    repeats: int = 1
+    repeats: Count = 1
     verifier_args: Mapping[str, Any] = field(default_factory=dict)
     verifier_memory: str | None = None
-    concurrency: int = 64
+    concurrency: Count = 64
     place: str = ""
 
     def __post_init__(self) -> None:
-        counts = ("width", "depth", "expand", "num_samples", "iterations", "repeats", "concurrency")
-        for name in counts:
-            value = getattr(self, name)
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-        if self.rollouts < 0:
-            raise InputError(f"rollouts must be at least 0, got {self.rollouts}")
-        if not self.exploration >= 0:
-            raise InputError(f"exploration must be at least 0, got {self.exploration}")
+        BaseSettings.__post_init__(self)
         if self.verifier_args and not self.evaluate.startswith(REWARD):
-            raise InputError("verifier_args= are for a verifier; name one with verifier=")
+            raise InputError(
+                f"{arg('verifier_args=')} are for a verifier; name one with {arg('verifier=')}"
+            )
         if self.verifier_memory is not None:
             parse_bytes(self.verifier_memory)
         several = max(self.expand, self.num_samples, self.repeats)
@@ -106,7 +109,7 @@ class SearchSettings(BaseSettings, TreeSettings):
     def explain_unused(self, name: str) -> str | None:
         """Return why the setting `name` has no effect with the others; None if it has one."""
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
-            return "without verifier="
+            return f"without {arg('verifier=')}"
         knob = "evaluate" if name == "verifier" else name
         if self.source is not None or knob not in TreeSettings.__dataclass_fields__:
             return None  # which settings a custom method reads is unknown
@@ -135,69 +138,66 @@ class SearchSettings(BaseSettings, TreeSettings):
 
 
 def resolve_search_settings(
-    asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None, *, reading: bool = False
+    requested: Mapping[str, Any], stored: Mapping[str, Any] | None = None, *, reading: bool = False
 ) -> SearchSettings:
     """Return the settings that follow from a user's choices.
 
     Defaults and errors are as for `treegen.evals.config.eval_settings.resolve_eval_settings`.
 
     Args:
-        asked: The user's choices, by name.
+        requested: The user's choices, by name.
         stored: The choices of the run that is resumed or read; they hold if the user did not
             choose.
         reading: Whether the stored run is only read. Its method is then not imported.
     """
-    if "verifier" in asked:
-        if "evaluate" in asked:
-            raise InputError("give verifier= or evaluate=, not both")
-        asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
-        del asked["verifier"]
-    choices = merge_choices(SearchSettings, asked, stored)
+    if "verifier" in requested:
+        if "evaluate" in requested:
+            raise InputError(f"give {arg('verifier=')} or {arg('evaluate=')}, not both")
+        evaluate = f"{REWARD}{absolute(requested['verifier'])}"
+        requested = {name: value for name, value in requested.items() if name != "verifier"}
+        requested["evaluate"] = evaluate
+    choices = merge_choices(SearchSettings, requested, stored)
     if not choices.get("task"):
         raise InputError("no task is given; give one with steps: countdown, game24 or gsm8k")
     task = get_search_task(choices["task"])
     defaults = task.search_defaults
-    for name in ("method", "place", "arguments", "source"):  # source: the file's present hash
-        choices.pop(name, None)
-    also = choices.pop("also_arguments", ())
     if stored and reading:
         method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
         method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
     else:
-        method = _method(asked, stored or {}, defaults.method, also)
+        also = choices.get("also_arguments", ())
+        method = _method(requested, stored or {}, defaults.method, also)
     ways = (*EVALUATE, *defaults.evaluate)
-    evaluate = _way("evaluate", choices.pop("evaluate", defaults.evaluator), ways)
-    propose = _way("propose", choices.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
-    names = (*_DRAW, *PENALTIES)
-    draw: dict[str, Any] = {name: choices.pop(name) for name in names if name in choices}
-    whole, step = (
-        {"seed": default.seed or 0, **draw} for default in (defaults.whole, defaults.step)
-    )
-    if "max_tokens" in choices:
-        whole["max_tokens"] = choices.pop("max_tokens")
-    if "step_tokens" in choices:
-        check_int("step_tokens", steps := choices.pop("step_tokens"), least=1)
-        step["max_tokens"] = steps
+    evaluate = _way("evaluate", choices.get("evaluate", defaults.evaluator), ways)
+    ways = (*PROPOSE, *defaults.propose)
     # Each way to evaluate has its own scale; the default is on the scale of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
-    chosen = {
+    draw = select(choices, (*_DRAW, *PENALTIES))
+    step, whole = (
+        replace(default, **{"seed": default.seed or 0, **draw})
+        for default in (defaults.step, defaults.whole)
+    )
+    if (step_tokens := choices.get("step_tokens")) is not None:
+        check_int("step_tokens", step_tokens, least=1)
+        step = replace(step, max_tokens=step_tokens)
+    return build_settings(
+        SearchSettings,
+        choices,
         **method,
-        "choose": _check_known("way to choose", choices.pop("choose", "best"), CHOOSE),
-        "propose": propose,
-        "evaluate": evaluate,
-        "prune_below": choices.pop("prune_below", prune),
-        "verifier_args": known_settings(choices.pop("verifier_args", {})),
-        "budget": _budget(choices.pop("budget", None), defaults),
-        "step": replace(defaults.step, **step),
-        "whole": replace(defaults.whole, **whole),
-        "num_samples": choices.pop("num_samples", task.defaults.num_samples),
+        choose=_check_known("way to choose", choices.get("choose", "best"), CHOOSE),
+        propose=_way("propose", choices.get("propose", PROPOSE[0]), ways),
+        evaluate=evaluate,
+        prune_below=choices.get("prune_below", prune),
+        verifier_args=check_verifier_settings(choices.get("verifier_args", {})),
+        budget=_budget(choices.get("budget"), defaults),
+        step=step,
+        whole=replace(whole, **select(choices, ["max_tokens"])),
+        num_samples=choices.get("num_samples", task.defaults.num_samples),
         **{
-            name: choices.pop(name, getattr(defaults, name))
+            name: choices.get(name, getattr(defaults, name))
             for name in ("width", "depth", "expand")
         },
-    }
-    seed = {"seed": draw["seed"]} if "seed" in draw else {}
-    return build_settings(SearchSettings, choices, chosen, data=seed, also=(*names, "step_tokens"))
+    )
 
 
 def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
@@ -212,50 +212,52 @@ def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
 
 
 def _method(
-    asked: Mapping[str, Any], stored: Mapping[str, Any], default: str, also: Sequence[str]
+    requested: Mapping[str, Any], stored: Mapping[str, Any], default: str, also: Sequence[str]
 ) -> dict[str, Any]:
     """Return the settings that name the method and its arguments."""
-    place, given = asked.get("method"), dict(asked.get("arguments", {}))
+    place, arguments = requested.get("method"), dict(requested.get("arguments", {}))
     if stored and place in (None, stored["method"]):
-        given = {**stored.get("arguments", {}), **given}
+        arguments = {**stored.get("arguments", {}), **arguments}
         stored_place = stored.get("place") or stored["method"]
-        if asked.get(ALLOW_TASK_CODE) or not is_custom_method(stored_place):
+        if requested.get(ALLOW_TASK_CODE) or not is_custom_method(stored_place):
             place = stored_place
         elif place is None:
             raise InputError(
                 f"the run names a method with code of its own, {stored_place}, which does not run "
-                "unasked; read it, then name it with method= or give allow_task_code=True"
+                f"unasked; read it, then name it with {arg('method=')} or give "
+                f"{arg('allow_task_code', True)}"
             )
     elif stored and short_name(str(place)) == stored["method"]:  # the method's file may have moved
-        given = {**stored.get("arguments", {}), **given}
+        arguments = {**stored.get("arguments", {}), **arguments}
     if place is not None and not isinstance(place, str):
-        raise InputError(f"method must be the name of a method, got {place!r:.60}")
+        raise InputError(f"{arg('method')} must be the name of a method, got {place!r:.60}")
     place = absolute_method(place or default)
     method, name = find_method(place), short_name(place)
-    values = read_values(method.arguments, given, f"method {name}", also)
+    values = read_values(method.arguments, arguments, f"method {name}", also)
     return {"method": name, "place": place, "arguments": values, "source": method.source}
 
 
-def _budget(given: Budget | Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
-    if isinstance(given, Budget):
-        return given
-    known = {f.name for f in fields(Budget)}
-    if given is not None and (not isinstance(given, Mapping) or given.keys() - known):
+def _budget(limits: Budget | Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
+    if isinstance(limits, Budget):
+        return limits
+    names = {f.name for f in fields(Budget)}
+    if limits is not None and (not isinstance(limits, Mapping) or limits.keys() - names):
         raise InputError(
-            f"budget must be a Budget or a mapping of {', '.join(sorted(known))}, got {given!r:.60}"
+            f"{arg('budget')} must be a Budget or a mapping of {', '.join(sorted(names))}, got "
+            f"{limits!r:.60}"
         )
-    return Budget(tokens=defaults.tokens) if given is None else Budget(**given)
+    return Budget(tokens=defaults.tokens) if limits is None else Budget(**limits)
 
 
-def _check_known(name: str, word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    if word not in known:
-        hint = did_you_mean(word, known) or f"; known: {', '.join(known)}"
+def _check_known(name: str, word: str, valid: Iterable[str]) -> str:
+    valid = list(valid)
+    if word not in valid:
+        hint = did_you_mean(word, valid) or f"; known: {', '.join(valid)}"
         raise InputError(f"there is no {name} {word!r}{hint}")
     return word
 
 
-def _way(name: str, word: str, known: Iterable[str]) -> str:
+def _way(name: str, word: str, valid: Iterable[str]) -> str:
     if name == "evaluate" and word.startswith(REWARD) and word != REWARD:
         return word
-    return _check_known(f"way to {name}", word, known)
+    return _check_known(f"way to {name}", word, valid)

@@ -28,7 +28,8 @@ class SearchDefaults:
     evaluator: the default way to evaluate states.
     worth: the value of the best state in the task's own ways to evaluate; the worst has 0.
     propose, evaluate: names of the task's own ways to make next steps and to evaluate states, in
-    addition to those that all tasks share (see `names.py`). The methods of these names make them.
+    addition to those that all tasks share (see `method_types`). The methods of these names make
+    them.
     prune_below: depth-first search prunes states of a lower value, on the scale of these ways.
     """
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from treegen.evals.problem import Problem
-from treegen.evals.search.names import REWARD
+from treegen.evals.search.method_types import REWARD
 from treegen.evals.search.task import SearchTask
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.tree.node import SearchNode

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.common.checks import check_argument_types, check_int, checked_class
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 STOPPED: Final = "confidence"
 """The finish reason of a sample that ended because its confidence fell below the floor."""
@@ -49,10 +49,10 @@ class Confidence:
         for name in ("top", "window", "warmup"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise InputError(f"confidence= {name} must be at least 1, got {value!r}")
+                raise InputError(f"{arg('confidence=')} {name} must be at least 1, got {value!r}")
         if self.keep is not None and not 0 < self.keep <= 1:
             raise InputError(
-                f"confidence= keep must be a share above 0 and up to 1, got {self.keep!r}"
+                f"{arg('confidence=')} keep must be a share above 0 and up to 1, got {self.keep!r}"
             )
 
     def floor(self, lowest: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from treegen.common.checks import check_argument_types, checked_class
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.statistics.estimators import estimate, pass_at_k
 from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.statistics.votes import Tally, count_distinct, tally_of
@@ -55,7 +55,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise InputError(f"num_samples must be at least 1, got {self.num_samples}")
+            raise InputError(f"{arg('num_samples')} must be at least 1, got {self.num_samples}")
         for k in (*(self.pass_ks or ()), *(self.maj_ks or ())):
             if k < 1:
                 raise InputError(f"k must be at least 1, got {k}")

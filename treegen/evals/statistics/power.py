@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.errors import InputError, install
+from treegen.errors import InputError, arg, install
 from treegen.evals.statistics.estimators import adjusted_rows
 
 _Floats = npt.NDArray[np.float64]
@@ -76,8 +76,8 @@ def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]
         raise InputError("variances need at least two problems")
     if any(num < 2 for _, num in rights):
         raise InputError(
-            "a run with one sample per problem does not tell how samples of a problem vary; "
-            "use a run with more, or give between= and within="
+            "a run with one sample per problem does not tell how samples of a problem vary; use a "
+            f"run with more, or give {arg('between=')} and {arg('within=')}"
         )
     shares = [right / num for right, num in rights]
     noise = [p * (1 - p) / (num - 1) for p, (_, num) in zip(shares, rights, strict=True)]
@@ -323,7 +323,7 @@ def _check(difference: float, num_samples: int, alpha: float) -> None:
     if num_samples < 1:
         raise InputError(f"there must be at least 1 sample per problem, got {num_samples}")
     if not 0 < alpha < 1:
-        raise InputError(f"alpha must be between 0 and 1, got {alpha}")
+        raise InputError(f"{arg('alpha')} must be between 0 and 1, got {alpha}")
 
 
 def _scipy() -> Any:

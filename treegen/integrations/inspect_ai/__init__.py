@@ -2,9 +2,7 @@
 
 Inspect finds it by the entry point in pyproject.toml.
 
-entry.py     the entry point
-provider.py  the model: concurrent generations of Inspect are sampled together
-messages.py  converts Inspect's messages and tools for chat templates
-settings.py  converts Inspect's settings to sampling parameters; unsupported ones are errors
-outputs.py   converts completions to Inspect's outputs
+entry.py       the entry point
+provider.py    the model: concurrent generations of Inspect are sampled together
+conversion.py  converts messages, tools and settings for treegen, and completions for Inspect
 """

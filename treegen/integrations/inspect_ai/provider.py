@@ -10,10 +10,14 @@ from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput
 from inspect_ai.model._cache import epoch  # the epoch that keys Inspect's own output cache
 from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
 
-from treegen.errors import CacheFullError, ContextError, InputError, TreegenError
-from treegen.integrations.inspect_ai.messages import template_messages, template_tools
-from treegen.integrations.inspect_ai.outputs import output_of
-from treegen.integrations.inspect_ai.settings import sampling_params, template_arguments
+from treegen.errors import CacheFullError, ContextError, InputError, TreegenError, arg
+from treegen.integrations.inspect_ai.conversion import (
+    output_of,
+    sampling_params,
+    template_arguments,
+    template_messages,
+    template_tools,
+)
 from treegen.llm import LLM
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.options import check_known
@@ -72,7 +76,9 @@ class TreegenAPI(ModelAPI):
                 raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
             check_known(options, "model arguments", _OWN)
             if sampling not in _SAMPLING:
-                raise InputError(f"sampling must be {' or '.join(_SAMPLING)}, got {sampling!r}")
+                raise InputError(
+                    f"{arg('sampling')} must be {' or '.join(_SAMPLING)}, got {sampling!r}"
+                )
             if tool_format is not None:
                 check_tool_format(tool_format)
             llm = LLM(model_name, chat_template=chat_template, **options)
@@ -108,7 +114,7 @@ class TreegenAPI(ModelAPI):
         Raises:
             InputError: A message or a setting cannot be used.
         """
-        params, known = sampling_params(config, self._usual), template_tools(tools)
+        params, tool_specs = sampling_params(config, self._usual), template_tools(tools)
         if tool_choice not in ("auto", "none"):
             if params.structure is not None:
                 raise InputError(
@@ -116,14 +122,14 @@ class TreegenAPI(ModelAPI):
                 )
             name = tool_choice.name if isinstance(tool_choice, ToolFunction) else None
             is_single = config.parallel_tool_calls is False
-            grammar = self._served.replies.call_grammar(known or [], name, is_single=is_single)
+            grammar = self._served.replies.call_grammar(tool_specs or [], name, is_single=is_single)
             params = dataclasses.replace(params, grammar=grammar)
         start = time.perf_counter()
         try:
             (prompt,), (completions,) = await self._served.generate(
                 [template_messages(input)],
                 params,
-                tools=known,
+                tools=tool_specs,
                 chat_template_kwargs=template_arguments(config, self._template),
                 first=(epoch.get(1) - 1) * params.n,
             )
@@ -137,7 +143,7 @@ class TreegenAPI(ModelAPI):
             completions,
             self._served.replies,
             text=self._served.text,
-            tools=known,
+            tools=tool_specs,
             logprobs=bool(config.logprobs),
             seconds=time.perf_counter() - start,
         )

@@ -61,11 +61,11 @@ class ResponseCache:
         for at, (context, continuation) in enumerate(pairs):
             places[_name([*context, *continuation], len(continuation)), 0].append(at)
         with self._open_journal("scores") as file:
-            known = read_stored(file, places) if file else {}
-            for key, record in known.items():
+            stored = read_stored(file, places) if file else {}
+            for key, record in stored.items():
                 answer = record["logprob"], record["is_greedy"]
                 yield from ((at, answer) for at in places[key])
-            left = [key for key in places if key not in known]
+            left = [key for key in places if key not in stored]
             if not left:
                 return
             with self._llm.score_stream([pairs[places[key][0]] for key in left]) as stream:
@@ -92,14 +92,14 @@ class ResponseCache:
         of_name = {prompt.name: prompt for prompt in prompts}
         keys = [(prompt.name, index) for prompt, num in prompts.items() for index in range(num)]
         with self._open_journal("samples") as file:
-            known = read_stored(file, keys) if file else {}
-            for (name, index), record in known.items():
+            stored = read_stored(file, keys) if file else {}
+            for (name, index), record in stored.items():
                 yield of_name[name], index, record["tokens"]
-            left = {name: of_name[name] for name, index in keys if (name, index) not in known}
+            left = {name: of_name[name] for name, index in keys if (name, index) not in stored}
             if not left:
                 return
             leaves = [Node(p.tokens, samples=prompts[p], id=p.name) for p in left.values()]
-            skip = [key for key in known if key[0] in left]
+            skip = [key for key in stored if key[0] in left]
             params = [prompt.params for prompt in left.values()]
             with self._llm.stream(Node("", children=leaves), params, skip=skip) as stream:
                 for done in stream:

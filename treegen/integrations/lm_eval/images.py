@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.chat_images import expand_image_markers
 from treegen.prompts.images.table import ImageTable, PlacedImage
 
@@ -27,27 +27,29 @@ def with_images(turn: Mapping[str, Any]) -> dict[str, Any]:
     return {**turn, "content": parts}
 
 
-def load_images(table: ImageTable | None, given: Mapping[str, Any]) -> list[PlacedImage]:
+def load_images(table: ImageTable | None, inputs: Mapping[str, Any]) -> list[PlacedImage]:
     """Return the images of a request.
 
     Args:
         table: The model's images; None for a model without images.
-        given: The inputs of the request apart from its text.
+        inputs: The inputs of the request apart from its text.
 
     Raises:
         InputError: The request also has sound, the model takes no images, or an image cannot be
             used.
     """
-    if "audio" in given:
+    if "audio" in inputs:
         raise InputError("the task has sound, which treegen does not take")
     if table is None:
-        raise InputError("the task has images; load a model that takes them with images=True")
-    return [table.add(image) for image in visuals(given.get("visual", ()))]
+        raise InputError(
+            f"the task has images; load a model that takes them with {arg('images', True)}"
+        )
+    return [table.add(image) for image in visuals(inputs.get("visual", ()))]
 
 
-def visuals(found: Any) -> Sequence[Any]:
+def visuals(images: Any) -> Sequence[Any]:
     """Return the images of a task's `doc_to_image` as a list; it may return a single image."""
-    return found if isinstance(found, list | tuple) else [found]
+    return images if isinstance(images, list | tuple) else [images]
 
 
 def image_tokens(

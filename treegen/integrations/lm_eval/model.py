@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from treegen.common.params import check_int
 from treegen.common.version import VERSION
-from treegen.errors import CapacityError, InputError
+from treegen.errors import CapacityError, InputError, arg
 from treegen.integrations.lm_eval.cached_responses import ResponseCache, SampledPrompt
 from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
 from treegen.integrations.lm_eval.journal import Journal
@@ -102,14 +102,11 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         check_known(options, "model_args", own_names)
         if options and isinstance(pretrained, BaseLLM):
             raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
-        check_int("seed", seed, least=0)
-        check_int("max_gen_toks", max_gen_toks, least=1)
-        if max_length is not None:
-            check_int("max_length", max_length, least=2)
+        _check_numbers(seed, max_gen_toks, max_length)
         if enable_thinking and think_end_token is None:
             raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
         if sampling not in ("neutral", "recommended"):
-            raise InputError(f"sampling must be neutral or recommended, got {sampling!r}")
+            raise InputError(f"{arg('sampling')} must be neutral or recommended, got {sampling!r}")
         if cache is not None:
             NewDirectory.directory(Path(cache))
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():
@@ -136,16 +133,19 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
         self._usual = self.llm.spec.take_recommended() if sampling == "recommended" else {}
         self._revision = options.get("revision")
-        most = self.llm.spec.context_length
-        if max_length is not None and max_length > most:
-            raise InputError(
-                f"max_length={max_length} is beyond the model's context of {most}; lower it"
-            )
-        config = _config(self.llm)
-        self.max_length = max_length or min(resolve_max_length(config, self.tokenizer), most)
+        self.max_length = self._resolve_max_length(max_length)
         self._answers = ResponseCache(
             self.llm, None if cache is None else self._journal(Path(cache))
         )
+
+    def _resolve_max_length(self, max_length: int | None) -> int:
+        context = self.llm.spec.context_length
+        if max_length is not None and max_length > context:
+            raise InputError(
+                f"{arg('max_length', max_length)} is beyond the model's context of {context}; "
+                "lower it"
+            )
+        return max_length or min(resolve_max_length(_config(self.llm), self.tokenizer), context)
 
     def _journal(self, directory: Path) -> Journal:
         info = self.get_model_info()
@@ -160,11 +160,11 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         facts = self.llm.facts
         keys = None if facts.engine.kv_cache_dtype == "auto" else facts.engine.kv_cache_dtype
         dtype = f"torch.{facts.dtype}"
-        known = model_identity(self.llm.fingerprint, dtype, facts.quantization, keys)
+        identity = model_identity(self.llm.fingerprint, dtype, facts.quantization, keys)
         return {
             "model_num_parameters": facts.spec.num_weights,
             "model_revision": self._revision,
-            **{f"model_{name}": value for name, value in known.items()},
+            **{f"model_{name}": value for name, value in identity.items()},
             "treegen_version": VERSION,
         }
 
@@ -230,7 +230,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             parts[at].append(logprob)
             if len(parts[at]) == windows_of[at]:
                 self.cache_hook.add_partial(kind, requests[at].args, fsum(parts[at]))
-        return [fsum(each) for each in parts]
+        return [fsum(part) for part in parts]
 
     # Generation
 
@@ -281,6 +281,13 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         tokens = self._texts.encode_prompt(context)
         tokens = truncate_prompt(tokens, settings.params.max_tokens, self.max_length)
         return SampledPrompt.of(tokens, settings.params), settings
+
+
+def _check_numbers(seed: int, max_gen_toks: int, max_length: int | None) -> None:
+    check_int("seed", seed, least=0)
+    check_int("max_gen_toks", max_gen_toks, least=1)
+    if max_length is not None:
+        check_int("max_length", max_length, least=2)
 
 
 def _config(llm: BaseLLM) -> Any:

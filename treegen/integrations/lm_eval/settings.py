@@ -8,7 +8,7 @@ from typing import Any, Final
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 # Supported settings, in addition to `until`, `do_sample`, and max_gen_toks under its four names.
 _HONOURED: Final = (
@@ -80,7 +80,8 @@ def gen_settings(
         )
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"gen_kwargs {dict(gen_kwargs)!r} cannot be read: {error}; write name=value,name=value"
+            f"{arg('gen_kwargs')} {dict(gen_kwargs)!r} cannot be read: {error}; write "
+            "name=value,name=value"
         ) from None
     length, is_drawn = normalized.pop("max_gen_toks"), normalized.pop("do_sample")
     refused = [
@@ -90,9 +91,9 @@ def gen_settings(
     ]
     if refused:
         raise InputError(
-            f"treegen cannot honour {', '.join(refused)} of gen_kwargs; "
-            "leave out what it does not know: it knows until, do_sample, "
-            f"max_gen_toks, {', '.join(_HONOURED)}"
+            f"treegen cannot honour {', '.join(refused)} of {arg('gen_kwargs')}; leave out what it "
+            f"does not know: it knows until, {arg('do_sample')}, max_gen_toks, "
+            f"{', '.join(_HONOURED)}"
         )
     honoured: dict[str, Any] = {name: normalized[name] for name in _HONOURED if name in normalized}
     if "temperature" not in set_kwargs:  # lm-eval fills in 0

@@ -48,8 +48,8 @@ class HarnessTokenizer:
         self._chat_arguments = {**(chat_template_args or {}), **thinking}
         self.eos_token_id: int | None = tokenizer.eos_token_id
         begin: int | None = tokenizer.bos_token_id
-        known = (prefix_token_id, begin, self.eos_token_id)
-        self.prefix_token_id = next((token for token in known if token is not None), None)
+        candidates = (prefix_token_id, begin, self.eos_token_id)
+        self.prefix_token_id = next((token for token in candidates if token is not None), None)
         self.eos = None if self.eos_token_id is None else tokenizer.decode([self.eos_token_id])
         prefix = self.prefix_token_id
         self._prefix = None if prefix is None else tokenizer.decode([prefix])

@@ -119,7 +119,7 @@ def _table(ids: Sequence[str], scores: Sequence[Score]) -> Any:
         return pa.ListArray.from_arrays(pa.array(stops), values)
 
     def concatenate(values: Any, kind: Any) -> Any:
-        return pa.array(np.concatenate([np.asarray(each, dtype=kind) for each in values]))
+        return pa.array(np.concatenate([np.asarray(value, dtype=kind) for value in values]))
 
     columns = {
         "id": pa.array(ids, pa.string()),

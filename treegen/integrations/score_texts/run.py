@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -10,17 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.checks import check_argument_types
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import open_regular
 from treegen.common.params import MAX_COUNT, check_int
-from treegen.errors import InputError, RunError, TreegenError
+from treegen.errors import DataError, InputError, RunError, TreegenError
 from treegen.integrations.score_texts.columns import WrittenExtent, read_extent, write_part
-from treegen.integrations.score_texts.texts import InputText, read_texts
 from treegen.prompts.plan.plan import Request
-from treegen.prompts.plan.requests import build_score_requests
-from treegen.runs.files import Lock, format_os_error, read_json, write_json
+from treegen.prompts.plan.requests import ScoreInput, build_score_requests
+from treegen.runs.files import Lock, format_os_error, parse_json, read_json, write_json
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
 
+_KEYS: Final = {"id", "text", "prompt", "completion"}  # of a line
 _PAIRS: Final = 2**24  # maximum number of likeliest tokens of a part, which is held in memory
 _TOKENS: Final = 2**20  # maximum number of tokens of a part
 _ENCODED: Final = 64  # number of texts that are encoded at once
@@ -39,6 +42,24 @@ class Progress:
     texts: int
     tokens: int
     computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputText:
+    """One line.
+
+    id: its id, or the number of its line.
+    where: the file and the number of the line.
+    context: the text or token ids before the scored text.
+    text: the text or token ids to score.
+    seen: hash of the file up to the end of this line, as if a line break followed.
+    """
+
+    id: str
+    where: str
+    context: ScoreInput
+    text: ScoreInput
+    seen: str
 
 
 @check_argument_types
@@ -83,12 +104,12 @@ def score_texts(
         texts = read_texts(path)
         _pass(texts, at, path, folder)
         for part_texts, requests in _parts(llm, texts, top, part):
-            with llm.score_stream([_pair(each) for each in requests], top=top) as stream:
-                known = dict(stream)
+            with llm.score_stream([_pair(request) for request in requests], top=top) as stream:
+                by_index = dict(stream)
                 stream.check_complete()
-            scores = [known[index] for index in range(len(known))]
+            scores = [by_index[index] for index in range(len(by_index))]
             at = write_part(
-                folder, at, [each.id for each in part_texts], scores, part_texts[-1].seen
+                folder, at, [text.id for text in part_texts], scores, part_texts[-1].seen
             )
             computed += stream.usage.prompt_tokens_computed
             yield Progress(at.rows, at.tokens, computed)
@@ -154,18 +175,79 @@ def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
         pairs = [(entry.context, entry.text) for entry in batch]
         return build_score_requests(pairs, llm.tokenizer, llm.spec, llm.images)
     except TreegenError as error:
-        for each in batch:  # find the text at fault
+        for text in batch:  # find the text at fault
             try:
                 build_score_requests(
-                    [(each.context, each.text)], llm.tokenizer, llm.spec, llm.images
+                    [(text.context, text.text)], llm.tokenizer, llm.spec, llm.images
                 )
-            except TreegenError as own:
-                reason = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
+            except TreegenError as problem:
+                reason = str(problem).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
                 between = "" if reason[:1] in (" ", ":") else ": "
-                raise type(own)(f"{each.where}{between}{reason}") from None
+                raise type(problem)(f"{text.where}{between}{reason}") from None
         raise error
 
 
 def _pair(request: Request) -> tuple[Any, Any]:
     assert request.score_from is not None
     return request.tokens[: request.score_from], request.tokens[request.score_from :]
+
+
+def read_texts(path: Path) -> Iterator[InputText]:
+    """Yield the texts of a file of JSON lines, each with `text`, or with `prompt` and `completion`.
+
+    Their values are text or token ids. A line may have an `id`.
+
+    Raises:
+        InputError: The file cannot be read.
+        DataError: A line has another form; the message has its number.
+    """
+    seen = hashlib.sha256()
+    try:
+        with open(open_regular(path), "rb") as file:
+            for number, line in enumerate(file, 1):
+                seen.update(line if line.endswith(b"\n") else line + b"\n")
+                if line.strip():
+                    yield _text_of(line, f"{path}:{number}", number, seen.hexdigest())
+    except OSError as error:
+        raise InputError(describe_read_error(path, error)) from error
+
+
+def _text_of(line: bytes, where: str, number: int, seen: str) -> InputText:
+    try:
+        row = parse_json(line.decode())
+    except ValueError as error:
+        raise DataError(f"{where} is no JSON ({error}); mend the line or take it out") from None
+    if not isinstance(row, dict) or not (
+        {"text"} <= row.keys() or {"prompt", "completion"} <= row.keys()
+    ):
+        raise DataError(f"{where} has no text, and no prompt with a completion; give one of them")
+    if unknown := row.keys() - _KEYS:
+        raise DataError(
+            f"{where} has {', '.join(sorted(unknown))}, which is not known; a line has id, and "
+            "text or prompt and completion"
+        )
+    if "text" in row and len(row.keys() & _KEYS - {"id"}) > 1:
+        raise DataError(f"{where} has both text and prompt or completion; give one of them")
+    text = _get_content(where, "text" if "text" in row else "completion", row)
+    empty: ScoreInput = "" if isinstance(text, str) else []
+    context = empty if "text" in row else _get_content(where, "prompt", row)
+    if isinstance(context, str) != isinstance(text, str):
+        raise DataError(f"{where}: give prompt and completion both as text or both as token ids")
+    return InputText(_id_of(row.get("id", number), where), where, context, text, seen)
+
+
+def _id_of(value: Any, where: str) -> str:
+    if type(value) is int:
+        return str(value)
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise DataError(f"{where}: id must be text in Unicode or a whole number, got {value!r:.60}")
+    return value
+
+
+def _get_content(where: str, name: str, row: dict[str, Any]) -> ScoreInput:
+    value = row[name]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(token) is int for token in value):
+        return value
+    raise DataError(f"{where}: {name} must be text or a list of token ids, got {value!r:.60}")

@@ -35,6 +35,7 @@ from treegen.integrations.server.metrics import Metrics
 from treegen.integrations.server.requests import (
     CompletionRequest,
     RequestError,
+    field_of,
     parse_request,
     read_json,
 )
@@ -315,7 +316,7 @@ def _make_error_response(error: Exception) -> Response:
         return _error(503, str(error))
     if isinstance(error, InputError | CapacityError):
         message = str(error) if isinstance(error, RequestError) else _for_client(str(error))
-        return _error(400, message, param=getattr(error, "param", None))
+        return _error(400, message, param=field_of(error))
     _LOG.error("a request failed: %r", error)
     return _error(500, f"the server failed ({type(error).__name__}); see its log")
 

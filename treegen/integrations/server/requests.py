@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from treegen.common.params import STRUCTURES, SamplingParams
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError
+from treegen.errors import InputError, TreegenError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.tree import Message
 
@@ -73,12 +73,12 @@ _Token = Annotated[int, Field(strict=False)]  # not strict, because keys of JSON
 class RequestError(InputError):
     """A request that cannot be served.
 
-    param: the parameter at fault; None if it is not one parameter.
+    field: the request's field at fault; None if it is not one field.
     """
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.field = field
 
 
 class _Options(BaseModel):
@@ -251,6 +251,14 @@ class CompletionRequest(BaseModel):
                 f"echo tells the prompt n={params.n} times, which is too much; leave it out", "echo"
             )
         return params
+
+
+def field_of(error: TreegenError) -> str | None:
+    """Return the request's field that an error is about; None if it is about no single one."""
+    if isinstance(error, RequestError):
+        return error.field
+    name = error.parameter
+    return name if name in CompletionRequest.model_fields or name in _SAMPLING else None
 
 
 def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:

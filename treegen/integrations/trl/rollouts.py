@@ -8,16 +8,38 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from treegen.common.formatting import parse_bytes
+from treegen.common.params import SamplingParams
 from treegen.errors import InputError, ModelError
-from treegen.integrations.trl.settings import sampling_params, seed_of
 from treegen.integrations.trl.tree import RolloutTree, tree_of
 from treegen.llm import LLM
 from treegen.model.load import from_module, patch_module
 from treegen.model.options import check_known
 
+# Fields of SamplingParams, by their names in transformers' generation.
+_NAMES: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+}
+# Settings that change no sample, or that are read elsewhere in this module.
+_KNOWN: Final = (
+    "do_sample",
+    "eos_token_id",
+    "pad_token_id",
+    "bos_token_id",
+    "cache_implementation",
+    "use_cache",
+)
 _SHARE: Final = 0.3  # share of a GPU's free memory, as TRL gives to vLLM
 
 
@@ -50,7 +72,7 @@ class _TrainerLLM:
             self.step, self.calls = step, Counter()
         # Count evaluations apart, because a resumed training does not repeat earlier evaluations.
         self.calls[trains] += 1
-        return seed_of(trainer, self.calls[trains] - 1, trains=trains)
+        return _seed_of(trainer, self.calls[trains] - 1, trains=trains)
 
 
 class Rollouts:
@@ -95,7 +117,7 @@ class Rollouts:
         if images is not None:
             raise InputError("prompts have images; take them out, treegen trains on text alone")
         served = self._served.setdefault(trainer, _TrainerLLM())
-        params = sampling_params(trainer, seed=served.seed(trainer))
+        params = _sampling_params(trainer, seed=served.seed(trainer))
         with patch_module(module):
             llm = self._llm_for(trainer, module)
             prompt_ids = [list(ids) for ids in prompt_ids]
@@ -159,3 +181,51 @@ def _module_of(trainer: Any) -> Any:
             )
         module = module.get_base_model()
     return module
+
+
+def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
+    """Return the sampling parameters of one completion of a trainer's prompt.
+
+    Log-probabilities are those of the sampled distribution, after temperature and filters, as TRL
+    requests from vLLM.
+
+    Args:
+        trainer: The trainer.
+        seed: Seed of the rollout.
+
+    Raises:
+        InputError: A setting of the trainer is not supported.
+    """
+    set_kwargs = {
+        name: value for name, value in trainer.generation_kwargs.items() if value is not None
+    }
+    refused = [name for name in set_kwargs if name not in (*_NAMES, *_KNOWN)]
+    if refused:
+        raise InputError(
+            f"treegen cannot honour {', '.join(refused)} of the trainer's generation_kwargs; "
+            f"it knows {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
+        )
+    settings = {ours: set_kwargs[theirs] for theirs, ours in _NAMES.items() if theirs in set_kwargs}
+    if not set_kwargs.get("do_sample", True):
+        settings["temperature"] = 0
+    ends = set_kwargs.get("eos_token_id", [])
+    return SamplingParams(
+        **settings,
+        seed=seed,
+        ignore_eos=True,  # because the trainer gives the tokens that end a completion
+        stop_token_ids=[ends] if isinstance(ends, int) else ends,
+        logprobs_mode="processed_logprobs",
+    )
+
+
+def _seed_of(trainer: Any, call: int, *, trains: bool) -> int:
+    """Return the seed of a rollout: new in each call, and the same in each run of the trainer.
+
+    Args:
+        trainer: The trainer.
+        call: Number of earlier rollouts in this step, counted apart for training and evaluation.
+        trains: Whether the rollout is for training; otherwise it is for evaluation.
+    """
+    place = (trainer.accelerator.process_index, trainer.state.global_step, call)
+    parts = (trainer.args.seed, *place, *(() if trains else (1,)))
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

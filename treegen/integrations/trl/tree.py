@@ -71,7 +71,7 @@ def _below(node: RadixNode) -> list[int]:
     samples: list[int] = []
     waiting = [node]
     while waiting:
-        each = waiting.pop()
-        samples += each.sequences
-        waiting += each.children
+        branch = waiting.pop()
+        samples += branch.sequences
+        waiting += branch.children
     return samples

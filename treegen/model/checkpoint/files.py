@@ -19,7 +19,7 @@ from treegen import demo
 from treegen.common.files.paths import path_component
 from treegen.common.files.read_errors import describe_read_error
 from treegen.common.files.regular_files import open_regular, read_bytes, read_text
-from treegen.errors import InputError, ModelError
+from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 
 TOKENIZER_FILES: Final = (
@@ -275,7 +275,7 @@ def check_trust(
     if not trust:
         raise ModelError(
             f"{file} names code of its own (auto_map); remove the field from a local copy to use "
-            "transformers' own code, or read that code and pass trust_remote_code=True, "
+            f"transformers' own code, or read that code and pass {arg('trust_remote_code', True)}, "
             "each time"
         )
     if "--" in json.dumps(auto_map):
@@ -285,7 +285,8 @@ def check_trust(
         )
     if not local and not _COMMIT.fullmatch(revision or ""):
         raise InputError(
-            f"trust_remote_code needs a pinned revision (40 digits of a commit), got {revision!r}"
+            f"{arg('trust_remote_code')} needs a pinned revision (40 digits of a commit), got "
+            f"{revision!r}"
         )
 
 

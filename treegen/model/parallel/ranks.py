@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import linear
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 TIMEOUT: Final = 900.0
 """Seconds after which a rank stops waiting for the others."""
@@ -118,7 +118,7 @@ def check_ranks(ranks: Ranks | None) -> None:
     if ranks is not None and not isinstance(ranks, Ranks):
         raise InputError(
             f"ranks must be those of a group of processes, got {ranks!r:.60}; leave it out, or "
-            "give tensor_parallel_size to LLM"
+            f"give {arg('tensor_parallel_size')} to LLM"
         )
 
 

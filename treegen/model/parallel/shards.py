@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treegen.errors import ModelError
+from treegen.errors import ModelError, arg
 from treegen.model.checkpoint.families import WHOLE
 from treegen.model.parallel.ranks import gather_columns, linear_over_ranks, sum_over_ranks
 
@@ -90,7 +90,7 @@ def check_plan(module: PreTrainedModel) -> None:
     if reason is not None:
         raise ModelError(
             f"{config.model_type} models cannot be divided among GPUs: {reason}; use one GPU "
-            "(tensor_parallel_size=1)"
+            f"({arg('tensor_parallel_size', 1)})"
         )
 
 
@@ -175,7 +175,7 @@ class _Sharding:
     def _make_error(self, reason: str) -> ModelError:
         return ModelError(
             f"{self.module.config.model_type} models cannot be divided among {self.size} GPUs: "
-            f"{reason}; choose another tensor_parallel_size (--tp)"
+            f"{reason}; choose another {arg('tensor_parallel_size')}"
         )
 
     def _cut(self, name: str, part: nn.Module, style: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from treegen.common.bounded.templates import render_chat
-from treegen.errors import InputError, ModelError
+from treegen.errors import InputError, ModelError, arg
 from treegen.model.scorers.scorer import CAUSAL, SEQUENCE, Scorer, probabilities
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class Verifier:
     def __post_init__(self) -> None:
         form, tokenizer = self.scorer.form, self.scorer.tokenizer
         if self.reduce not in REDUCE:
-            raise InputError(f"reduce must be one of {', '.join(REDUCE)}, got {self.reduce!r}")
+            raise InputError(
+                f"{arg('reduce')} must be one of {', '.join(REDUCE)}, got {self.reduce!r}"
+            )
         if form == CAUSAL and not self.mark:
             raise InputError(
                 "a language model judges steps at a mark: give the text that it was trained with "
@@ -87,7 +89,7 @@ class Verifier:
         if form != CAUSAL and self.label is not None:
             num = int(self.scorer.model.config.num_labels)
             if not 0 <= self.label < num:
-                raise InputError(f"label must be less than {num}, got {self.label}")
+                raise InputError(f"{arg('label')} must be less than {num}, got {self.label}")
         if form != SEQUENCE and not tokenizer.is_fast:
             raise InputError("steps need a tokenizer that tells where tokens stand (a fast one)")
         if not self.separator:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treegen.common.checks import as_tuple
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.ops.attention.level import HostLevel, Level, check_layout, check_values, to_host
 from treegen.ops.attention.registry import check_reads_fp8, choose
 from treegen.ops.attention.types import (
@@ -200,8 +200,8 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
         prepared = levels
         if positions_T is not None or impl not in ("auto", prepared.impl):
             raise InputError(
-                f"positions_T and impl belong to prepare() when levels are prepared; "
-                f"prepared for {prepared.impl!r}, got impl={impl!r}; leave both out of attend()"
+                "positions_T and impl belong to prepare() when levels are prepared; prepared for "
+                f"{prepared.impl!r}, got {arg('impl', impl)}; leave both out of attend()"
             )
     else:
         prepared = prepare(levels, positions_T, impl)

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from treegen.common.checks import check_argument_types
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.ops.attention.types import Implementation
 
 
@@ -101,7 +101,9 @@ def choose(impl: str, device: torch.device) -> Implementation:
         InputError: no implementation has the name, or no permitted one runs on the device.
     """
     if not isinstance(impl, str) or (impl != "auto" and impl not in LOADERS):
-        raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
+        raise InputError(
+            f"{arg('impl')} must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}"
+        )
     reasons = []
     for name in LOADERS if impl == "auto" else [impl]:
         loaded = load(name, device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from treegen.common.spec import LatentSpec
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 Sharing = Literal["auto", "all", "one", "off"]
 SHARING: tuple[Sharing, ...] = ("auto", "all", "one", "off")
@@ -15,7 +15,7 @@ SHARING: tuple[Sharing, ...] = ("auto", "all", "one", "off")
 def check_sharing(sharing: object) -> None:
     """Raise InputError unless `sharing` is one of `SHARING`."""
     if sharing not in SHARING:
-        raise InputError(f"sharing must be one of {', '.join(SHARING)}, got {sharing!r}")
+        raise InputError(f"{arg('sharing')} must be one of {', '.join(SHARING)}, got {sharing!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import DeltaSpec
-from treegen.errors import CacheFullError
+from treegen.errors import CacheFullError, arg
 from treegen.prompts import radix
 from treegen.prompts.expansion import LevelBound
 from treegen.prompts.plan.cost import CostModel, Sharing
@@ -353,11 +353,11 @@ class Plan:
         if needed > num_pages:
             request = self.requests[pages.index(needed)]
             raise CacheFullError(
-                f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
-                f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even "
-                f"alone, but {num_pages * page_size:,} fit "
-                f"({format_bytes(num_pages * page_size * self.token_bytes)}); "
-                "give more memory, shorten the prompt or lower max_tokens"
+                f"prompt {request.id!r} ({len(request.tokens):,} tokens, {arg('max_tokens')} "
+                f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even alone, "
+                f"but {num_pages * page_size:,} fit "
+                f"({format_bytes(num_pages * page_size * self.token_bytes)}); give more memory, "
+                f"shorten the prompt or lower {arg('max_tokens')}"
             )
         states = [self.alone_states(index) for index in range(len(self.requests))]
         if num_states is not None and max(states, default=0) > num_states:

@@ -55,7 +55,8 @@ def build_sample_requests(
             than 100 million samples.
     """
     check_length(tree, tokenizer, spec, images)
-    return requests_of_prompts(tokenize(tree, tokenizer, images), tokenizer, params, spec)
+    prompts = tokenize(tree, tokenizer, images)
+    return requests_of_prompts(prompts, tokenizer, params, spec, images)
 
 
 def requests_of_prompts(
@@ -63,6 +64,7 @@ def requests_of_prompts(
     tokenizer: Any,
     params: SamplingParams | Sequence[SamplingParams],
     spec: ModelSpec,
+    images: ImageTable | None = None,
 ) -> list[Request]:
     """Return one request for each prompt; see `build_sample_requests`.
 
@@ -71,6 +73,7 @@ def requests_of_prompts(
         tokenizer: The tokenizer that made their tokens.
         params: The sampling parameters of all prompts, or one for each.
         spec: The model's sizes and limits.
+        images: The model's images; None if it takes none.
     """
     of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     if len(of_each) != len(prompts):

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from treegen.common.checks import check_argument_types
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.replies import readers
 from treegen.prompts.replies.arguments import ToolSchemas, from_json
 from treegen.prompts.replies.readers import MAX_DEPTH, Read, Reader, TaggedCallReader, make_call
@@ -343,7 +343,9 @@ def tool_format(name: str) -> ToolFormat:
         InputError: there is none.
     """
     if name not in TOOL_FORMATS:
-        raise InputError(f"tool_format must be one of {', '.join(TOOL_FORMATS)}, got {name!r}")
+        raise InputError(
+            f"{arg('tool_format')} must be one of {', '.join(TOOL_FORMATS)}, got {name!r}"
+        )
     return TOOL_FORMATS[name]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from treegen.common.outputs import Completion
-from treegen.errors import InputError, ModelWarning
+from treegen.errors import InputError, ModelWarning, arg
 from treegen.prompts.detokenize import Detokenizer, special_tokens
 from treegen.prompts.replies.arguments import ToolSchemas
 from treegen.prompts.replies.call_grammars import call_grammar
@@ -132,7 +132,8 @@ class ReplyReader:
         if self.format is None and self.by_template:
             raise InputError(
                 "a reply cannot be made to call a tool where only the tokenizer's "
-                "response_template tells how; name the format: --tool-format, tool_format="
+                "response_template tells how; name the format: --tool-format, "
+                f"{arg('tool_format=')}"
             )
         return call_grammar(self.tokenizer, self.format, tools, name=name, is_single=is_single)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treegen.common.files.paths import given_path
 from treegen.common.files.read_errors import describe_read_error
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.report.exchange.external_log import ExternalLog, make_runs
 from treegen.report.exchange.from_lm_eval import is_results, newest_results, read_lm_eval
 
@@ -34,7 +34,7 @@ def import_log(
     target = given_path("path", path)
     names = [] if tasks is None else tasks
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"tasks must be a list of names, got {tasks!r:.60}")
+        raise InputError(f"{arg('tasks')} must be a list of names, got {tasks!r:.60}")
     return make_runs(read_log(given_path("log", log), tasks), target)
 
 

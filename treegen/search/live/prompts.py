@@ -13,7 +13,7 @@ from collections import OrderedDict
 from treegen.engine.segments.segment import LiveSegment
 from treegen.engine.segments.splitting import has_room_to_split, split
 from treegen.engine.segments.store import SegmentStore
-from treegen.errors import CacheFullError
+from treegen.errors import CacheFullError, arg
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.plan.plan import Plan, Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
@@ -155,9 +155,9 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
         needed += row_pages(segment.base_below, segment.stop, spec.max_tokens, size)
     if needed > cache.pool.num_pages:
         raise CacheFullError(
-            f"{name} ({segment.stop:,} tokens, max_tokens {spec.max_tokens:,}) needs "
+            f"{name} ({segment.stop:,} tokens, {arg('max_tokens')} {spec.max_tokens:,}) needs "
             f"{needed * size:,} cache tokens even alone, but {cache.pool.num_pages * size:,} fit; "
-            "give more memory or lower max_tokens"
+            f"give more memory or lower {arg('max_tokens')}"
         )
     if cache.states is None:
         return

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from triton.runtime import driver
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.ops.attention.gpu.units import HEIGHTS
 
 _ACCUMULATORS: Final = 128 << 10  # largest float32 results of a unit in bytes: half the registers
@@ -38,7 +38,7 @@ def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
         else:
             raise InputError(
                 f"{height} query heads to a key head, {width} wide, need more shared "
-                f"memory than this GPU's {memory:,} bytes; use impl='reference'"
+                f"memory than this GPU's {memory:,} bytes; use {arg('impl', 'reference')}"
             )
     return chosen
 

@@ -1,0 +1,248 @@
+"""Converts Inspect's messages, tools and settings for treegen, and completions for Inspect.
+
+Settings that treegen cannot honour are errors.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ContentImage,
+    ContentReasoning,
+    ContentText,
+    GenerateConfig,
+    Logprobs,
+    ModelOutput,
+    ModelUsage,
+    StopReason,
+)
+from inspect_ai.tool import ToolCall, ToolInfo
+
+from treegen.common.outputs import Completion, Score
+from treegen.common.params import SamplingParams
+from treegen.errors import InputError
+from treegen.prompts.grammars import REQUESTED, parse_structure
+from treegen.prompts.replies import ReplyReader
+from treegen.prompts.token_text import TokenText, chat_logprobs
+from treegen.prompts.tree import Message
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Convert the messages of a conversation.
+
+    Raises:
+        InputError: A message has content that is neither text nor an image.
+    """
+    return [_template_message(message) for message in messages]
+
+
+def _template_message(message: ChatMessage) -> Message:
+    converted: dict[str, Any] = {"role": message.role, "content": message.text}
+    parts = [] if isinstance(message.content, str) else message.content
+    for part in parts:
+        if not isinstance(part, ContentText | ContentReasoning | ContentImage):
+            raise InputError(
+                f"a message has content of type {part.type}; leave out all but text and images"
+            )
+    if any(isinstance(part, ContentImage) for part in parts):
+        converted["content"] = [
+            {"type": "image", "image": part.image}
+            if isinstance(part, ContentImage)
+            else {"type": "text", "text": part.text}
+            for part in parts
+            if isinstance(part, ContentText | ContentImage)
+        ]
+    thoughts = [part.reasoning for part in parts if isinstance(part, ContentReasoning)]
+    if thoughts:
+        converted["reasoning_content"] = "\n".join(thoughts)
+    if message.role == "assistant" and message.tool_calls:
+        converted["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        if message.error is not None:
+            converted["content"] = f"Error: {message.error.message}"
+        converted |= {"name": message.function, "tool_call_id": message.tool_call_id}
+    return converted
+
+
+def template_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]] | None:
+    """Convert the tools of a conversation; return None if there are none."""
+    return [
+        {"type": "function", "function": tool.model_dump(exclude={"options"}, exclude_none=True)}
+        for tool in tools
+    ] or None
+
+
+# Fields of SamplingParams, by their names in Inspect.
+_NAMES: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "seed": "seed",
+    "num_choices": "n",
+    "stop_seqs": "stop",
+    "logit_bias": "logit_bias",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "reasoning_tokens": "max_thinking_tokens",
+    "prompt_logprobs": "prompt_logprobs",
+}
+_EXTRA: Final = (
+    "min_p",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words",
+)
+_REFUSED: Final = (
+    "best_of",
+    "modalities",
+    "effort",
+    "verbosity",
+    "reasoning_mode",
+)
+
+
+def sampling_params(
+    config: GenerateConfig, usual: Mapping[str, Any] = MappingProxyType({})
+) -> SamplingParams:
+    """Return the sampling parameters of a generation.
+
+    Args:
+        config: Inspect's settings.
+        usual: Defaults for settings that are not given, before those of SamplingParams.
+
+    Raises:
+        InputError: A setting is not supported, or has an invalid value.
+    """
+    refused = [name for name in _REFUSED if getattr(config, name, None) is not None]
+    extra = {k: v for k, v in (config.extra_body or {}).items() if k != "chat_template_kwargs"}
+    refused += [f"extra_body[{name!r}]" for name in extra if name not in (*_EXTRA, *REQUESTED)]
+    if refused:
+        raise InputError(
+            f"treegen cannot honour {', '.join(refused)}; leave out such; of extra_body it knows "
+            f"{', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
+        )
+    set_fields = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
+    set_fields = {name: value for name, value in set_fields.items() if value is not None}
+    structure = parse_structure({name: extra.pop(name) for name in REQUESTED if name in extra})
+    if config.response_schema is not None:
+        structure["json_schema"] = config.response_schema.json_schema.model_dump(exclude_none=True)
+    if config.top_logprobs and not config.logprobs:
+        raise InputError("top_logprobs needs logprobs; give logprobs=True too")
+    arguments = {**usual, **set_fields, **extra, **structure}
+    return SamplingParams(**arguments, logprobs=config.top_logprobs or 0)
+
+
+def template_arguments(config: GenerateConfig, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the chat template.
+
+    Args:
+        config: Inspect's settings of the generation, whose arguments take precedence.
+        defaults: Arguments that were given for the model.
+
+    Raises:
+        InputError: `chat_template_kwargs` of `extra_body` is not a mapping.
+    """
+    request_arguments = (config.extra_body or {}).get("chat_template_kwargs", {})
+    if not isinstance(request_arguments, dict):
+        raise InputError(f"chat_template_kwargs must be a mapping, got {request_arguments!r:.80}")
+    effort = config.reasoning_effort
+    return {
+        **defaults,
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **request_arguments,
+    }
+
+
+_REASONS: Final[dict[str, StopReason]] = {"length": "max_tokens", "error": "unknown"}
+
+
+def output_of(
+    model: str,
+    prompt: Sequence[int],
+    completions: Sequence[Completion],
+    replies: ReplyReader,
+    *,
+    text: TokenText,
+    tools: Sequence[Any] | None,
+    logprobs: bool,
+    seconds: float,
+) -> ModelOutput:
+    """Return the output of one generation: one choice per completion.
+
+    Args:
+        model: Name of the model.
+        prompt: Token ids of the prompt.
+        completions: The completions.
+        replies: Splits completions into reasoning, text and tool calls.
+        text: Decodes tokens.
+        tools: Tools that the chat template was given.
+        logprobs: Whether to report log-probabilities.
+        seconds: Duration of the generation.
+    """
+    read, drawn = len(prompt), sum(completion.num_tokens for completion in completions)
+    choices = []
+    for completion in completions:
+        message = _message(model, prompt, completion, replies, tools)
+        reason = _REASONS.get(completion.finish_reason, "stop")
+        choices.append(
+            ChatCompletionChoice(
+                message=message,
+                stop_reason="tool_calls" if message.tool_calls else reason,
+                logprobs=_logprobs(prompt, completion, text) if logprobs else None,
+                prompt_logprobs=_prompt_logprobs(prompt, completion.prompt_logprobs, text),
+            )
+        )
+    usage = ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
+    return ModelOutput(model=model, choices=choices, usage=usage, time=seconds)
+
+
+def _message(
+    model: str,
+    prompt: Sequence[int],
+    completion: Completion,
+    replies: ReplyReader,
+    tools: Sequence[Any] | None,
+) -> ChatMessageAssistant:
+    reply = replies.read(completion, prompt, tools)
+    content: str | list[Any] = reply.text
+    if reply.thoughts:
+        content = [ContentReasoning(reasoning=reply.thoughts), ContentText(text=reply.text)]
+    calls = [
+        ToolCall(id=call.id, function=call.name, arguments=call.arguments) for call in reply.calls
+    ]
+    return ChatMessageAssistant(
+        content=content, tool_calls=calls or None, model=model, source="generate"
+    )
+
+
+def _logprobs(prompt: Sequence[int], completion: Completion, text: TokenText) -> Logprobs:
+    tokens = text.iter_named_tokens(
+        prompt, completion.tokens, completion.logprobs, completion.top_logprobs
+    )
+    return Logprobs.model_validate({"content": chat_logprobs(tokens)})
+
+
+def _prompt_logprobs(
+    prompt: Sequence[int], score: Score | None, text: TokenText
+) -> Logprobs | None:
+    """Return the log-probabilities of the prompt's tokens except the first."""
+    if score is None:
+        return None
+    tops = score.top.pairs() if score.top is not None else ()
+    tokens = text.iter_named_tokens(prompt[:1], score.tokens, score.logprobs, tops)
+    return Logprobs.model_validate({"content": chat_logprobs(tokens)})
