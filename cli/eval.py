@@ -9,6 +9,7 @@ import click
 from treegen.cli.judge.options import JUDGE, loading_of, plan_judging, show_judged
 from treegen.cli.options.command import GroupedCommand
 from treegen.cli.options.options import (
+    ALL_FILTERS,
     OUTPUT,
     QUIET,
     WRITE_OUT,
@@ -54,11 +55,13 @@ from treegen.cli.options.workers import resolve_workers, take_cluster
 )
 @click.option("--log-tokens", is_flag=True, help="Store token ids with the texts.")
 @WRITE_OUT
+@ALL_FILTERS
 @QUIET
 def command(
     output: str | None,
     resume: str | None,
     write_out: bool,
+    all_filters: bool,
     quiet: bool,
     judge: tuple[str, ...],
     rubric: str | None,
@@ -85,6 +88,7 @@ def command(
     from treegen.evals.pipeline.evaluation import evaluate_all
     from treegen.evals.pipeline.execution import ModelLoader
     from treegen.report.load import compare_rows
+    from treegen.report.run_settings import describe_results
 
     tasks = task_names(params)
     cluster, execution = take_cluster(params), pop_execution_options(params)
@@ -118,9 +122,9 @@ def command(
                 "solved examples; see dropped in samples.jsonl"
             )
         render.echo("")
-        render.show_report(each.results, each.report)
+        render.show_report(each.results, each.report, all_filters=all_filters)
         render.pictures(each.report, each.path)
-        render.echo(f"results: {each.path / 'results.json'}\n")
+        render.echo("")
     documents = [{"run": str(each.path), **render.without_parts(each.results)} for each in found]
     complaints = [each.complaint for each in found if each.complaint]
     with closing(models), JudgeLoader(models) as judges:
@@ -143,6 +147,8 @@ def command(
         if not quiet:
             render.echo(safe_text(f"{b} against {a}\n\n{told}"))
         differences.append({"run_a": a, "run_b": b, **told.to_json()})
+    for each in found if not quiet else ():
+        render.show_headline(describe_results(each.results, short=True), each.report, each.path)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
     if missing := sum(each.missing for each in found):
         complaints.insert(0, f"{missing:,} samples were not drawn; {found[0].again}")

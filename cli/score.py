@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from treegen.cli.options.options import (
+    ALL_FILTERS,
     QUIET,
     add_option_groups,
     collect_choices,
@@ -18,23 +19,28 @@ from treegen.cli.options.options import (
 @add_option_groups("reading")
 @click.option("--rejudge", is_flag=True, help="Run programs again that have been judged.")
 @add_option_groups("arguments", "report", "execution")
+@ALL_FILTERS
 @QUIET
-def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
+def command(
+    run: Path, quiet: bool, rejudge: bool, all_filters: bool, **params: Any
+) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.rescoring import rescore_run
+    from treegen.report.run_settings import describe_results
 
     execution = pop_execution_options(params, anew=rejudge)
     found = rescore_run(run, collect_choices(params), Terminal(quiet=quiet), execution)
     if not quiet:
-        render.show_report(found.results, found.report)
+        render.show_report(found.results, found.report, all_filters=all_filters)
         render.pictures(found.report, run)
     if found.missing:
         planned = found.results["planned"]
         render.notice(f"{found.missing:,} of {planned:,} samples are not drawn yet")
     if not quiet:
         render.echo("")
+        render.show_headline(describe_results(found.results, short=True), found.report, run)
     # The form of `treegen eval`, which may have several runs.
     render.json_line({"runs": [{"run": str(run), **render.without_parts(found.results)}]})
     render.exit_with_complaints([found.complaint] if found.complaint else [])

@@ -178,8 +178,7 @@ def command(
     if not quiet:
         echo("\n" + cost_table([each.results for each in found]))
         for each in found:
-            echo(f"results: {each.path / 'results.json'}")
-        echo("")
+            echo(f"run: {each.path}")
     json_line({"runs": [{"run": str(each.path), **without_parts(each.results)} for each in found]})
     exit_with_complaints(lacking(found))
 

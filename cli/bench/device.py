@@ -248,15 +248,15 @@ def _experiments(
     if options["time_limit"] is None:
         options["time_limit"] = SECONDS
     experiments = [get_experiment(name) for name in names]
+    from treegen.cli.terminal.render import echo, json_line
+
     documents = []
     for each in experiments:
         cases = cases_of(each, scale=scale, lengths=length_scale, against=against)
         _, document = _run(cases, shape, each.shape, options, each.heading(scale))
         about = {"experiment": each.name, "scale": scale, "length_scale": length_scale}
         documents.append({**about, "chosen_here": each.chosen, **document})
-        click.echo("")
-    from treegen.cli.terminal.render import json_line
-
+        echo("")
     json_line({"bench": "paper", "experiments": documents})
 
 

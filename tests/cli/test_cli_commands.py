@@ -132,9 +132,9 @@ def test_sampling_and_scoring_apart(
 ) -> None:
     path = tmp_path / "run"
     done = treegen("eval", "gsm8k", "-M", tiny, *SMALL, "-o", path, "--predict_only")
-    assert done.code == 0 and "|Tasks " not in done.out and "accuracy" not in done.err
+    assert done.code == 0 and "|Task " not in done.out and "accuracy" not in done.err
     assert results_of(path)["report"] is None
-    assert "|Tasks " in treegen("score", path).out
+    assert "|Task " in treegen("score", path).out
     assert results_of(path)["report"] == results_of(finished)["report"]
 
 

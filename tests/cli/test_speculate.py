@@ -66,7 +66,7 @@ def test_bench_decode_draws_recorded_samples_again(treegen: Command, tmp_path: P
     asked = ("bench", "decode", "--speculate", "--shape", "tiny", "--rows", "3", "--prefix", "20")
     done = treegen(*asked, "--trace", path, "--repeats", "1", "--memory", "16MiB", "--json")
     assert done.code == 0, done.err
-    (result,) = json.loads(done.out.splitlines()[-1])["results"]
+    (result,) = done.document["results"]
     assert result["job"] == {"rows": 3, "samples": 64, "prefix": 20, "own_tokens": 0}
     assert result["tokens_per_step"] >= 1 and result["steps"][1] <= result["steps"][0]
     own = treegen(
@@ -81,7 +81,7 @@ def test_bench_decode_draws_recorded_samples_again(treegen: Command, tmp_path: P
         "16MiB",
         "--json",
     )
-    (result,) = json.loads(own.out.splitlines()[-1])["results"]
+    (result,) = own.document["results"]
     assert result["job"] == {"rows": 3, "samples": 3, "prefix": 20, "own_tokens": 30}
     assert "takes --rows" in treegen(*asked, "--grid").err
     assert "are for --speculate" in treegen("bench", "decode", "--own-tokens", "5").err

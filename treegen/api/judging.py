@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from treegen.errors import InputError
 from treegen.evals.judging.judgements import labels_of
 from treegen.evals.judging.jury import check_jury
 from treegen.evals.judging.models import JudgeLoader, resolve_judges
-from treegen.evals.judging.pipeline import judge_all, load_juries, open_runs
+from treegen.evals.judging.pipeline import OpenRuns, judge_all, load_juries, open_runs
 from treegen.evals.judging.prompts import AnswerSet
 from treegen.evals.judging.rubric import Rubric, load_rubric
 from treegen.evals.judging.settings import JudgeSettings, Verdicts
@@ -20,6 +21,7 @@ from treegen.evals.judging.summary import Combine, Summary, summarise
 from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Table
 from treegen.report.judgements import build_flagged_table, count_judgements, describe_missing
+from treegen.report.run_settings import KeySettings, differing_settings
 from treegen.report.tables import PrintableTable, table_listing
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from treegen.report.frames import Frames
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Judgings:
     """The judgements of a run's samples by models. In a notebook it shows its tables.
 
@@ -36,6 +38,7 @@ class Judgings:
     flagged: answers of the run that seem to address their judge; None if there are none.
     done, planned: the number of judgements of the call that returned it, or of all that are stored.
     work: the tokens that the call computed, by judge run.
+    about: lines that say what the run is, and how the runs of its pairs differ from it.
     """
 
     path: Path
@@ -44,6 +47,7 @@ class Judgings:
     done: int = 0
     planned: int = 0
     work: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    about: tuple[str, ...] = ()
 
     @property
     def complaints(self) -> list[str]:
@@ -97,10 +101,15 @@ class Judgings:
         }
 
     def __str__(self) -> str:
-        return "\n\n".join(map(str, self.tables())) + "\n"
+        about = ["\n".join(self.about)] if self.about else []
+        return "\n\n".join((*about, *map(str, self.tables()))) + "\n"
+
+    def __repr__(self) -> str:
+        return f"Judgings({str(self.path)!r}): {self.done:,} of {self.planned:,} judgements"
 
     def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self.tables())
+        about = "".join(f"<p>{escape(line)}</p>" for line in self.about)
+        return about + "".join(table._repr_html_() for table in self.tables())
 
 
 def judge(
@@ -202,8 +211,15 @@ def judge(
         name: {each: getattr(done, each) for each in done.__slots__}
         for name, done in result.work.items()
     }
-    flagged = build_flagged_table(runs.answers.all())
-    return Judgings(path, tuple(summaries), flagged, result.done, result.planned, work)
+    return Judgings(
+        path,
+        tuple(summaries),
+        build_flagged_table(runs.answers.all()),
+        result.done,
+        result.planned,
+        work,
+        _describe_runs(runs),
+    )
 
 
 def check_judges(
@@ -270,7 +286,18 @@ def judgings(
             how |= {"weights": weights, "combine": combine}
         summaries.append(summarise(group, groups=runs.answers.groups, **how))
     flagged = build_flagged_table(runs.answers.all())
-    return Judgings(path, tuple(summaries), flagged, done, planned)
+    about = _describe_runs(runs)
+    return Judgings(path, tuple(summaries), flagged, done, planned, about=about)
+
+
+def _describe_runs(runs: OpenRuns) -> tuple[str, ...]:
+    """Return a line about each run, and how the others differ from the first."""
+    settings = [KeySettings.of_info(run.info) for run in runs.runs]
+    lines = [settings[0].describe(runs.jobs[0].task.name)]
+    for run, other in zip(runs.runs[1:], settings[1:], strict=True):
+        pairs = ", ".join(differing_settings(settings[0], other)) or "no setting"
+        lines.append(f"pairs with {run.path.name}, which differs in: {pairs}")
+    return tuple(lines)
 
 
 def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | BaseLLM, ...]":

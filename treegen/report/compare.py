@@ -27,6 +27,7 @@ from treegen.evals.statistics.estimators import (
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import MetricVerdict, Verdict
+from treegen.report.run_settings import KeySettings, describe_view, differing_settings
 from treegen.report.tables import PrintableTable, interval
 from treegen.report.view import ProblemView, RunView
 
@@ -103,6 +104,9 @@ class Comparison:
     """Two runs and their differences.
 
     a, b: the names of the runs.
+    what: what each run is: its task, model and key settings.
+    differ_in: the settings in which the runs differ, with both values, such as "temperature 0.7 /
+    1.0".
     problem_ids: the problems that were compared.
     left_out: the problems that either run has not finished.
     differences: one for each metric that both runs have, the headline first.
@@ -117,6 +121,8 @@ class Comparison:
     differences: tuple[Difference, ...]
     tokens: TokenDifference | None = None
     places: tuple[int, ...] = ()
+    what: tuple[str, str] = ("", "")
+    differ_in: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline includes its differences by problem."""
@@ -129,7 +135,16 @@ class Comparison:
     def listing(self) -> PrintableTable:
         """Return one line for each metric that both runs have, and the method of its test."""
         left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
-        title = f"A: {self.a}\nB: {self.b}\n{len(self.problem_ids):,} problems, paired{left_out}"
+        title = "\n".join(
+            (
+                *(
+                    f"{letter}: {name}{f', {what}' if what else ''}"
+                    for letter, name, what in zip("AB", (self.a, self.b), self.what, strict=True)
+                ),
+                f"differ in: {', '.join(self.differ_in) or 'no setting'}",
+                f"{len(self.problem_ids):,} problems, paired{left_out}",
+            )
+        )
         lines = []
         for method in dict.fromkeys(row.method for row in self.differences):
             names = dict.fromkeys(row.metric for row in self.differences if row.method == method)
@@ -227,7 +242,17 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     places = tuple(number[i] for i in ids)
     adjusted = holm([row.p_value for row in differences])
     rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
-    return Comparison(a.name, b.name, tuple(ids), unfinished, rows, tokens, places)
+    return Comparison(
+        a.name,
+        b.name,
+        tuple(ids),
+        unfinished,
+        rows,
+        tokens,
+        places,
+        (describe_view(a), describe_view(b)),
+        differing_settings(KeySettings.of(a), KeySettings.of(b)),
+    )
 
 
 def _compare_judgements(
