@@ -38,6 +38,7 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     from dataclasses import asdict
 
     from treegen.cli.terminal.render import json_line, notice
+    from treegen.common.cores import set_threads
 
     engine = engine_of(params)
     if not file.is_file():
@@ -45,8 +46,11 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
 
     from treegen.integrations.score_texts import Progress, score_texts
     from treegen.llm import LLM
+    from treegen.model.config import resolve_device
 
     done = Progress(0, 0, 0)
+    if resolve_device(engine.device).type == "cpu":
+        set_threads()
     for done in score_texts(LLM(**asdict(engine)), file, output, top=top):
         if not quiet:
             notice(f"{done.texts:,} texts, {done.tokens:,} tokens in {output}")

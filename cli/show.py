@@ -71,7 +71,12 @@ def command(
         shares = run_document.shares_of(view, filter)
         document = run_document.run_document(view, shares)
         if not quiet:
-            results = {"usage": view.usage, "done": view.num_done, "planned": view.info.planned}
+            results = {
+                "usage": view.usage,
+                "done": view.num_done,
+                "planned": view.info.planned,
+                "versions": view.info.versions,
+            }
             show_report(
                 results,
                 view.report,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.checks import check_int
 from treegen.common.files.paths import given_path
+from treegen.common.progress import load_tqdm
 from treegen.errors import InputError
 from treegen.evals.judging.judgements import labels_of
 from treegen.evals.judging.jury import check_jury
@@ -371,10 +372,9 @@ def _check_told(listener: object, follow: object, models: object) -> None:
 
 def _following(listener: Listener, progress: bool) -> Follow:
     def follow(begin: Callable[[Stop], Iterable[tuple[int, int]]], unit: str) -> tuple[int, int]:
-        from tqdm.auto import tqdm
-
         done = planned = 0
-        with listener.poll_interrupts() as stop, tqdm(unit=f" {unit}", disable=not progress) as bar:
+        bars = load_tqdm()
+        with listener.poll_interrupts() as stop, bars(unit=f" {unit}", disable=not progress) as bar:
             for done, planned in begin(stop):
                 bar.total = planned
                 bar.update(done - bar.n)

@@ -105,7 +105,12 @@ class Run(Frames):
 
     def __str__(self) -> str:
         view = self.view
-        results = {"usage": view.usage, "done": view.num_done, "planned": view.info.planned}
+        results = {
+            "usage": view.usage,
+            "done": view.num_done,
+            "planned": view.info.planned,
+            "versions": view.info.versions,
+        }
         text = run_text(results, view.report, unit=view.unit, more="tables() has them")
         return f"{describe_view(view)}\n\n{text}"
 

@@ -17,6 +17,7 @@ from treegen.evals.config.early_stopping import Rounds
 from treegen.evals.job import Job, truncate_job
 from treegen.evals.progress.images import keep_job_images
 from treegen.evals.progress.run_progress import RunProgress, ScoringAccuracyCounter, UpdateTimer
+from treegen.evals.progress.time_left import TimeForecast
 from treegen.evals.progress.timeline import Timeline
 from treegen.evals.progress.usage import UsageLog
 from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
@@ -64,8 +65,12 @@ def sample(
     account = UsageLog(run)
     tally = _tally(job, judging)
     rounds = restore_rounds(job, run)
-    if tally:
-        for record in run.records():
+    forecast = TimeForecast(
+        job.settings.sampling.max_tokens, shares_speed=llm.facts.device_type == "cpu"
+    )
+    for record in run.records():
+        forecast.finish(record["num_tokens"], before=True)
+        if tally:
             tally.add(record)
     with (
         closing(Timeline(run.path, len(account.parts))) as timeline,
@@ -74,7 +79,7 @@ def sample(
         prompts = _Prompts(stream, job)
         dealing = _RoundFeeder(run, stream, rounds) if rounds else None
         account.begin(stream.usage, stream.plan, stream.workers)
-        watch = _ProgressTracker(run, stream, tally)
+        watch = _ProgressTracker(run, stream, tally, forecast)
 
         def keep(completions: Sequence[Completion]) -> None:
             for completion in completions:
@@ -82,6 +87,7 @@ def sample(
                 job.annotate_record(record)
                 run.append(record)
                 account.count()
+                forecast.finish(completion.num_tokens)
                 answer = tally.add(record) if tally else None
                 if rounds:
                     rounds.add(record, answer)
@@ -115,10 +121,14 @@ class _ProgressTracker:
     """Reports the progress of a stream."""
 
     def __init__(
-        self, run: RunDir, stream: "Stream", tally: "ScoringAccuracyCounter | ProgramScoring | None"
+        self,
+        run: RunDir,
+        stream: "Stream",
+        tally: "ScoringAccuracyCounter | ProgramScoring | None",
+        forecast: TimeForecast,
     ) -> None:
         """Start the clock of this part of the run."""
-        self._run, self._stream, self._tally = run, stream, tally
+        self._run, self._stream, self._tally, self._forecast = run, stream, tally, forecast
         self._started, self._start = len(run.done), time.monotonic()
         self._glance = UpdateTimer()
         self._seen: dict[str, Any] = {}
@@ -130,15 +140,23 @@ class _ProgressTracker:
                 "levels": self._stream.levels(),
                 "estimate": self._tally.estimate() if self._tally else None,
             }
-        status = self._stream.status()
+        status, tokens = self._stream.status(), self._stream.usage.decoded_tokens
+        done, planned = len(self._run.done), self._run.info.planned - self._run.spared
+        seconds = time.monotonic() - self._start
         return RunProgress(
-            done=len(self._run.done),
-            planned=self._run.info.planned - self._run.spared,
+            done=done,
+            planned=planned,
             rows=status.rows,
             pages=status.pages,
             num_pages=status.num_pages,
-            tokens=self._stream.usage.decoded_tokens,
-            seconds=time.monotonic() - self._start,
+            tokens=tokens,
+            seconds=seconds,
+            forecast=self._forecast.estimate(
+                seconds=seconds,
+                spent=tokens,
+                running=status.rows,
+                waiting=max(0, planned - done - status.rows),
+            ),
             accuracy=self._tally.accuracy if self._tally else None,
             started=self._started,
             workers=self._stream.workers(),

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +18,7 @@ from treegen.report.compare import Comparison
 from treegen.report.page_data import blobs
 from treegen.report.pictures import Picture, draw_all
 from treegen.report.plots.searches import cost_listing
+from treegen.report.run_settings import KeySettings, describe_view, differing_columns
 from treegen.report.tables import cards, metrics, other_tables, settings, sharing
 from treegen.report.view import RunView
 from treegen.runs.files import check_no_link
@@ -195,10 +196,11 @@ def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any
     """Return the template's data of one run."""
     done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
     source = f" from {view.source}" if view.source else ""
-    return {
+    section = {
         "key": key,
         "name": view.name,
-        "subtitle": f"{view.task}, {done}{source}; begun {view.info.created}",
+        "what": describe_view(view),
+        "subtitle": f"{done}{source}; begun {view.info.created}",
         "notices": view.notices,
         "cards": cards(view),
         "plots": plots,
@@ -216,18 +218,51 @@ def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any
         "has_trees": bool(view.trees),
         "settings": settings(view),
     }
+    return {**section, "contents": list(_contents(section))}
+
+
+def _contents(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the id and the title of each part of a run's section, in the order of the template."""
+    if section["metrics"].rows:
+        yield "metrics", "Metrics"
+    for number, table in enumerate(section["tables"], 1):
+        yield f"table-{number}", table.title
+    for name, id, title in (
+        ("has_problems", "problems", "Problems"),
+        ("has_trees", "trees", "Search trees"),
+        ("has_samples", "drawn", section["unit"].capitalize()),
+        ("has_prompts", "prompts", "Prompt tree"),
+        ("plots", "plots", "Plots"),
+        ("costs", "costs", section["costs"].title if section["costs"] else ""),
+        ("sharing", "sharing", "What sharing did"),
+    ):
+        if section[name]:
+            yield id, title
+    yield "settings", "Settings"
 
 
 def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, Any]:
     labels = list(dict.fromkeys(card.label for view in views for card in cards(view)))
+    key_settings = [KeySettings.of(view) for view in views]
+    differing = differing_columns(key_settings)
+    differing.pop("model", None)  # it has a column of its own
     rows = []
-    for view in views:
+    for place, (view, of_run) in enumerate(zip(views, key_settings, strict=True)):
         values = {card.label: card.value for card in cards(view)}
-        rows.append([view.name, view.task, *(values.get(label, "") for label in labels)])
+        rows.append(
+            [
+                view.name,
+                view.task,
+                of_run.model,
+                *(column[place] for column in differing.values()),
+                *(values.get(label, "") for label in labels),
+            ]
+        )
+    head = ["Run", "Task", "Model", *differing]
     return {
-        "head": ["Run", "Task", *labels],
+        "head": [*head, *labels],
         "rows": rows,
-        "numbers": range(2, 2 + len(labels)),
+        "numbers": range(len(head), len(head) + len(labels)),
         "plots": across,
         "costs": cost_listing(views),
         # Only pictures of two runs have spots, which link to the first run's problems by index.

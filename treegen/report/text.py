@@ -75,7 +75,8 @@ def run_text(
         lines.append(safe_text(line))
     if line := speculation_line(usage):
         lines.append(line)
-    lines.append(_time(usage))
+    threads = results.get("versions", {}).get("threads")
+    lines.append(_time(usage) + (f"; CPU threads: {threads}" if threads else ""))
     if usage.get("eager_because"):
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.job import Job, first_prompt, load_job, plan_job
@@ -87,6 +87,20 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
         return EvaluationResult(self.run.path, results, report, missing, unscored, again, judged_by)
 
 
+# A run of more samples is announced if the user chose neither problems nor their number.
+_MANY: Final = 2000
+
+
+def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
+    """Tell the listener which runs draw thousands of samples by default."""
+    for job in jobs:
+        if job.planned >= _MANY:
+            listener.tell(
+                f"{job.task.name}: {job.planned:,} samples are planned, {job.settings.num_samples:,} "
+                f"of each of {len(job.data.problems):,} problems; limit= or num_samples= takes fewer"
+            )
+
+
 def evaluate_all(
     tasks: Sequence[str | Task],
     asked: Mapping[str, Any],
@@ -134,6 +148,8 @@ def evaluate_all(
     jobs = [load_job(target.settings) for target in targets]
 
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
+    if not asked.keys() & {"limit", "ids", "num_samples"}:
+        _tell_large_plans(fresh, listener)
     whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
     def check(job: Job, facts: "ModelInfo") -> None:
@@ -157,6 +173,7 @@ def evaluate_all(
             items.append(_Work(job, run, judging=judging))
         return items, ()
 
+    models.threads = next((target.threads for target in targets if target.threads), None)
     # Showing a prompt needs the tokenizer.
     wanted = prepare_runs(jobs, models, listener, check, () if show_prompts else whole)
     settings = [target.settings for target in targets]

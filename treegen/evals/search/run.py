@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CacheFullError
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
+from treegen.evals.progress.time_left import TimeForecast
 from treegen.evals.progress.usage import AttemptLog, load_attempts
 from treegen.evals.scoring.results import results_head
 from treegen.evals.search.job import SearchJob
@@ -77,6 +78,8 @@ def run_searches(
     names = {name: key for name, key in job.searches.items() if key not in done}
     todo = [(name, job.roots[problem_id]) for name, (problem_id, _) in names.items()]
     started, start, tokens = len(done), time.monotonic(), 0
+    # The tokens of searches in progress are not known, so a search's length is its time.
+    forecast, spent, seen = TimeForecast(settings.budget.seconds), 0.0, 0.0
     results = llm.search_stream(
         search_function(job.task, job.data, settings, stop, value_function),
         todo,
@@ -102,6 +105,11 @@ def run_searches(
                 tally.count(record["problem_id"], record["solved"])
                 tokens += record["usage"]["tokens_decoded"]
                 parts.save()
+                seconds, left = time.monotonic() - start, run.info.planned - len(run.done)
+                running = min(settings.concurrency, left)
+                # It was in progress with the others until now.
+                spent, seen = spent + (seconds - seen) * min(settings.concurrency, left + 1), seconds
+                forecast.finish(result.usage.seconds)
                 unknown = results.num_unknown + len(finished) - number
                 solved, status = (
                     _estimate_solved(tally, unknown, settings.repeats),
@@ -114,13 +122,16 @@ def run_searches(
                     pages=status.pages,
                     num_pages=status.num_pages,
                     tokens=tokens,
-                    seconds=time.monotonic() - start,
+                    seconds=seconds,
                     accuracy=solved.value if solved else None,
                     started=started,
                     estimate=solved,
                     unit="searches",
                     unknown=unknown,
                     workers=results.workers(),
+                    forecast=forecast.estimate(
+                        seconds=seconds, spent=spent, running=running, waiting=left - running
+                    ),
                 )
             stopped = bool(stop())
         parts.save(now=True)
