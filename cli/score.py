@@ -21,9 +21,7 @@ from treegen.cli.options.options import (
 @add_option_groups("arguments", "report", "execution")
 @ALL_FILTERS
 @QUIET
-def command(
-    run: Path, quiet: bool, rejudge: bool, all_filters: bool, **params: Any
-) -> None:
+def command(run: Path, quiet: bool, rejudge: bool, all_filters: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal

@@ -61,7 +61,6 @@ def command(
 
     from treegen.cli.terminal.render import echo, json_line, read_run, show_headline, show_report
     from treegen.report import run_document
-    from treegen.report.graphs import to_dot, to_mermaid
     from treegen.report.run_settings import describe_view
 
     view = read_run(run, asked, quiet=quiet)
@@ -91,9 +90,9 @@ def command(
         trees = run_document.trees_of(view, found, filter) if tree is not None else []
         if written_as is not None:
             # The output is for another program, so nothing else is printed.
-            write = to_dot if written_as == "dot" else to_mermaid
             for each in trees:
-                echo(write(each).removesuffix("\n"))
+                text = each.to_dot() if written_as == "dot" else each.to_mermaid()
+                echo(text.removesuffix("\n"))
             return
         if trees:
             document = run_document.trees_document(trees, found.id)

@@ -68,7 +68,8 @@ def test_the_number_is_chosen_once_and_what_a_user_says_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = torch.get_num_threads()
-    monkeypatch.setattr(cores, "_chosen", False)
+    was_set = cores._CHOSEN.is_set()
+    cores._CHOSEN.clear()
     monkeypatch.setattr(cores, "count_idle_cores", lambda: 3)
     monkeypatch.setattr(cores, "count_cores", torch.get_num_threads)
     try:
@@ -78,7 +79,8 @@ def test_the_number_is_chosen_once_and_what_a_user_says_stays(
         monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
         assert set_threads() == 3
         assert set_threads("2") == 3  # it is chosen once
-        monkeypatch.setattr(cores, "_chosen", False)
+        cores._CHOSEN.clear()
         assert set_threads("2") == 2
     finally:
         torch.set_num_threads(before)
+        cores._CHOSEN.set() if was_set else cores._CHOSEN.clear()

@@ -350,7 +350,7 @@ def test_own_task_in_a_package(
     assert ("capitals", "treegen-capitals") in [(info.name, info.source) for info in list_tasks()]
     assert get_task("capitals").defaults.num_samples == 1
     command = Command(capsys)
-    assert "|capitals" in command("tasks").out
+    assert "\n  capitals " in command("tasks").out
     out = tmp_path / "run"
     assert command("eval", "capitals", "-M", checkpoint, "-o", out, "-q").code == 0
     records = samples_of(out)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 
 def count_cores(root: Path = Path("/")) -> int:
@@ -76,7 +78,7 @@ def count_idle_cores(root: Path = Path("/"), seconds: float = 0.2) -> int:
 
 
 def _read_siblings(root: Path, core: int) -> str:
-    """Return the logical cores that share a physical core with this one, as the kernel lists them."""
+    """Return the logical cores that share a physical core with this one, as the kernel does."""
     folder = root / f"sys/devices/system/cpu/cpu{core}/topology"
     with contextlib.suppress(OSError):
         return (folder / "thread_siblings_list").read_text().strip()
@@ -95,7 +97,7 @@ def _read_times(root: Path) -> dict[int, tuple[int, int]]:
     return times
 
 
-_chosen = False
+_CHOSEN: Final = threading.Event()  # set once this process has chosen a number of threads
 
 
 def set_threads(stored: str | None = None) -> int:
@@ -108,11 +110,10 @@ def set_threads(stored: str | None = None) -> int:
     """
     import torch
 
-    global _chosen
     usual = torch.get_num_threads() in (os.cpu_count(), (os.cpu_count() or 2) // 2, count_cores())
     by_user = any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    if not by_user and usual and not _chosen:
+    if not by_user and usual and not _CHOSEN.is_set():
         is_number = stored is not None and stored.isdecimal() and 0 < int(stored) <= 1024
         torch.set_num_threads(int(stored or 1) if is_number else count_idle_cores())
-        _chosen = True
+        _CHOSEN.set()
     return torch.get_num_threads()

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from typing import Any
 
 from treegen.common.closeable import Closeable
@@ -71,6 +72,17 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     def get_tokenizer(self) -> Any:
         """Return the tokenizer, as vLLM does."""
         return self.tokenizer
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        name = facts.engine.model or "a module"
+        return (
+            f"{type(self).__name__}({name!r}, {facts.dtype} on {facts.device_type}, at most "
+            f"{facts.max_rows:,} rows)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>"
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(

@@ -103,7 +103,9 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
     shown = thumbnails(view.images) if view.images and view.images.images else {}
     images = list(_parts(list(shown.values())))
     texts = list(_parts([safe_text(sample.text) for sample in samples]))
-    problems = list(_parts([[safe_text(p.question), safe_text(p.reference)] for p in view.problems]))
+    problems = list(
+        _parts([[safe_text(p.question), safe_text(p.reference)] for p in view.problems])
+    )
     trees = list(_parts([_tree(tree) for tree in view.trees]))
     yield _blob(
         f"{name}-index",
@@ -114,7 +116,9 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "tokens": [_mean_tokens(problem) for problem in view.problems],
                 "group": [safe_text(problem.group) for problem in view.problems],
                 "asked": [_beginning(problem.question) for problem in view.problems],
-                "reference": [_beginning(problem.reference)[:_REFERENCE] for problem in view.problems],
+                "reference": [
+                    _beginning(problem.reference)[:_REFERENCE] for problem in view.problems
+                ],
                 **_images(view.problems, list(shown)),
             },
             "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},

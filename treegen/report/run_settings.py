@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 40  # characters of a text
 # Settings that say where data and code are, how a run is stored and shown, or how fast it is.
-_LEFT_OUT: Final = frozenset(
+_LEFT_OUT: Final = (
     "task data split limit ids kept place source sources fewshot_file fewshot_data include_path "
     "data_files hub_cache judged_by score log_tokens pass_ks maj_ks votes concurrency "
     "model revision dtype quantization kv_cache_dtype adapter num_fewshot "
     "device memory page_size max_rows prefill_chunk sharing impl eager compile run_ahead "
     "reproducible check trust_remote_code tensor_parallel_size speculate draft_model "
-    "draft_tokens images verifier_memory stop_batch".split()
+    "draft_tokens images verifier_memory stop_batch"
 )
 # Shown in the line about a run unless they have these values.
 _USUAL: Final = {
@@ -114,6 +114,7 @@ class KeySettings:
         if adapter := choices.get("adapter"):
             name += f" + {Path(str(adapter)).name}"
         shots = choices.get("num_fewshot") if num_fewshot is None else num_fewshot
+        left_out = set(_LEFT_OUT.split())
         values = {
             "method": choices.get("method"),
             "budget": _plain(choices.get("budget")),
@@ -124,7 +125,7 @@ class KeySettings:
             "apply_chat_template": choices.get("apply_chat_template"),
             "system_instruction": choices.get("system_instruction"),
             **{k: facts.get(k) for k in ("dtype", "quantization", "kv_cache_dtype")},
-            **{k: _plain(v) for k, v in choices.items() if k not in _LEFT_OUT},
+            **{k: _plain(v) for k, v in choices.items() if k not in left_out},
         }
         return KeySettings(name, values, "" if imported else str(facts.get("fingerprint", "")))
 

@@ -121,7 +121,9 @@ def headline_text(report: Report | None) -> str:
         return "nothing scored"
     first, *others = cards
     bounds = f" ({first.more})" if first.more else ""
-    return ", ".join((f"{first.label} {first.value}{bounds}", *(f"{c.label} {c.value}" for c in others)))
+    return ", ".join(
+        (f"{first.label} {first.value}{bounds}", *(f"{c.label} {c.value}" for c in others))
+    )
 
 
 def cards(view: RunView) -> list[Card]:

@@ -219,4 +219,3 @@ def _remarks(report: Report) -> list[str]:
 def _notes(results: Mapping[str, Any]) -> list[str]:
     notes = results.get("task", {}).get("notes", ())
     return [safe_text(note).replace("\n", " ") for note in notes]
-

@@ -96,8 +96,9 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
     for job in jobs:
         if job.planned >= _MANY:
             listener.tell(
-                f"{job.task.name}: {job.planned:,} samples are planned, {job.settings.num_samples:,} "
-                f"of each of {len(job.data.problems):,} problems; limit= or num_samples= takes fewer"
+                f"{job.task.name}: {job.planned:,} samples are planned, "
+                f"{job.settings.num_samples:,} of each of {len(job.data.problems):,} problems; "
+                "limit= or num_samples= takes fewer"
             )
 
 

@@ -108,7 +108,10 @@ def run_searches(
                 seconds, left = time.monotonic() - start, run.info.planned - len(run.done)
                 running = min(settings.concurrency, left)
                 # It was in progress with the others until now.
-                spent, seen = spent + (seconds - seen) * min(settings.concurrency, left + 1), seconds
+                spent, seen = (
+                    spent + (seconds - seen) * min(settings.concurrency, left + 1),
+                    seconds,
+                )
                 forecast.finish(result.usage.seconds)
                 unknown = results.num_unknown + len(finished) - number
                 solved, status = (
