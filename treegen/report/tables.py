@@ -173,16 +173,16 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
     for row in report.metrics if report else ():
         if (row.filter in shown.get(row.task, ())) == first:
             better = "" if row.higher_is_better else " (lower is better)"
-            rows.append([task_label(row.task, report), row.filter, f"{row.metric}{better}"])
+            rows.append([row.task, row.filter, f"{row.metric}{better}"])
             rows[-1] += _format_metric(row)
     for vote in report.majority if report else ():
         if (vote.filter in votes_shown) == first:
             ties = "" if vote.tie_rate is None else f" (ties {vote.tie_rate:.3f})"
-            rows.append([task_label(view.task, report), vote.filter, f"maj@{vote.k}{ties}"])
+            rows.append([view.task, vote.filter, f"maj@{vote.k}{ties}"])
             rows[-1] += _format_metric(vote)
-    head = ["Task", "Filter", "Metric", "Value", "95% interval", "Stderr"]
+    head = ["Task", "Filter", "Metric", "Value", "95% interval"]
     title = describe_view(view) if first else ""
-    return PrintableTable(head, rows, (3, 4, 5), title=title)
+    return PrintableTable(head, rows, (3, 4), title=title)
 
 
 def headline_filters(report: Report | None) -> dict[str, tuple[str, ...]]:
@@ -201,8 +201,7 @@ def task_label(task: str, report: Report | None) -> str:
 
 def _format_metric(row: MetricRow | MajorityRow) -> list[str]:
     value = number(row.value) if row.reason is None else f"n/a: {row.reason}"
-    stderr = "" if row.stderr is None else number(row.stderr)
-    return [value, interval(row.low, row.high), stderr]
+    return [value, format_interval(row)]
 
 
 def other_tables(view: RunView) -> list[PrintableTable]:
@@ -308,6 +307,13 @@ def interval(low: float | None, high: float | None, *, signed: bool = False) -> 
     if low is None or high is None:
         return ""
     return f"{low:+.3f} to {high:+.3f}" if signed else f"{low:.3f} to {high:.3f}"
+
+
+def format_interval(row: MetricRow | MajorityRow) -> str:
+    """Return the interval of a value; for a metric that has none, its standard error."""
+    if row.low is None and row.stderr is not None:
+        return f"stderr {row.stderr:.3f}"
+    return interval(row.low, row.high)
 
 
 def number(value: float | None) -> str:

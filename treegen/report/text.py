@@ -10,13 +10,13 @@ from treegen.evals.progress.usage import (
     speculation_line,
     workers_line,
 )
-from treegen.evals.statistics.metrics import MajorityRow, MetricRow, Report
+from treegen.evals.statistics.metrics import Report
 from treegen.evals.thinking import thinking_line
 from treegen.report.plots.heat_map import draw_text
 from treegen.report.run_settings import KeySettings
 from treegen.report.tables import (
+    format_interval,
     headline_filters,
-    interval,
     number,
     table_listing,
     task_label,
@@ -66,7 +66,9 @@ def run_text(
         if hidden := _hidden_filters(report, shown):
             how = f"; {more}" if more else ""
             lines.append(f"\nother filters: {safe_text(', '.join(hidden))}{how}")
-        lines += ["", *_remarks(report), *_notes(results), ""]
+        if remarks := [*_remarks(report), *_notes(results)]:
+            lines += ["", *remarks]
+        lines.append("")
     usage = results["usage"]
     if thinking := results.get("thinking"):
         lines.append(thinking_line(thinking))
@@ -162,20 +164,13 @@ def _metrics(report: Report, shown: Mapping[str, Sequence[str]] | None) -> str:
             row.metric,
             UP if row.higher_is_better else DOWN,
             number(row.value),
-            _format_interval(row),
+            format_interval(row),
         ]
         for row in report.metrics
         if shown is None or row.filter in shown[row.task]
     ]
     head = ["Task", "Version", "Filter", "n-shot", "Metric", "", "Value", "95% interval"]
     return format_table(head, rows, right=(1, 3, 6, 7))
-
-
-def _format_interval(row: MetricRow | MajorityRow) -> str:
-    """Return the interval of a value; for a metric that has none, its standard error."""
-    if row.low is None and row.stderr is not None:
-        return f"stderr {row.stderr:.3f}"
-    return interval(row.low, row.high)
 
 
 def _hidden_filters(report: Report, shown: Mapping[str, Sequence[str]] | None) -> list[str]:
@@ -191,7 +186,7 @@ def _majority(report: Report, shown: Sequence[str] | None) -> str:
             row.filter,
             str(row.k),
             number(row.value),
-            _format_interval(row),
+            format_interval(row),
             number(row.tie_rate),
         ]
         for row in report.majority
