@@ -93,7 +93,11 @@ def test_a_terminal_is_one_without_being_told() -> None:
 def test_a_run_is_shown_as_tables(treegen: Command, run: Path) -> None:
     done = treegen("show", run)
     assert done.code == 0, done.err
-    assert "gsm8k: 125 of 125 samples" in done.out
+    title = "gsm8k with made-up: n 5, temperature 0.7, max_tokens 256, 8-shot"
+    assert done.out.startswith(f"{title}\n") and "125 of 125 samples" in done.out
+    last = done.out.rstrip().splitlines()[-1]
+    assert last.startswith("gsm8k with made-up: accuracy 0.") and last.endswith(f"; run: {run}")
+    assert "maj@5 0." in last and "pass@5 0." in last
     assert "|Task " in done.out and "maj@k" in done.out
     assert "... and 5 more" in done.out and "|Problem|Search|" in done.out
     assert len(done.document["problems"]) == 25 and len(done.document["trees"]) == 3
@@ -111,7 +115,7 @@ def test_a_problem_is_shown_with_samples_and_votes(treegen: Command, run: Path) 
         assert sample["text"].strip() in done.out
     strict = treegen("show", run, "-p", "p7", "--filter", "strict-match")
     assert "Answer by strict-match" in strict.out
-    assert treegen("show", run, "-p", "p7", "-q").out.count("\n") == 1
+    assert treegen("show", run, "-p", "p7", "--json").out.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from treegen import demo
 from treegen.api.judge_plan import JudgingPlan
 from treegen.common.files.paths import file_name, given_path
 from treegen.errors import InputError
@@ -330,7 +329,7 @@ def _run_name(task: str | Task | None, choices: Mapping[str, Any], models: Model
     """Return a folder name with the task and the model of a run."""
     name = "" if task is None else get_task_name(task)
     loaded = None if models.given is None else models.given.facts.engine.model
-    model = short_model_name(str(loaded or choices.get("model", demo.NAME)))
+    model = short_model_name(str(loaded or choices.get("model", "demo")))
     # A task in a file is named path/to/file.py:Class.
     return file_name("-".join(filter(None, (name.rpartition("/")[2], model.rpartition("/")[2]))))
 

@@ -6,14 +6,11 @@ The report page has the first two conversions in page/export.js.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from treegen.common.formatting import safe_text
-
-if TYPE_CHECKING:
-    from treegen.search.tree.records import TreeNode
 
 # The number of characters shown of a node's text.
 _SHOWN: Final = 40
@@ -24,7 +21,7 @@ _ROW: Final = 30
 _SVG_SHOWN: Final = 29
 
 
-def to_dot(nodes: Sequence[TreeNode], path: frozenset[int], name: str) -> str:
+def to_dot(nodes: Sequence[Mapping[str, Any]], path: frozenset[int], name: str) -> str:
     """Return a tree in the language of Graphviz: the best path bold, pruned nodes dashed.
 
     Args:
@@ -49,7 +46,7 @@ def to_dot(nodes: Sequence[TreeNode], path: frozenset[int], name: str) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def to_mermaid(nodes: Sequence[TreeNode], path: frozenset[int]) -> str:
+def to_mermaid(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
     """Return a tree as a Mermaid flowchart: the best path thick, pruned nodes dashed.
 
     Args:
@@ -74,7 +71,7 @@ def to_mermaid(nodes: Sequence[TreeNode], path: frozenset[int]) -> str:
     return "\n".join([*lines, ""])
 
 
-def to_svg(nodes: Sequence[TreeNode], path: frozenset[int]) -> str:
+def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
     """Return a tree as SVG, from left to right: the best path bold, pruned nodes dashed.
 
     A large tree is drawn by its first nodes, and a line says how many are left out.
@@ -122,7 +119,7 @@ def to_svg(nodes: Sequence[TreeNode], path: frozenset[int]) -> str:
     return "".join((*parts, "</svg>"))
 
 
-def _lay_out(nodes: Sequence[TreeNode], below: dict[Any, list[int]]) -> list[float]:
+def _lay_out(nodes: Sequence[Mapping[str, Any]], below: dict[Any, list[int]]) -> list[float]:
     """Return the row of each node: leaves have rows of their own, parents stand in the middle.
 
     Args:
@@ -144,7 +141,7 @@ def _lay_out(nodes: Sequence[TreeNode], below: dict[Any, list[int]]) -> list[flo
     return rows
 
 
-def _lines(node: TreeNode) -> Iterator[str]:
+def _lines(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a node's label."""
     text = " ".join(safe_text(str(node.get("text") or "")).split())
     yield (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...") or "(empty)"
