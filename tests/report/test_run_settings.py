@@ -44,7 +44,7 @@ def test_a_run_is_its_task_its_model_and_key_settings(runs: tuple[Path, Path]) -
     a, b = map(load_run, runs)
     assert describe_view(a) == ("gsm8k with made-up: n 4, temperature 0.7, max_tokens 256, 8-shot")
     assert describe_view(b) == (
-        "gsm8k with made-up: n 4, temperature 1.0, max_tokens 256, 8-shot, chat template, "
+        "gsm8k with made-up: n 4, temperature 1, max_tokens 256, 8-shot, chat template, "
         "system text 'Solve the problem step by step, and end ...'"
     )
     assert describe_view(b, short=True) == "gsm8k with made-up"
@@ -58,8 +58,9 @@ def test_a_comparison_says_in_what_the_runs_differ(
     lines = str(comparison).splitlines()
     assert lines[0] == f"A: a, {describe_view(a)}" and lines[1] == f"B: b, {describe_view(b)}"
     differ = (
-        "differ in: temperature 0.7 / 1.0, apply_chat_template False / True, "
-        "system_instruction none / 'Solve the problem step by step, and end ...'"
+        "differ in: temperature 0.7 / 1, apply_chat_template False / True, "
+        "system_instruction none / 'Solve the problem step by step, and end ...', "
+        "fewshot_as_multiturn False / True"
     )
     assert lines[2] == differ
     assert "differ in: no setting" in str(compare_runs(a, a))
@@ -74,7 +75,7 @@ def test_the_page_of_runs_has_a_column_for_each_differing_setting(
 ) -> None:
     views = list(map(load_run, runs))
     columns = differing_columns([KeySettings.of(view) for view in views])
-    assert columns["temperature"] == ["0.7", "1.0"]
+    assert columns["temperature"] == ["0.7", "1"]
     write_page(views, tmp_path / "page.html", plots=False)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     heads = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
@@ -88,7 +89,7 @@ def test_the_page_of_runs_has_a_column_for_each_differing_setting(
     ]
     assert all(describe_view(view).replace("'", "&#39;") in page for view in views)
     write_page(views, tmp_path / "both.html", plots=False, comparison=compare_runs(*views))
-    assert "differ in: temperature 0.7 / 1.0" in (tmp_path / "both.html").read_text("utf-8")
+    assert "differ in: temperature 0.7 / 1" in (tmp_path / "both.html").read_text("utf-8")
 
 
 def test_a_page_has_contents_and_its_samples_before_its_plots(

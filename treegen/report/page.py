@@ -308,10 +308,10 @@ def _contents(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("has_problems", "problems", "Problems"),
         ("has_trees", "trees", "Search trees"),
         ("has_samples", "drawn", section["unit"].capitalize()),
-        ("has_prompts", "prompts", "Prompt tree"),
         ("plots", "plots", "Plots"),
         ("costs", "costs", section["costs"].title if section["costs"] else ""),
         ("sharing", "sharing", "What sharing did"),
+        ("has_prompts", "prompts", "Prompt tree"),
     ):
         if section[name]:
             yield id, title
