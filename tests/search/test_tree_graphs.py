@@ -1,6 +1,7 @@
 """A search tree as a graph: Graphviz, Mermaid, and a picture for notebooks."""
 
 import xml.dom.minidom
+from typing import Any
 
 import pytest
 
@@ -8,8 +9,14 @@ from treegen import LLM, Node, SamplingParams
 from treegen.search.tree.records import NodeRecord, SearchTree
 
 
-def node(id: int, parent: int | None, depth: int, text: str, **more: object) -> NodeRecord:
-    fields = {"score": 0.5, "logprob": -1.0, "n_tokens": 3, "leaf": False, "pruned": False}
+def node(id: int, parent: int | None, depth: int, text: str, **more: Any) -> NodeRecord:
+    fields: dict[str, Any] = {
+        "score": 0.5,
+        "logprob": -1.0,
+        "n_tokens": 3,
+        "leaf": False,
+        "pruned": False,
+    }
     reason = "given" if parent is None else "stop"
     return NodeRecord(
         id=id, parent_id=parent, depth=depth, text=text, finish_reason=reason, **(fields | more)

@@ -144,8 +144,8 @@ class KeySettings:
         value = self.values.get
         if value("method"):
             yield str(value("method"))
-        if value("budget"):
-            limits = {k: v for k, v in value("budget").items() if v is not None}
+        if budget := value("budget"):
+            limits = {k: v for k, v in budget.items() if v is not None}
             yield f"budget {_join(limits)}"
         for name, label in (
             ("num_samples", "n"),
@@ -162,8 +162,8 @@ class KeySettings:
             yield f"{value('num_fewshot')}-shot"
         if value("apply_chat_template"):
             yield "chat template"
-        if value("system_instruction"):
-            yield f"system text {_shorten(value('system_instruction'))}"
+        if system := value("system_instruction"):
+            yield f"system text {_shorten(system)}"
         for name in ("reasoning", "quantization", "kv_cache_dtype", "stop_when", "seed"):
             if value(name) is not None and value(name) != _USUAL.get(name, object()):
                 yield f"{name} {value(name)}"
