@@ -17,10 +17,8 @@ def node(id: int, parent: int | None, depth: int, text: str, **more: Any) -> Nod
         "leaf": False,
         "pruned": False,
     }
-    reason = "given" if parent is None else "stop"
-    return NodeRecord(
-        id=id, parent_id=parent, depth=depth, text=text, finish_reason=reason, **(fields | more)
-    )
+    fields["finish_reason"] = "given" if parent is None else "stop"
+    return NodeRecord(id=id, parent_id=parent, depth=depth, text=text, **(fields | more))
 
 
 @pytest.fixture(name="tree")
