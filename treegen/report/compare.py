@@ -155,7 +155,7 @@ class Comparison:
         else:
             del columns["p (Holm)"]
         if self.tokens is not None:
-            lines.append(_tokens_told(self.tokens))
+            lines.append(_describe_tokens(self.tokens))
         listing = PrintableTable.of(
             self.differences, columns, words=("Filter", "Metric"), lines=lines
         )
@@ -203,33 +203,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         raise InputError(
             f"the runs have no verdicts by a common filter: {_lacks(a)}; {_lacks(b)}; score both"
         )
-    most = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
-    stops = a.voters is not None or b.voters is not None
     clusters = clusters_of(a.problems, ids)
-    votes = all(view.report is not None and view.report.majority for view in (a, b))
-    differences = []
-    for filter in shared:
-        first, second = (view.verdicts(filter, fixed=True) for view in (a, b))
-        if missing := [p for p in ids if p not in first or p not in second]:
-            raise InputError(
-                f"{len(missing):,} problems have no verdicts in both runs, such as {missing[0]!r}; "
-                "score the runs first"
-            )
-        own_metrics = _own_metrics(
-            [verdict for run in (first, second) for p in ids for verdict in run[p]]
-        )
-        for metric in own_metrics if own_metrics is not None else ["accuracy"]:
-            values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
-            differences.append(_difference(metric, filter, values[0], values[1], clusters))
-        least = min(len(run[p]) for run in (first, second) for p in ids)
-        for metric in _of_many(most, votes=votes) if least >= most else ():
-            values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
-            differences.append(_difference(metric, filter, values[0], values[1], clusters))
-        if stops and votes:
-            values = [_final_votes(view, filter, ids) for view in (a, b)]
-            place = sum(row.filter != filter for row in differences) + 1
-            row = _difference("vote", filter, values[0], values[1], clusters)
-            differences.insert(place, row)
+    differences = _compare_verdicts(a, b, ids, shared, clusters)
     differences += _compare_judgements(a, b, ids, clusters)
     if not differences:
         raise InputError(
@@ -253,6 +228,43 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         (describe_view(a), describe_view(b)),
         differing_settings(KeySettings.of(a), KeySettings.of(b)),
     )
+
+
+def _compare_verdicts(
+    a: RunView, b: RunView, ids: Sequence[str], filters: Sequence[str], clusters: Clusters
+) -> list[Difference]:
+    """Return the differences of accuracies, votes and pass@k by each filter.
+
+    Raises:
+        InputError: some problems have no verdicts.
+    """
+    most = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
+    stops = a.voters is not None or b.voters is not None
+    votes = all(view.report is not None and view.report.majority for view in (a, b))
+    differences: list[Difference] = []
+    for filter in filters:
+        first, second = (view.verdicts(filter, fixed=True) for view in (a, b))
+        if missing := [p for p in ids if p not in first or p not in second]:
+            raise InputError(
+                f"{len(missing):,} problems have no verdicts in both runs, such as {missing[0]!r}; "
+                "score the runs first"
+            )
+        own_metrics = _own_metrics(
+            [verdict for run in (first, second) for p in ids for verdict in run[p]]
+        )
+        for metric in own_metrics if own_metrics is not None else ["accuracy"]:
+            values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
+            differences.append(_difference(metric, filter, values[0], values[1], clusters))
+        least = min(len(run[p]) for run in (first, second) for p in ids)
+        for metric in _of_many(most, votes=votes) if least >= most else ():
+            values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
+            differences.append(_difference(metric, filter, values[0], values[1], clusters))
+        if stops and votes:
+            values = [_final_votes(view, filter, ids) for view in (a, b)]
+            place = sum(row.filter != filter for row in differences) + 1
+            row = _difference("vote", filter, values[0], values[1], clusters)
+            differences.insert(place, row)
+    return differences
 
 
 def _compare_judgements(
@@ -420,15 +432,15 @@ def _student() -> Any:
     return t
 
 
-def _tokens_told(found: TokenDifference) -> str:
-    line = f"tokens: A {found.a:,}, B {found.b:,}"
-    if found.a != found.b:
-        line += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
-    if found.low is None or found.high is None:
+def _describe_tokens(tokens: TokenDifference) -> str:
+    line = f"tokens: A {tokens.a:,}, B {tokens.b:,}"
+    if tokens.a != tokens.b:
+        line += f" ({abs(tokens.saved):.1%} {'fewer' if tokens.saved > 0 else 'more'})"
+    if tokens.low is None or tokens.high is None:
         return line
-    bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
-    p_value = _p_value(found.p_value)
-    return f"{line}; B - A {found.value:+,.0f} for a problem ({bounds}), p {p_value}"
+    bounds = f"{tokens.low:+,.0f} to {tokens.high:+,.0f}"
+    p_value = _p_value(tokens.p_value)
+    return f"{line}; B - A {tokens.value:+,.0f} for a problem ({bounds}), p {p_value}"
 
 
 def _p_value(value: float | None) -> str:
