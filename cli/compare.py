@@ -59,26 +59,26 @@ def command(
     if html is not None:
         check_name(html, "--html")
     a, b = (load_run(path, **asked) for path in (run_a, run_b))
-    found = compare_runs(a, b, partial=partial)
+    comparison = compare_runs(a, b, partial=partial)
     if not quiet:
-        echo(safe_text(str(found)))
+        echo(safe_text(str(comparison)))
     files: list[Path] = []
     if not no_plots:
         if (folder := output_path) is None:
             check_no_link(run_b, folder := run_b / f"compared_with_{file_name(a.name)}")
-        for plot in comparison_plots(found):
+        for plot in comparison_plots(comparison):
             files += plot.save(folder)
         if not quiet:
             echo(f"plots: {safe_text(str(folder))}\n")
     if html is not None:
-        write_page([a, b], html, plots=False, comparison=found)
+        write_page([a, b], html, plots=False, comparison=comparison)
         if not quiet:
             echo(f"page: {safe_text(str(html))}\n")
     paths = {"run_a": str(run_a), "run_b": str(run_b)}
     json_line(
         {
             **paths,
-            **found.to_json(),
+            **comparison.to_json(),
             "plots": [str(path) for path in files],
             "page": None if html is None else str(html),
         }

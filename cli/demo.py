@@ -167,13 +167,14 @@ def _vote(tour: _Tour) -> None:
     from treegen.cli.terminal.render import echo
     from treegen.common.formatting import format_table
     from treegen.evals.progress.usage import format_sharing
+    from treegen.report.tables import format_interval, number
 
     found = tour.evaluate(_WORDS)
     report = found.report
     assert report is not None
     votes = [row for row in report.majority if row.filter == report.majority[0].filter]
-    rows = [[str(row.k), _share(row.value), _share(row.stderr)] for row in votes]
-    echo("\n" + format_table(["k", "Right by vote of k", "Stderr"], rows, right=(0, 1, 2)))
+    rows = [[str(row.k), number(row.value), format_interval(row)] for row in votes]
+    echo("\n" + format_table(["k", "Right by vote of k", "95% interval"], rows, right=(0, 1, 2)))
     echo(f"\n{format_sharing(found.results['usage'])}")
 
 
@@ -193,6 +194,7 @@ def _programs(tour: _Tour) -> None:
     from treegen.common.formatting import format_table
     from treegen.errors import TreegenError
     from treegen.evals.scoring.code_execution import ExecutionOptions
+    from treegen.report.tables import format_interval, number
 
     try:
         report = tour.evaluate(_PROGRAMS, ExecutionOptions()).report
@@ -201,11 +203,11 @@ def _programs(tour: _Tour) -> None:
         return
     assert report is not None
     rows = [
-        [row.metric, _share(row.value), _share(row.stderr)]
+        [row.metric, number(row.value), format_interval(row)]
         for row in report.metrics
         if row.metric.startswith("pass@")
     ]
-    echo("\n" + format_table(["Metric", "Value", "Stderr"], rows, right=(1, 2)))
+    echo("\n" + format_table(["Metric", "Value", "95% interval"], rows, right=(1, 2)))
 
 
 def _puzzles(tour: _Tour) -> None:
@@ -213,7 +215,3 @@ def _puzzles(tour: _Tour) -> None:
     from treegen.report.text import cost_table
 
     echo("\n" + cost_table([tour.search(_PUZZLES, method).results for method in _METHODS]))
-
-
-def _share(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3f}"

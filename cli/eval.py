@@ -18,6 +18,7 @@ from treegen.cli.options.command import GroupedCommand
 from treegen.cli.options.lm_eval import OPTIONS as LM_EVAL
 from treegen.cli.options.lm_eval import check_data, pop_lm_eval_options
 from treegen.cli.options.options import (
+    ALL_FILTERS,
     OUTPUT,
     QUIET,
     WRITE_OUT,
@@ -64,11 +65,13 @@ if TYPE_CHECKING:
 @click.option("--log-tokens", is_flag=True, help="Store token ids with the texts.")
 @WRITE_OUT
 @add_options(*LM_EVAL)
+@ALL_FILTERS
 @QUIET
 def command(
     output: str | None,
     resume: str | None,
     write_out: bool,
+    all_filters: bool,
     quiet: bool,
     judge: tuple[str, ...],
     rubric: str | None,
@@ -92,6 +95,7 @@ def command(
     from treegen.evals.judging.models import JudgeLoader
     from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
     from treegen.evals.pipeline.execution import ModelLoader
+    from treegen.report.run_settings import describe_results
 
     tasks = collect_tasks(params)
     is_checked_first = pop_lm_eval_options(params, tasks)
@@ -121,7 +125,7 @@ def command(
         rows = [evaluate_all(tasks, choices, models, terminal, **how)]
     results = [result for row in rows for result in row]
     for result in results if not quiet else ():
-        _show_result(result)
+        _show_result(result, all_filters=all_filters)
     documents = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
     complaints = [result.complaint for result in results if result.complaint]
     with closing(models), JudgeLoader(models) as judges:
@@ -139,14 +143,22 @@ def command(
             document["judged"] = judged.to_json()
             complaints += judged.complaints
     differences = _compare(rows, allow_task_code="allow_task_code" in choices, quiet=quiet)
+    for result in results if not quiet else ():
+        about = describe_results(result.results, short=True)
+        render.show_headline(about, result.report, result.path)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
     if missing := sum(result.missing for result in results):
         complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
     render.exit_with_complaints(complaints)
 
 
-def _show_result(result: "EvaluationResult") -> None:
-    """Print the results of a run, and where they are."""
+def _show_result(result: "EvaluationResult", *, all_filters: bool) -> None:
+    """Print the results of a run.
+
+    Args:
+        result: The results.
+        all_filters: Whether to print the results of every filter.
+    """
     from treegen.cli.terminal import render
 
     if shortened := result.results["shortened"]:
@@ -155,9 +167,9 @@ def _show_result(result: "EvaluationResult") -> None:
             "solved examples; see dropped in samples.jsonl"
         )
     render.echo("")
-    render.show_report(result.results, result.report)
+    render.show_report(result.results, result.report, all_filters=all_filters)
     render.pictures(result.report, result.path)
-    render.echo(f"results: {result.path / 'results.json'}\n")
+    render.echo("")
 
 
 def _compare(

@@ -113,10 +113,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
-        there = self.list_commands(ctx)
-        width = max(map(len, there))
+        names = self.list_commands(ctx)
+        width = max(map(len, names))
         for title, group in _GROUPS.items():
-            rows = [(name.ljust(width), told) for name, told in group.items() if name in there]
+            rows = [(name.ljust(width), text) for name, text in group.items() if name in names]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -168,21 +168,20 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
     except click.exceptions.NoArgsIsHelpError:
         raise
     except click.UsageError as error:
-        told = (
-            describe_unknown_option(error)
-            if isinstance(error, click.NoSuchOption)
-            else error.format_message().removesuffix(".")
-        )
+        if isinstance(error, click.NoSuchOption):
+            message = describe_unknown_option(error)
+        else:
+            message = error.format_message().removesuffix(".")
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
-        raise Failure(f"{told} ({where})" if where else told) from error
+        raise Failure(f"{message} ({where})" if where else message) from error
     except TreegenError as error:
         raise Failure(rename_arguments(error.message, command())) from error
     except OSError as error:
         if error.filename is None:
             raise
-        name, told = str(error.filename), (error.strerror or str(error)).lower()
+        name, reason = str(error.filename), (error.strerror or str(error)).lower()
         short = name if len(name) <= 200 else f"{name[:100]}...{name[-60:]}"
-        raise Failure(f"{short}: {told}; check the path and its permissions") from error
+        raise Failure(f"{short}: {reason}; check the path and its permissions") from error
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and _CPU_ALLOCATOR not in str(error):
             raise

@@ -84,8 +84,10 @@ def command(
     The test is that of `treegen compare`, of the problems' shares of right samples.
     """
     from treegen.cli.terminal.render import echo, json_line
+    from treegen.common.formatting import safe_text
     from treegen.report.load import load_run
     from treegen.report.power_analysis import PowerQuery, spread_of_runs
+    from treegen.report.run_settings import describe_view
 
     ks = sorted({*whole_numbers(num_samples, "--n-samples")})
     runs_read = [load_run(path, **asked) for path in runs]
@@ -93,6 +95,8 @@ def command(
     wish = PowerQuery(difference, wanted, alpha, n_problems)
     rows = wish.rows(spread, ks)
     if not quiet:
+        for view in runs_read:
+            echo(f"{safe_text(view.name)}: {describe_view(view)}")
         echo(f"{wish.build_table(spread, rows)}\n")
     json_line(
         {

@@ -43,12 +43,14 @@ def command(
     """
     from treegen.cli.terminal.render import echo, json_line, read_run
     from treegen.report.run_document import filter_of
+    from treegen.report.run_settings import describe_view
     from treegen.report.stopping_savings import CHANCES, get_replay_problems, savings
 
     view = read_run(run, asked, quiet=quiet)
     drawn = get_replay_problems(view, filter_of(view, filter_name))
-    found = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
+    groups = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
     if not quiet:
-        for each in found:
-            echo(f"{each}\n")
-    json_line({"run": str(run), "stop_batch": stop_batch, "groups": [asdict(e) for e in found]})
+        echo(f"{describe_view(view)}\n")
+        for group in groups:
+            echo(f"{group}\n")
+    json_line({"run": str(run), "stop_batch": stop_batch, "groups": [asdict(g) for g in groups]})

@@ -39,6 +39,7 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     from dataclasses import asdict
 
     from treegen.cli.terminal.render import json_line, notice
+    from treegen.common.cores import set_threads
 
     engine = make_engine(params)
     if not file.is_file():
@@ -46,8 +47,11 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
 
     from treegen.integrations.score_texts import Progress, score_texts
     from treegen.llm import LLM
+    from treegen.model.config import resolve_device
 
     done = Progress(0, 0, 0)
+    if resolve_device(engine.device).type == "cpu":
+        set_threads()
     for done in score_texts(LLM(**asdict(engine)), file, output, top=top):
         if not quiet:
             notice(f"{done.texts:,} texts, {done.tokens:,} tokens in {output}")

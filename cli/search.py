@@ -180,8 +180,7 @@ def command(
     if not quiet:
         echo("\n" + cost_table([result.results for result in results]))
         for result in results:
-            echo(f"results: {result.path / 'results.json'}")
-        echo("")
+            echo(f"run: {result.path}")
     json_line(
         {"runs": [{"run": str(result.path), **without_parts(result.results)} for result in results]}
     )

@@ -6,7 +6,12 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import (
+    ALL_FILTERS,
+    QUIET,
+    add_option_groups,
+    is_json_requested,
+)
 
 _WIDTH: Final = 200
 
@@ -30,6 +35,7 @@ _WIDTH: Final = 200
 @click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
 @click.option("--full", is_flag=True, help="Whole texts, and every problem in the list.")
 @add_option_groups("reading")
+@ALL_FILTERS
 @QUIET
 def command(
     run: Path,
@@ -38,6 +44,7 @@ def command(
     written_as: str | None,
     filter_name: str | None,
     full: bool,
+    all_filters: bool,
     quiet: bool,
     **asked: Any,
 ) -> None:
@@ -48,12 +55,13 @@ def command(
         raise InputError("give --problem or --tree, not both")
     if written_as is not None and tree is None:
         raise InputError("--as is of a tree; give --tree ID with it")
+    if written_as is not None and is_json_requested():
+        raise InputError("--as and --json are two formats; leave one out")
     from rich.console import Console
 
-    from treegen.cli.terminal.render import echo, json_line, read_run, show_report
-    from treegen.common.formatting import safe_text
+    from treegen.cli.terminal.render import echo, json_line, read_run, show_headline, show_report
     from treegen.report import run_document
-    from treegen.report.graphs import to_dot, to_mermaid
+    from treegen.report.run_settings import describe_view
 
     view = read_run(run, asked, quiet=quiet)
     filter = run_document.filter_of(view, filter_name)
@@ -62,23 +70,33 @@ def command(
         shares = run_document.shares_of(view, filter)
         document = run_document.run_document(view, shares)
         if not quiet:
-            done = f"{view.num_done:,} of {view.info.planned:,} {view.unit}"
-            echo(safe_text(f"{view.task}: {done}, {view.path}\n"))
-            results = {"usage": view.usage, "done": view.num_done, "planned": view.info.planned}
-            show_report(results, view.report, unit=view.unit)
+            results = {
+                "usage": view.usage,
+                "done": view.num_done,
+                "planned": view.info.planned,
+                "versions": view.info.versions,
+            }
+            show_report(
+                results,
+                view.report,
+                title=describe_view(view),
+                unit=view.unit,
+                all_filters=all_filters,
+            )
             echo(run_document.problems_text(view, shares, full=full))
+            show_headline(describe_view(view, short=True), view.report, view.path)
     else:
         found = run_document.problem_of(view, wanted)
         trees = run_document.trees_of(view, found, filter) if tree is not None else []
         if written_as is not None:
             # The output is for another program, so nothing else is printed.
-            write = to_dot if written_as == "dot" else to_mermaid
             for each in trees:
-                echo(write(each).removesuffix("\n"))
+                text = each.to_dot() if written_as == "dot" else each.to_mermaid()
+                echo(text.removesuffix("\n"))
             return
         if trees:
             document = run_document.trees_document(trees, found.id)
-            for each in trees if not quiet else ():
+            for each in trees if not (quiet or is_json_requested()) else ():
                 name = run_document.tree_name(each) if len(trees) > 1 else found.id
                 echo(run_document.tree_title(each, name))
                 # A file or a pipe has no width, so use a wide one.

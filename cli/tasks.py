@@ -1,8 +1,68 @@
 """`treegen tasks`: the tasks that can be evaluated."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
 import click
 
 from treegen.cli.options.options import QUIET
+
+# The tasks that come with treegen, by the title of their group; a line has at most 80 columns.
+_GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Mathematics": {
+        "gsm8k": "grade-school word problems, answers are numbers",
+        "math": "MATH, competition problems, answers are expressions",
+        "math500": "the 500 problems of MATH that most papers use",
+        "aime": "AIME, answers from 0 to 999",
+        "hmmt": "Harvard-MIT tournament, answers are expressions",
+    },
+    "Knowledge and reasoning": {
+        "mmlu": "57 subjects, the likeliest of four choices",
+        "mmlu-generate": "the same questions, answered in text",
+        "gpqa": "graduate-level science, four choices",
+        "arc-easy": "science questions for schools",
+        "arc-challenge": "the harder ones of ARC",
+        "hellaswag": "which of four endings follows a text",
+        "piqa": "which of two ways reaches an everyday goal",
+        "winogrande": "which of two words fills a blank",
+        "simpleqa": "short factual questions",
+        "ifeval": "instructions that a program can check",
+    },
+    "Programs (run in a sandbox)": {
+        "humaneval": "Python functions that continue a signature",
+        "humaneval-plus": "HumanEval with many more tests",
+        "mbpp": "short programs from one sentence and three tests",
+        "mbpp-plus": "MBPP with many more tests",
+        "apps": "programming problems with tests",
+        "livecodebench": "problems of programming contests, by date",
+    },
+    "Images": {
+        "mmmu": "college exams on images, 30 subjects",
+        "mmmu-pro": "MMMU with ten choices",
+        "chartqa": "questions on charts",
+        "docvqa": "questions on scanned pages",
+    },
+    "Long texts": {
+        "needle": "many facts in one long text",
+        "needle-grid": "one fact, by length of the text and depth",
+        "ruler-niah-single-1": "RULER: one key in noise",
+        "ruler-niah-single-2": "RULER: one key in essays, a number",
+        "ruler-niah-single-3": "RULER: one key in essays, a long id",
+        "ruler-niah-multikey-1": "RULER: one of four keys",
+        "ruler-niah-multikey-2": "RULER: one of very many keys",
+        "ruler-niah-multikey-3": "RULER: one of very many long ids",
+        "ruler-niah-multivalue": "RULER: four values of one key",
+        "ruler-niah-multiquery": "RULER: the values of four keys",
+    },
+    "Puzzles (for searches too)": {
+        "countdown": "combine numbers to make a target",
+        "game24": "make 24 from four numbers",
+    },
+    "Your own data": {
+        "jsonl": "questions and answers in a JSONL file, no code",
+        "imported": "the problems of a log that was imported",
+    },
+}
 
 
 @click.command("tasks")
@@ -23,7 +83,7 @@ from treegen.cli.options.options import QUIET
 def command(
     names: tuple[str, ...], pattern: str | None, include_path: str | None, quiet: bool
 ) -> None:
-    """List tasks, all or those named: versions, defaults, arguments, and their packages.
+    """List all tasks, or show the version, defaults and arguments of those named.
 
     A task of your own is named by its file and class, path/to/file.py:Class, or is lm-eval's kind
     of YAML file, path/to/task.yaml.
@@ -64,31 +124,64 @@ def _list_lm_eval(pattern: str, folder: str | None, quiet: bool) -> None:
 
 def _list_own(names: tuple[str, ...], quiet: bool) -> None:
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.formatting import format_table
     from treegen.evals.registry import describe_tasks
 
     documents = describe_tasks(names)
     if not quiet:
-        names = ("version", "num_fewshot", "num_samples", "temperature", "max_tokens")
-        rows = [
-            [
-                each["name"],
-                *(_format_default(each.get(name)) for name in names),
-                each["source"],
-                each.get("error") or ", ".join(each["filters"]),
-            ]
-            for each in documents
-        ]
-        head = ["Task", "Version", "n-shot", "Samples", "Temperature", "Tokens", "From", "Filters"]
-        echo(format_table(head, rows, right=(1, 2, 3, 4, 5)) + "\n")
-        arguments = [
-            [document["name"], name, told]
-            for document in documents
-            for name, told in document.get("arguments", {}).items()
-        ]
-        if arguments:
-            echo(format_table(["Task", "--task-arg", "What it is"], arguments, right=()) + "\n")
+        echo(_details(documents) if names else _overview(documents))
     json_line({"tasks": documents})
+
+
+def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line for each task, grouped; the tasks of other packages come last."""
+    from treegen.common.formatting import safe_text
+
+    names = [document["name"] for document in documents]
+    width = max(map(len, names))
+    parts = []
+    for title, group in _GROUPS.items():
+        lines = [f"  {name.ljust(width)}  {group[name]}" for name in group if name in names]
+        parts += ["\n".join([title, *lines])] if lines else []
+    listed = {name for group in _GROUPS.values() for name in group}
+    others = [
+        f"  {document['name'].ljust(width)}  "
+        f"{document.get('error') or 'from ' + document['source']}"
+        for document in documents
+        if document["name"] not in listed
+    ]
+    parts += ["\n".join(["Of other packages", *map(safe_text, others)])] if others else []
+    parts.append(
+        "treegen tasks NAME: defaults and arguments of a task\n"
+        "treegen tasks --lm-eval PATTERN: tasks of lm-eval, evaluated as lm-eval:NAME"
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _details(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Return tables of the versions, defaults and arguments of tasks."""
+    from treegen.common.formatting import format_table
+
+    defaults = ("version", "num_fewshot", "num_samples", "temperature", "max_tokens")
+    rows = [
+        [
+            document["name"],
+            *(_format_default(document.get(name)) for name in defaults),
+            document["source"],
+            document.get("error") or ", ".join(document["filters"]),
+        ]
+        for document in documents
+    ]
+    head = ["Task", "Version", "n-shot", "Samples", "Temperature", "Tokens", "From", "Filters"]
+    text = format_table(head, rows, right=(1, 2, 3, 4, 5)) + "\n"
+    arguments = [
+        [document["name"], name, meaning]
+        for document in documents
+        for name, meaning in document.get("arguments", {}).items()
+    ]
+    if arguments:
+        table = format_table(["Task", "--task-arg", "What it is"], arguments, right=())
+        text += f"\n{table}\n"
+    return text
 
 
 def _format_default(value: object) -> str:

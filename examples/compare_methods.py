@@ -36,7 +36,7 @@ def search(method: str, budget: int, folder: Path, more: list[str]) -> Path:
     command = [sys.executable, "-m", "treegen", "search", "countdown", "-q", "-o", str(path)]
     name, *_ = method.split()
     given = ["-m", name, *METHODS[method], "--budget", f"tokens={budget}", "--resume", *more]
-    subprocess.run([*command, *given], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, *given], check=True)
     return path
 
 

@@ -71,12 +71,15 @@ class Done:
     code: int
     out: str
     err: str
+    results: dict[str, Any] | None = None
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON document in the last line of stdout."""
-        found: dict[str, Any] = json.loads(self.out.splitlines()[-1])
-        return found
+        """The JSON document that --json prints, whether or not the command had the option."""
+        if self.results is None:
+            document: dict[str, Any] = json.loads(self.out)
+            return document
+        return self.results
 
     @property
     def error(self) -> str:
@@ -96,10 +99,21 @@ class Command:
 
     def __call__(self, *args: object) -> Done:
         """Run the command and return its exit code and what it printed."""
+        from treegen.cli.terminal import render
+
+        documents: list[dict[str, Any]] = []
+        print_document = render.json_line
+
+        def record(document: Mapping[str, Any]) -> None:
+            documents.append(json.loads(json.dumps(document, allow_nan=False)))
+            print_document(document)
+
         self._capsys.readouterr()
-        code = run_command(*args)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(render, "json_line", record)
+            code = run_command(*args)
         printed = self._capsys.readouterr()
-        return Done(code, printed.out, printed.err)
+        return Done(code, printed.out, printed.err, documents[-1] if documents else None)
 
 
 def run_command(*args: object) -> int:

@@ -1,5 +1,6 @@
 """Hierarchical sampling from language models: shared prompts are computed and stored once."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -136,6 +137,10 @@ _OF_VLLM: Final = {
     "TextPrompt": 'give text, or {"prompt": text}',
     "TokensPrompt": 'give token ids, or {"prompt_token_ids": ids}',
 }
+# In a notebook: before transformers warns that it cannot draw widgets.
+if "IPython" in sys.modules:
+    import_module("treegen.common.progress").silence_tqdm_warning()
+
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 # Hidden from type checkers, to which a module with __getattr__ has every attribute.

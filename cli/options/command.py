@@ -56,7 +56,7 @@ _GROUPS: Final = (
     (
         "Output",
         True,
-        "output resume config print_config score log_tokens quiet json "
+        "output resume config print_config score log_tokens all_filters quiet json "
         "_click_default_help help_all",
     ),
 )

@@ -378,6 +378,9 @@ _REPORT: Final = (
         "weighted, borda=P, top=SHARE or best.",
     ),
 )
+ALL_FILTERS: Final = click.option(
+    "--all-filters", is_flag=True, help="Show the results of every filter, not of the first only."
+)
 WRITE_OUT: Final = click.option(
     "--write-out", is_flag=True, help="Print each task's first prompt, as the model gets it."
 )
@@ -395,16 +398,16 @@ JSON: Final = click.option(
     is_flag=True,
     expose_value=False,
     callback=_note,
-    help="End with the results as one line of JSON on a terminal too, as in a pipe or a file.",
+    help="Print the results as one line of JSON, in place of tables.",
 )
 _QUIET: Final = click.option(
-    "--quiet", "-q", is_flag=True, callback=_note, help="Print the JSON line only."
+    "--quiet", "-q", is_flag=True, help="Print warnings only; with --json the JSON too."
 )
 QUIET: Final = add_options(_QUIET, JSON)
 
 
 def is_json_requested() -> bool:
-    """Return whether the running command has --json or --quiet."""
+    """Return whether the running command has --json."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and bool(ctx.meta.get(_WANTED))
 

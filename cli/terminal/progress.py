@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from treegen.evals.config.base import BaseSettings
     from treegen.evals.progress.run_progress import RunProgress
 
-_SECONDS: Final = 10.0  # maximum seconds between lines of a log
+_SECONDS: Final = 10.0  # seconds between lines of a log while samples end
+_QUIET_SECONDS: Final = 60.0  # seconds between lines while none ends, but tokens are decoded
 _LINES: Final = 10  # minimum lines of a log, one for each tenth of the samples
 _LOOK: Final = 0.1  # seconds between polls of a run
 
@@ -132,17 +133,21 @@ def show_progress(steps: "Iterator[RunProgress]", name: str, *, quiet: bool) -> 
 
 
 def _draw_lines(steps: "Iterator[RunProgress]", name: str) -> None:
-    due = time.monotonic() + _SECONDS
-    reached: int | None = None
+    """Print a line for each tenth of the samples, and otherwise when something has changed."""
+    printed = time.monotonic()
+    last: RunProgress | None = None  # of the last line
     for now in steps:
-        part = _LINES * now.done // now.planned
-        if reached is None:  # a resumed run may start in the middle
-            reached = part
-        if part > reached or time.monotonic() >= due:
-            due, reached = time.monotonic() + _SECONDS, part
+        if last is None:  # a resumed run may start in the middle
+            last = now
+        waited = time.monotonic() - printed
+        is_due = (now.done != last.done and waited >= _SECONDS) or (
+            now.tokens != last.tokens and waited >= _QUIET_SECONDS
+        )
+        if _LINES * now.done // now.planned > _LINES * last.done // last.planned or is_due:
+            printed, last = time.monotonic(), now
             percent = 100 * now.done // now.planned
-            told = ", ".join(filter(None, (now.details, now.time_left)))
-            notice(f"{name}: {now.done:,}/{now.planned:,} {now.unit} ({percent}%), {told}")
+            details = ", ".join(filter(None, (now.details, now.time_left)))
+            notice(f"{name}: {now.done:,}/{now.planned:,} {now.unit} ({percent}%), {details}")
             if now.workers:
                 notice("; ".join(map(str, now.workers)))
 

@@ -1,4 +1,4 @@
-"""Prints notices, text, tables, pictures, and the JSON line at the end of a command."""
+"""Prints notices, text, tables, pictures, and the JSON document of a command."""
 
 import json
 import sys
@@ -14,12 +14,13 @@ from treegen.common.formatting import format_table, safe_text
 from treegen.errors import InputError
 from treegen.report.load import load_run
 from treegen.report.plots.heat_map import save_png
-from treegen.report.tables import PrintableTable
-from treegen.report.text import DOWN, PLUS_MINUS, UP, run_text
+from treegen.report.run_settings import describe_results
+from treegen.report.tables import PrintableTable, headline_text
+from treegen.report.text import DOWN, UP, run_text
 from treegen.report.view import RunView
 from treegen.tasks import Report
 
-_ASCII: Final = {ord(UP): "^", ord(DOWN): "v", ord(PLUS_MINUS): "+"}
+_ASCII: Final = {ord(UP): "^", ord(DOWN): "v"}
 
 
 def notice(text: str) -> None:
@@ -48,7 +49,12 @@ def read_run(path: Path, asked: Mapping[str, Any], *, quiet: bool) -> RunView:
 
 
 def echo(text: str) -> None:
-    """Print to stdout, in ASCII if the stream accepts nothing else."""
+    """Print to stdout, in ASCII if the stream accepts nothing else.
+
+    With --json nothing is printed, because stdout then holds the JSON document alone.
+    """
+    if is_json_requested():
+        return
     if not encodable(text):
         text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
     click.echo(text)
@@ -64,8 +70,8 @@ def encodable(text: str) -> bool:
 
 
 def show_prompt(text: str, *, quiet: bool) -> None:
-    """Print a prompt to stdout, or to stderr if stdout is reserved for the JSON line."""
-    if quiet:
+    """Print a prompt to stdout, or to stderr if stdout is reserved for the JSON document."""
+    if quiet or is_json_requested():
         click.echo(safe_text(text), err=True)
     else:
         echo(f"{safe_text(text)}\n")
@@ -73,7 +79,7 @@ def show_prompt(text: str, *, quiet: bool) -> None:
 
 def print_table(table: PrintableTable) -> None:
     """Print a table: drawn on a terminal, in Markdown elsewhere."""
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not is_json_requested():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -91,11 +97,8 @@ def print_table(table: PrintableTable) -> None:
 
 
 def json_line(document: Mapping[str, Any]) -> None:
-    """Print one JSON document in one line; nothing may be printed to stdout after it.
-
-    On a terminal it is printed only on request, because people read the output above it.
-    """
-    if sys.stdout.isatty() and not is_json_requested():
+    """Print a command's results as one line of JSON if the user asked for it by --json."""
+    if not is_json_requested():
         return
     # The encoder escapes all control characters except DEL.
     click.echo(json.dumps(document, allow_nan=False).replace("\x7f", "\\u007f"))
@@ -107,18 +110,45 @@ def without_parts(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_report(
-    results: Mapping[str, Any], report: Report | None, *, unit: str = "samples"
+    results: Mapping[str, Any],
+    report: Report | None,
+    *,
+    title: str = "",
+    unit: str = "samples",
+    all_filters: bool = False,
 ) -> None:
     """Print the results of a run; see `treegen.report.text.run_text`.
 
     Args:
         results: The results.
         report: The report of the run; None for none.
+        title: The line above, which says what the run is; by default it follows from the results.
         unit: The unit of the counts. Default: "samples".
+        all_filters: Whether to show every filter, rather than the first of each task.
     """
     if notes := results.get("task", {}).get("notes"):
         results = {**results, "task": {**results["task"], "notes": list(map(in_flags, notes))}}
-    echo(run_text(results, report, unit=unit, ascii=not encodable("\u2591")))
+    echo(title or describe_results(results))
+    text = run_text(
+        results,
+        report,
+        unit=unit,
+        ascii=not encodable("\u2591"),
+        all_filters=all_filters,
+        more="--all-filters shows them",
+    )
+    echo(f"\n{text}")
+
+
+def show_headline(title: str, report: Report | None, path: Path) -> None:
+    """Print the last line about a run: its headline numbers, and where it is.
+
+    Args:
+        title: The task and the model.
+        report: The report of the run; None for none.
+        path: The directory of the run.
+    """
+    echo(safe_text(f"{title}: {headline_text(report)}; run: {path}").replace("\n", " "))
 
 
 def exit_with_complaints(complaints: Sequence[str]) -> None:

@@ -193,8 +193,8 @@ def load_shots(
     if len(shots) < wanted:
         raise InputError(
             f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
-            f"examples {'with' if calls else 'without'} starter code that are no problems of this run; "
-            f"lower it, or name others with {arg('fewshot_data')}"
+            f"examples {'with' if calls else 'without'} starter code that are no problems of this "
+            f"run; lower it, or name others with {arg('fewshot_data')}"
         )
     return tuple(shots), source.source == bundled.source
 

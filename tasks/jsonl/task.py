@@ -12,7 +12,7 @@ its answer, if it has no target) and a blank line.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -47,6 +47,18 @@ ANSWERS: Final = ("text", "contains", "number", "math", "choice", "regex")
 METRICS: Final = {"exact": "text", "contains": "contains", "numeric": "number", "regex": "regex"}
 _TEMPLATE: Final = "Q: {question}\nA:"
 _SOURCE: Final = Source(task="jsonl", bundled="")
+# Names of the fields of questions and answers in data of others.
+_QUESTIONS: Final = ("question", "problem", "prompt", "query", "input", "instruction", "text")
+_ANSWERS: Final = (
+    "answer",
+    "gold",
+    "target",
+    "label",
+    "reference",
+    "expected",
+    "solution",
+    "output",
+)
 
 
 class QuestionAnswer(TextTask):
@@ -240,7 +252,17 @@ def _check_fields(
     for name in fields:
         if name not in known:
             have = did_you_mean(name, known) or f"; there are {', '.join(sorted(known)[:20])}"
-            raise DataError(f"no row of {source} has a field {name!r}{have}")
+            how = _name_fields(known) if name in ("question", "answer") else ""
+            raise DataError(f"no row of {source} has a field {name!r}{have}{how}")
+
+
+def _name_fields(known: Collection[str]) -> str:
+    """Return how to name the fields of the question and the answer, as far as names tell."""
+    question, answer = (
+        next((name for name in names if name in known), usual)
+        for names, usual in ((_QUESTIONS, "FIELD"), (_ANSWERS, "FIELD"))
+    )
+    return f"; name them: -T template='{{{question}}}' -T answer_field={answer}"
 
 
 def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> None:

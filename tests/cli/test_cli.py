@@ -50,31 +50,47 @@ def test_an_evaluation_prints_tables_and_stores_everything(
     done = treegen("eval", "-t", "gsm8k", "--model", tiny, *spelled, "--output_path", path)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    head = next(i for i, line in enumerate(lines) if line.startswith("|Tasks "))
+    head = next(i for i, line in enumerate(lines) if line.startswith("|Task "))
     assert lines[head + 2].startswith("|gsm8k (bundled problems)|")
     assert any(line.startswith("problems: 4 of gsm8k_sample.jsonl, which") for line in lines)
     assert any(line.startswith("examples: 8 that come with treegen;") for line in lines)
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[head : head + 12]]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[head : head + 6]]
     assert cells[0] == [
-        "Tasks",
+        "Task",
         "Version",
         "Filter",
         "n-shot",
         "Metric",
         "",
         "Value",
-        "",
-        "Stderr",
+        "95% interval",
     ]
     assert [row[2:6] for row in cells[2:5]] == [
         ["numeric", "8", "exact_match", "\u2191"],
         ["numeric", "8", "pass@5", "\u2191"],
         ["numeric", "8", "invalid", "\u2193"],
     ]
-    assert cells[11][2] == "none" and cells[11][4] == "truncated"
-    assert all(re.fullmatch(r"[01]\.\d{4}", row[6]) and row[7] == "\u00b1" for row in cells[2:])
-    assert any(re.match(r"\|Filter +\| +k\| +maj@k\|", line) for line in lines)
-    assert any(line.startswith("|flexible-extract|  5|") for line in lines)
+    assert cells[5][2] == "none" and cells[5][4] == "truncated"
+    for row in cells[2:6]:
+        assert re.fullmatch(r"[01]\.\d{3}", row[6])
+        low, high = map(float, row[7].split(" to "))
+        assert low <= float(row[6]) <= high
+    assert any(re.match(r"\|Filter *\| *k\| *maj@k\| *95% interval\|", line) for line in lines)
+    assert any(line.startswith("|numeric|  5|") for line in lines)
+    assert not any(line.startswith("|flexible-extract|") for line in lines)
+    others = "other filters: strict-match, flexible-extract; --all-filters shows them"
+    assert others in lines
+    title = f"gsm8k with {tiny.name}"
+    settings = ": n 5, temperature 0.7, max_tokens 12, 8-shot"
+    assert f"{title}{settings}" in lines
+    value = r"[01]\.\d{3}"
+    headline = (
+        rf"{title}: accuracy {value} \({value} to {value}\), maj@5 {value}, pass@5 {value}; "
+        rf"run: {path}"
+    )
+    assert re.fullmatch(headline, lines[-1])
+    every = treegen("score", path, "--all-filters").out
+    assert "|flexible-extract|  5|" in every and "other filters" not in every
     assert f"run directory: {path}" in done.err and "20/20 samples (100%)" in done.err
 
     (document,) = done.document["runs"]
@@ -185,7 +201,7 @@ def test_resume_without_a_directory_begins_what_is_not_there(
     path = tmp_path / "run"
     done = treegen("eval", "gsm8k", "-M", tiny, *SMALL, "-o", path, "--resume", "--quiet")
     assert (done.code, done.err) == (0, "")
-    assert len(done.out.splitlines()) == 1 and done.document["runs"][0]["complete"]
+    assert done.out == "" and done.document["runs"][0]["complete"]
     assert_same_samples(path, finished)
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tiny_models import save_tiny_model
 
 from treegen.cli.terminal import progress
 from treegen.evals.progress.run_progress import RunProgress
+from treegen.evals.registry import list_tasks
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "rich", "huggingface_hub")
 
@@ -115,7 +117,7 @@ def test_scoring_again_gives_the_same_without_torch(
 ) -> None:
     path = shutil.copytree(finished, tmp_path / "run")
     before = results_of(path)
-    shown = run_light("score", path, without=("torch", "transformers", "datasets"))
+    shown = run_light("score", path, "--json", without=("torch", "transformers", "datasets"))
     assert results_of(path) == before
     (told,) = shown.document["runs"]
     assert told["run"] == str(path) and told["report"] == before["report"]
@@ -132,9 +134,9 @@ def test_sampling_and_scoring_apart(
 ) -> None:
     path = tmp_path / "run"
     done = treegen("eval", "gsm8k", "-M", tiny, *SMALL, "-o", path, "--predict_only")
-    assert done.code == 0 and "|Tasks " not in done.out and "accuracy" not in done.err
+    assert done.code == 0 and "|Task " not in done.out and "accuracy" not in done.err
     assert results_of(path)["report"] is None
-    assert "|Tasks " in treegen("score", path).out
+    assert "|Task " in treegen("score", path).out
     assert results_of(path)["report"] == results_of(finished)["report"]
 
 
@@ -187,7 +189,11 @@ def test_a_plan_counts_recurrent_states(treegen: Command, tmp_path: Path) -> Non
 @pytest.mark.parametrize("args", [(), ("list",), ("ls",)])
 def test_the_tasks_are_listed(treegen: Command, args: tuple[str, ...]) -> None:
     done = treegen("tasks", *args)
-    assert done.out.startswith("|Task ")
+    lines = done.out.splitlines()
+    assert lines[0] == "Mathematics" and lines[1].startswith("  gsm8k  ")
+    assert max(map(len, lines)) <= 80 and "Of other packages" not in lines
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert sorted(names) == sorted(info.name for info in list_tasks() if info.source == "treegen")
     num_samples = {task["name"]: task["num_samples"] for task in done.document["tasks"]}
     assert (num_samples["gsm8k"], num_samples["apps"]) == (40, 128)
 
@@ -204,6 +210,8 @@ def test_named_tasks_are_listed(treegen: Command, tmp_path: Path) -> None:
         zip(names, ("a file", "treegen"), strict=True)
     )
     assert "metric" in found[0]["arguments"]
+    shown = treegen("tasks", "gsm8k").out
+    assert shown.startswith("|Task ") and "|--task-arg" in shown and "8" in shown
     assert "did you mean 'gsm8k'?" in treegen("tasks", "gsm9k").error
 
 
@@ -227,6 +235,29 @@ def test_progress_in_a_log_is_a_line_for_each_tenth(capsys: pytest.CaptureFixtur
     assert lines[-1] == (
         "gsm8k: 200/200 samples (100%), 2,800 tokens/s, 8 rows, 3/10 pages, accuracy 1.000"
     )
+
+
+def test_progress_in_a_log_is_printed_only_when_something_has_changed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def wait(times: int, done: int, tokens: int, each: float = 11.0) -> Iterator[RunProgress]:
+        for _ in range(times):
+            now[0] += each
+            yield RunProgress(done, 200, 8, 3, 10, tokens, now[0], None)
+
+    def run() -> Iterator[RunProgress]:
+        yield from wait(20, 0, 0)  # nothing is decoded
+        yield from (step for i in range(1, 12) for step in wait(1, 0, 100 * i))  # no sample ends
+        yield from wait(1, 1, 1300)
+        yield from wait(20, 1, 1300)
+
+    progress.show_progress(run(), "gsm8k", quiet=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" samples")[0] for line in lines] == ["gsm8k: 0/200"] * 2 + ["gsm8k: 1/200"]
+    assert all("tokens/s" in line for line in lines)
 
 
 def test_progress_on_a_terminal_is_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ def test_several_searches_of_each_problem(tiny: Path, treegen: Command, tmp_path
     done = treegen(*asked, "--repeats", "3", "-o", str(run))
     assert done.code == 0, done.err
     assert "6 searches of problems" in done.out and "pass@1" in done.out and "pass@3" in done.out
-    (document,) = json.loads(done.out.splitlines()[-1])["runs"]
+    (document,) = done.document["runs"]
     assert sorted(document["pass@k"]) == ["1", "2", "3"] and document["planned"] == 6
     records = records_of(run)
     assert len(records) == 6 and {index for _, index in records} == {0, 1, 2}

@@ -18,7 +18,7 @@ from treegen.model.load import load_model
 def told(treegen: Command, *words: object) -> dict[str, Any]:
     done = treegen("models", *words, "-q")
     assert done.code == 0, done.err
-    document: dict[str, Any] = json.loads(done.out)
+    document: dict[str, Any] = done.document
     return document
 
 
@@ -30,7 +30,7 @@ def edit(directory: Path, **fields: Any) -> None:
 def test_families_are_those_of_the_code(treegen: Command) -> None:
     done = treegen("models")
     assert done.code == 0 and all(f"{way}" in done.out for way in WAYS)
-    document = json.loads(done.out.splitlines()[-1])
+    document = done.document
     ways = {each["type"]: each["way"] for each in document["families"]}
     known = {
         "exact": [name for name in EXACT if not refusal(name)],

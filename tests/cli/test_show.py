@@ -1,6 +1,7 @@
 """`treegen show`, trees in the terminal, and the live view."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -41,23 +42,36 @@ def printed(tree: Any, width: int = 100) -> str:
 # treegen show
 
 
-def test_the_json_line_comes_on_a_terminal_only_if_asked_for(
-    treegen: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("terminal", [False, True])
+def test_json_is_printed_alone_and_only_if_asked_for(
+    treegen: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     commands = (
         ("show", run),
+        ("show", run, "--problem", "p0"),
+        ("show", run, "--tree", "p0"),
+        ("score", run),
         ("tasks",),
+        ("models",),
+        ("power",),
+        ("plan", "gsm8k", "--limit", "2", "--write-out"),
+        ("replay", run),
         ("compare", run, run, "--no-plots"),
         ("report", run, "--no-plots", "-o", tmp_path / "page.html"),
     )
     for command in commands:
         with monkeypatch.context() as patch:
-            patch.setattr(sys.stdout, "isatty", lambda: True)
-            plain, asked, quiet = (treegen(*command, *more) for more in ((), ("--json",), ("-q",)))
-        assert plain.code == 0 and not plain.out.rstrip().splitlines()[-1].startswith("{")
-        assert asked.out == plain.out + asked.out.splitlines()[-1] + "\n"
-        assert asked.document == treegen(*command).document == quiet.document
-        assert quiet.out.count("\n") == 1
+            patch.setattr(sys.stdout, "isatty", lambda: terminal)
+            plain, asked = treegen(*command), treegen(*command, "--json")
+        assert plain.code == asked.code == 0, (command, plain.err, asked.err)
+        assert plain.out.strip() and not any(s.startswith("{") for s in plain.out.splitlines())
+        document = json.loads(asked.out)
+        assert asked.out.count("\n") == 1 and document == asked.document
+        if command[0] != "score":  # seconds differ
+            assert document == plain.document
+            assert treegen(*command, "-q").out == ""
+            assert json.loads(treegen(*command, "-q", "--json").out) == document
+    assert "leave one out" in treegen("show", run, "--tree", "p0", "--as", "dot", "--json").error
 
 
 def test_a_terminal_is_one_without_being_told() -> None:
@@ -73,14 +87,18 @@ def test_a_terminal_is_one_without_being_told() -> None:
             except OSError:  # EIO: the program has closed its end
                 break
         assert started.wait() == 0
-    assert b"|gsm8k" in shown and b'{"tasks"' not in shown
+    assert b"gsm8k" in shown and b'{"tasks"' not in shown
 
 
 def test_a_run_is_shown_as_tables(treegen: Command, run: Path) -> None:
     done = treegen("show", run)
     assert done.code == 0, done.err
-    assert "gsm8k: 125 of 125 samples" in done.out
-    assert "|Tasks " in done.out and "maj@k" in done.out
+    title = "gsm8k with made-up: n 5, temperature 0.7, max_tokens 256, 8-shot"
+    assert done.out.startswith(f"{title}\n") and "125 of 125 samples" in done.out
+    last = done.out.rstrip().splitlines()[-1]
+    assert last.startswith("gsm8k with made-up: accuracy 0.") and last.endswith(f"; run: {run}")
+    assert "maj@5 0." in last and "pass@5 0." in last
+    assert "|Task " in done.out and "maj@k" in done.out
     assert "... and 5 more" in done.out and "|Problem|Search|" in done.out
     assert len(done.document["problems"]) == 25 and len(done.document["trees"]) == 3
     assert "... and" not in treegen("show", run, "--full").out
@@ -97,7 +115,7 @@ def test_a_problem_is_shown_with_samples_and_votes(treegen: Command, run: Path) 
         assert sample["text"].strip() in done.out
     strict = treegen("show", run, "-p", "p7", "--filter", "strict-match")
     assert "Answer by strict-match" in strict.out
-    assert treegen("show", run, "-p", "p7", "-q").out.count("\n") == 1
+    assert treegen("show", run, "-p", "p7", "--json").out.count("\n") == 1
 
 
 @pytest.mark.parametrize(

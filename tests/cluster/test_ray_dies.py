@@ -98,7 +98,7 @@ def test_rays_processes_are_killed(
     path, whole = tmp_path / "run", tmp_path / "whole"
     command = [sys.executable, "-m", "treegen", *EVAL, "-M", str(tiny)]
     killed = subprocess.Popen(
-        [*command, "--workers", "2", "-o", path],
+        [*command, "--workers", "2", "-o", path, "--json"],
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -38,6 +38,12 @@ _PAGES = (
             "speculation",
             "tasks",
             "reference/sampling",
+            "reference/api/evaluate",
+            "reference/api/llm",
+            "reference/api/node",
+            "reference/api/plan",
+            "reference/api/run-directory",
+            "reference/api/search-result",
         )
     ),
     *(

@@ -62,7 +62,8 @@ def test_a_run_is_that_of_the_command(
     assert run.metrics().equals(typed.metrics())
     assert run.samples()["text"].tolist() == typed.samples()["text"].tolist()
     assert run.results["done"] == 12 and run.accuracy == typed.accuracy
-    assert repr(run).startswith(f"Run({str(run.path)!r}): gsm8k, 12 of 12 samples, exact_match")
+    what = f"Run({str(run.path)!r}): gsm8k with {tiny.name}, 12 of 12 samples, accuracy "
+    assert repr(run).startswith(what) and "maj@3" in repr(run) and "pass@3" in repr(run)
 
 
 def test_it_shows_in_a_notebook_and_in_a_terminal(llm: LLM) -> None:
@@ -70,9 +71,12 @@ def test_it_shows_in_a_notebook_and_in_a_terminal(llm: LLM) -> None:
     page = run._repr_html_()
     assert page.count("<table>") == page.count("</table>") == len(run.tables()) > 1
     assert "exact_match" in page and "maj@3" in page and "Prompt tokens computed" in page
-    assert "|Tasks" in str(run) and "12 of 12 samples" in str(run)
+    assert "|Task" in str(run) and "12 of 12 samples" in str(run)
     table = run.tables()[0]
-    assert str(table).startswith("|Filter") and "<th" in table._repr_html_()
+    what = "gsm8k with tiny: n 3, temperature 0.8, max_tokens 12, 1-shot, seed 3"
+    assert table.title == what and what in page and str(run).startswith(what)
+    assert run.path.name == "gsm8k-tiny"
+    assert "|Task" in str(table) and "<th" in table._repr_html_()
     assert run.report().read_text().startswith("<!doctype html>")
     other = evaluate("gsm8k", llm, **{**CHOICES, "seed": 4})
     compared = run.compare(other)

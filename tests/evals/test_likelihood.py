@@ -302,7 +302,7 @@ def test_sampling_shortens_prompts_as_well(command: Command, folder: Path, tmp_p
     assert done.code == 0
     assert any(record.get("dropped") for record in samples_of(out))
     assert all(record["prompt_tokens"] + 5 <= 420 for record in samples_of(out))
-    assert "|mmlu-generate|      2|letter       |     5|exact_match_macro|" in done.out
+    assert "|mmlu-generate|      2|letter|     5|exact_match_macro|" in done.out
 
 
 def test_after_a_chat_turn_choices_lose_their_space(

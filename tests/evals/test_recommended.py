@@ -110,7 +110,7 @@ def test_python_takes_it(checkpoint: Path, tmp_path: Path) -> None:
 def test_the_commands_tell_and_take_it(checkpoint: Path, tmp_path: Path, treegen: Command) -> None:
     done = treegen("models", checkpoint)
     assert "recommended sampling: temperature 0.6, top_p 0.95, top_k 20" in done.out
-    assert json.loads(done.out.splitlines()[-1])["recommended"]["top_k"] == 20
+    assert done.document["recommended"]["top_k"] == 20
 
     words = ("eval", "gsm8k", "--model", checkpoint, *SMALL)
     done = treegen(*words, "-o", tmp_path / "own")

@@ -298,7 +298,7 @@ def test_runs_of_several_adapters_are_those_of_each_and_are_compared(
     out = tmp_path / "out"
     done = treegen("eval", *asked, *both, "-o", out)
     assert done.code == 0, done.err
-    document = json.loads(done.out.splitlines()[-1])
+    document = done.document
     assert [Path(each["run"]) for each in document["runs"]] == [out / path.name for path in paths]
     (compared,) = document["compared"]
     assert compared["run_b"] == str(out / paths[1].name)

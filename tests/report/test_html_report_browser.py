@@ -69,6 +69,39 @@ def test_nothing_sticks_out_at_any_width(
     opened.check()
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+def test_type_is_readable_and_the_pictures_of_a_row_are_aligned(
+    page_path: Path, visit: Callable[..., Visit], width: int
+) -> None:
+    page = visit(page_path, width=width).page
+    # Labels of a picture are as large as its SVG says, times the scale at which it is shown.
+    sizes = page.evaluate(
+        """() => [...document.querySelectorAll("figure[data-plot] img")].map((image) => {
+          const svg = atob(image.src.split(",")[1]);
+          const fonts = [...svg.matchAll(/scale\\(([0-9.]+) -/g)].map((match) => 100 * match[1]);
+          const units = Number(svg.match(/viewBox="0 0 ([0-9.]+)/)[1]);
+          const box = image.getBoundingClientRect();
+          return [Math.min(...fonts) * (box.width / units), box.top, box.left];
+        })"""
+    )
+    assert len(sizes) >= 6 and all(size >= 9 for size, _, _ in sizes), sizes
+    tops: dict[int, set[int]] = {}
+    headings = page.evaluate(
+        """() => [...document.querySelectorAll("figure[data-plot]")].map((figure) =>
+          [figure.querySelector("h3").getBoundingClientRect().top,
+           figure.querySelector("img").getBoundingClientRect().top])"""
+    )
+    for heading, image in headings:
+        tops.setdefault(round(heading), set()).add(round(image))
+    assert all(len(images) == 1 for images in tops.values()), tops
+    assert width == 360 or any(len(headings) > len(tops) for _ in tops)
+    small = page.evaluate(
+        """() => [...document.querySelectorAll("body *")].filter((each) => each.innerText
+          && parseFloat(getComputedStyle(each).fontSize) < 9).length"""
+    )
+    assert small == 0
+
+
 def test_samples_are_filtered_and_searched(page_path: Path, visit: Callable[..., Visit]) -> None:
     run = load_run(page_path.parent)
     page = (opened := visit(page_path)).page

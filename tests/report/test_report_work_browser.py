@@ -17,7 +17,6 @@ from report_cases import HOSTILE, make_run, make_search_run, make_trees
 from treegen.common.formatting import safe_text
 from treegen.report.compare import compare_runs
 from treegen.report.curves import vote_shares
-from treegen.report.graphs import to_dot, to_mermaid
 from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.runs.record_lines import encode_record
@@ -334,13 +333,13 @@ def test_a_tree_goes_to_other_programs(page_path: Path, visit: Open, treegen: Co
     page = (opened := visit(page_path)).page
     opened.wait(lambda: page.locator(".searches .picture").count() == 1)
     for label, suffix, wanted in (
-        ("Graphviz", "dot", to_dot(tree)),
-        ("Mermaid", "mmd", to_mermaid(tree)),
+        ("Graphviz", "dot", tree.to_dot()),
+        ("Mermaid", "mmd", tree.to_mermaid()),
     ):
         name, text = file_of(page, page.get_by_role("button", name=label).click)
         assert name == f"run-p0.{suffix}" and text == wanted
     done = treegen("show", page_path.parent, "--tree", "p0", "--as", "dot")
-    assert done.code == 0 and done.out == to_dot(tree)
+    assert done.code == 0 and done.out == tree.to_dot()
     assert "give --tree ID" in treegen("show", page_path.parent, "--as", "dot").error
 
 

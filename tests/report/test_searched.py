@@ -10,7 +10,6 @@ from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_search_run
 
 from treegen.evals.statistics.estimators import estimate
-from treegen.report.graphs import to_dot, to_mermaid
 from treegen.report.load import load_run
 from treegen.report.plots.searches import (
     cost_listing,
@@ -116,7 +115,7 @@ def test_hostile_text_stays_in_its_label() -> None:
     nodes = [node(0, None, "root"), *(node(i, 0, text) for i, text in enumerate(texts, 1))]
     found = StoredTree('p"0\\', "beam", True, None, 3, tuple(nodes))
     label = r'"(?:[^"\\]|\\.)*"'
-    dot = to_dot(found).splitlines()
+    dot = found.to_dot().splitlines()
     assert dot[0] == r'digraph "p\"0\\" {' and dot[-1] == "}"
     for line in dot[3:-1]:
         assert re.fullmatch(
@@ -125,7 +124,7 @@ def test_hostile_text_stays_in_its_label() -> None:
             r"(?:, penwidth=3)?\];",
             line,
         ), line
-    mermaid = to_mermaid(found).splitlines()
+    mermaid = found.to_mermaid().splitlines()
     assert mermaid[0] == "flowchart LR" and "  class n2 pruned" in mermaid
     for line in mermaid[1 : 1 + len(nodes)]:
         assert re.fullmatch(r'  n\d+\["(?:[^"\[\]{}()<>`%;#&|]|#\d+;|<br>)*"\]', line), line

@@ -258,7 +258,7 @@ def test_killed_many_times_runs_are_judged_in_the_end(
     assert len(want) == 40
     while kills < KILLS:
         path = tmp_path / f"{chain}"
-        resume = ["eval", "--resume", path]
+        resume = ["eval", "--resume", path, "--json"]
         for _ in range(6):
             command = resume if (path / "run.json").exists() else [*begin, path]
             pid = server.start(*command)
@@ -283,7 +283,7 @@ def test_killed_many_times_runs_are_judged_in_the_end(
         for _ in range(2):
             ended = server.run(*resume)
             assert ended.code == 0, ended.err
-            (told,) = json.loads(ended.out.splitlines()[-1])["runs"]
+            (told,) = json.loads(ended.out)["runs"]
             assert told["judged"]["done"] == told["judged"]["planned"] == 40
         found = judgements_of(path)
         # The chances are a run's own: so is what stands around answers in its prompts.

@@ -206,6 +206,17 @@ def test_bad_templates_are_one_line(tmp_path: Path, template: str, told: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_the_first_error_of_other_data_names_the_cure(tmp_path: Path) -> None:
+    row = {"problem": "1 + 1?", "gold": "2"}
+    cure = r"there are gold, problem; name them: -T template='\{problem\}' -T answer_field=gold$"
+    with pytest.raises(DataError, match=f"has a field 'question'; {cure}"):
+        load(tmp_path, [row], {})
+    with pytest.raises(DataError, match=f"has a field 'answer'; {cure}"):
+        load(tmp_path, [row], {"template": "{problem}"})
+    _, data = load(tmp_path, [row], {"template": "{problem}", "answer_field": "gold"})
+    assert data.problems[0].question == "1 + 1?"
+
+
 def test_values_are_put_in_as_they_are() -> None:
     assert parse_template("{a}{b}").fill({"a": "{b} {0!r}", "b": "%s"}) == "{b} {0!r}%s"
 
@@ -350,7 +361,7 @@ def test_own_task_in_a_package(
     assert ("capitals", "treegen-capitals") in [(info.name, info.source) for info in list_tasks()]
     assert get_task("capitals").defaults.num_samples == 1
     command = Command(capsys)
-    assert "|capitals" in command("tasks").out
+    assert "\n  capitals " in command("tasks").out
     out = tmp_path / "run"
     assert command("eval", "capitals", "-M", checkpoint, "-o", out, "-q").code == 0
     records = samples_of(out)

@@ -3,16 +3,24 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.checks import check_int
 from treegen.common.files.paths import given_path
+from treegen.common.progress import load_tqdm
 from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import labels_of
 from treegen.evals.judging.jury import check_jury
 from treegen.evals.judging.models import JudgeLoader, resolve_judges
-from treegen.evals.judging.pipeline import JudgeResult, judge_all, load_juries, open_runs
+from treegen.evals.judging.pipeline import (
+    JudgeResult,
+    OpenRuns,
+    judge_all,
+    load_juries,
+    open_runs,
+)
 from treegen.evals.judging.prompts import AnswerSet
 from treegen.evals.judging.rubric import Rubric, load_rubric
 from treegen.evals.judging.settings import JudgeSettings, Verdicts
@@ -20,6 +28,7 @@ from treegen.evals.judging.summary import Combine, Summary, summarise
 from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Table
 from treegen.report.judgements import build_flagged_table, count_judgements, describe_missing
+from treegen.report.run_settings import KeySettings, differing_settings
 from treegen.report.tables import PrintableTable, table_listing
 
 if TYPE_CHECKING:
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
     from treegen.report.frames import Frames
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Judgings:
     """The judgements of a run's samples by models. In a notebook it shows its tables.
 
@@ -36,6 +45,7 @@ class Judgings:
     flagged: answers of the run that seem to address their judge; None if there are none.
     done, planned: the number of judgements of the call that returned it, or of all that are stored.
     work: the tokens that the call computed, by judge run.
+    about: lines that say what the run is, and how the runs of its pairs differ from it.
     """
 
     path: Path
@@ -44,6 +54,7 @@ class Judgings:
     done: int = 0
     planned: int = 0
     work: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    about: tuple[str, ...] = ()
 
     @property
     def complaints(self) -> list[str]:
@@ -97,10 +108,15 @@ class Judgings:
         }
 
     def __str__(self) -> str:
-        return "\n\n".join(map(str, self.tables())) + "\n"
+        about = ["\n".join(self.about)] if self.about else []
+        return "\n\n".join((*about, *map(str, self.tables()))) + "\n"
+
+    def __repr__(self) -> str:
+        return f"Judgings({str(self.path)!r}): {self.done:,} of {self.planned:,} judgements"
 
     def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self.tables())
+        about = "".join(f"<p>{escape(line)}</p>" for line in self.about)
+        return about + "".join(table._repr_html_() for table in self.tables())
 
 
 def judge(  # noqa: PLR0913 -- users name these settings of a judgement
@@ -195,14 +211,15 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
             models = stack.enter_context(JudgeLoader())
         result = judge_all(runs, resolved, models, settings, follow, listener)
         how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
-        return _make_judgings(path, result, **how)
+        return _make_judgings(path, runs, result, **how)
 
 
-def _make_judgings(path: Path, result: JudgeResult, **how: Any) -> Judgings:
+def _make_judgings(path: Path, runs: OpenRuns, result: JudgeResult, **how: Any) -> Judgings:
     """Return the judgements of a call.
 
     Args:
         path: The directory of the run.
+        runs: The judged runs, open.
         result: What `judge_all` returned.
         how: Further arguments of `summarise`.
     """
@@ -213,8 +230,15 @@ def _make_judgings(path: Path, result: JudgeResult, **how: Any) -> Judgings:
         name: {field: getattr(done, field) for field in done.__slots__}
         for name, done in result.work.items()
     }
-    flagged = build_flagged_table(result.answers.all())
-    return Judgings(path, tuple(summaries), flagged, result.done, result.planned, work)
+    return Judgings(
+        path,
+        tuple(summaries),
+        build_flagged_table(runs.answers.all()),
+        result.done,
+        result.planned,
+        work,
+        _describe_runs(runs),
+    )
 
 
 def check_judges(
@@ -281,7 +305,18 @@ def judgings(
             how |= {"weights": weights, "combine": combine}
         summaries.append(summarise(group, groups=runs.answers.groups, **how))
     flagged = build_flagged_table(runs.answers.all())
-    return Judgings(path, tuple(summaries), flagged, done, planned)
+    about = _describe_runs(runs)
+    return Judgings(path, tuple(summaries), flagged, done, planned, about=about)
+
+
+def _describe_runs(runs: OpenRuns) -> tuple[str, ...]:
+    """Return a line about each run, and how the others differ from the first."""
+    settings = [KeySettings.of_info(run.info) for run in runs.runs]
+    lines = [settings[0].describe(runs.jobs[0].task.name)]
+    for run, other in zip(runs.runs[1:], settings[1:], strict=True):
+        pairs = ", ".join(differing_settings(settings[0], other)) or "no setting"
+        lines.append(f"pairs with {run.path.name}, which differs in: {pairs}")
+    return tuple(lines)
 
 
 def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | BaseLLM, ...]":
@@ -357,10 +392,9 @@ def _check_told(listener: object, follow: object, models: object) -> None:
 
 def _following(listener: Listener, progress: bool) -> Follow:
     def follow(begin: Callable[[Stop], Iterable[tuple[int, int]]], unit: str) -> tuple[int, int]:
-        from tqdm.auto import tqdm
-
         done = planned = 0
-        with listener.poll_interrupts() as stop, tqdm(unit=f" {unit}", disable=not progress) as bar:
+        bars = load_tqdm()
+        with listener.poll_interrupts() as stop, bars(unit=f" {unit}", disable=not progress) as bar:
             for done, planned in begin(stop):
                 bar.total = planned
                 bar.update(done - bar.n)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from treegen.api.judge_plan import JudgingPlan
-from treegen.common.files.paths import given_path
+from treegen.common.files.paths import file_name, given_path
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
 from treegen.evals.judging.models import JudgeLoader
@@ -19,13 +19,14 @@ from treegen.evals.pipeline.execution import ModelLoader
 from treegen.evals.pipeline.listener import BarListener, Listener
 from treegen.evals.pipeline.program_scoring import make_execution_options
 from treegen.evals.pipeline.search import search_all
-from treegen.evals.registry import LM_EVAL, code_of, get_task
+from treegen.evals.registry import LM_EVAL, code_of, get_task, get_task_name
 from treegen.evals.task import Task
 from treegen.report.compare import Comparison, compare_runs
 from treegen.report.frames import Frames
 from treegen.report.load import load_run
 from treegen.report.page import write_page
-from treegen.report.tables import headline_of, metrics, other_tables, sharing
+from treegen.report.run_settings import describe_view, short_model_name
+from treegen.report.tables import headline_of, headline_text, metrics, other_tables, sharing
 from treegen.report.text import run_text
 from treegen.runs import RunDir, SearchRunDir
 
@@ -104,18 +105,20 @@ class Run(Frames):
 
     def __str__(self) -> str:
         view = self.view
-        results = {"usage": view.usage, "done": view.num_done, "planned": view.info.planned}
-        return run_text(results, view.report, unit=view.unit)
+        results = {
+            "usage": view.usage,
+            "done": view.num_done,
+            "planned": view.info.planned,
+            "versions": view.info.versions,
+        }
+        text = run_text(results, view.report, unit=view.unit, more="tables() has them")
+        return f"{describe_view(view)}\n\n{text}"
 
     def __repr__(self) -> str:
-        row, view = headline_of(self.view), self.view
-        headline = "nothing judged"
-        if row is not None and row.value is not None:
-            headline = f"{row.metric} {row.value:.3f}"
-            if row.low is not None and row.high is not None:
-                headline += f" ({row.low:.3f} to {row.high:.3f})"
+        view = self.view
         done = f"{view.num_done:,} of {view.info.planned:,} {view.unit}"
-        return f"Run({str(view.path)!r}): {view.task}, {done}, {headline}"
+        headline = headline_text(view.report)
+        return f"Run({str(view.path)!r}): {describe_view(view, short=True)}, {done}, {headline}"
 
     def _repr_html_(self) -> str:
         tables = "".join(table._repr_html_() for table in self.tables())
@@ -222,7 +225,8 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
             f"{arg('rubric=')} is of no use without {arg('judge=')}; give {arg('judge=')} too"
         )
     models.stays = True
-    with _OutputDirectory(output, resume, choices) as place, closing(models):
+    name = _run_name(instance, choices, models)
+    with _OutputDirectory(output, resume, choices, name) as place, closing(models):
         results = evaluate_all(
             [] if instance is None else [instance],
             choices,
@@ -281,7 +285,8 @@ def search_task(
     choices, models = _choices(model, settings, task_args)
     if instance is not None:
         choices["task"] = instance
-    with _OutputDirectory(output, resume, choices) as place:
+    name = _run_name(instance, choices, models)
+    with _OutputDirectory(output, resume, choices, name) as place:
         results = search_all(
             [] if method is None else [method],
             choices,
@@ -327,21 +332,42 @@ def _choices(
     return choices, ModelLoader(model)
 
 
+def _run_name(task: str | Task | None, choices: Mapping[str, Any], models: ModelLoader) -> str:
+    """Return a folder name with the task and the model of a run."""
+    name = "" if task is None else get_task_name(task)
+    loaded = None if models.given is None else models.given.facts.engine.model
+    model = short_model_name(str(loaded or choices.get("model", "demo")))
+    # A task in a file is named path/to/file.py:Class.
+    return file_name("-".join(filter(None, (name.rpartition("/")[2], model.rpartition("/")[2]))))
+
+
 class _OutputDirectory:
     """The directory of a run. After an error a temporary directory is kept for its samples."""
 
     def __init__(
-        self, output: str | Path | None, resume: bool | str | Path, asked: Mapping[str, Any]
+        self,
+        output: str | Path | None,
+        resume: bool | str | Path,
+        asked: Mapping[str, Any],
+        name: str,
     ) -> None:
-        for name, value in (("output", output), ("resume", resume)):
-            if value is not None and not (name == "resume" and isinstance(value, bool)):
-                given_path(name, value)
+        """Name the directory.
+
+        Args:
+            output: The directory that the user names; None for a temporary one.
+            resume: As for `evaluate`.
+            asked: The user's choices, by name.
+            name: The name of a temporary run: its task and its model.
+        """
+        for argument, value in (("output", output), ("resume", resume)):
+            if value is not None and not (argument == "resume" and isinstance(value, bool)):
+                given_path(argument, value)
         self.resume = None if resume is False else "" if resume is True else str(resume)
         self._allowed = bool(asked.get(ALLOW_TASK_CODE))
         self._temporary: Path | None = None
         if output is None and self.resume is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="treegen-run-"))
-            output = self._temporary
+            self._temporary = Path(tempfile.mkdtemp(prefix="treegen-"))
+            output = self._temporary / name
         self.output = None if output is None else str(output)
 
     def __enter__(self) -> "_OutputDirectory":

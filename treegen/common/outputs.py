@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from treegen.common.formatting import safe_text
 
 FinishReason = Literal["stop", "length", "confidence", "error"]
 OWN_KEYS: Final = "own keys"
@@ -111,6 +114,16 @@ class Completion:
     certainties: tuple[float, ...] = ()
     thinking: Thinking | None = None
     prompt_logprobs: Score | None = None
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else f"{self.text[:60]}..."
+        which = f"{self.prompt_id!r:.40}, sample {self.sample_index}"
+        return f"Completion({which}: {self.num_tokens:,} tokens, {self.finish_reason}, {text!r})"
+
+    def _repr_html_(self) -> str:
+        head = escape(repr(self).partition(": ")[0].removeprefix("Completion("))
+        facts = f"{self.num_tokens:,} tokens, logprob {self.logprob:.2f}, {self.finish_reason}"
+        return f"<p><b>{head}</b>: {facts}</p><pre>{escape(safe_text(self.text))}</pre>"
 
     @property
     def answer(self) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
 
 from treegen.errors import InputError
 
@@ -24,10 +28,30 @@ def show_progress(
     """
     if not (in_notebook() if progress is None else progress):
         return iter(items)
-    from tqdm.auto import tqdm
-
-    bar: Iterator[_Item] = iter(tqdm(items, total=total, unit=f" {unit}"))
+    bar: Iterator[_Item] = iter(load_tqdm()(items, total=total, unit=f" {unit}"))
     return bar
+
+
+def load_tqdm() -> Any:
+    """Return tqdm's class: a widget in a notebook that can show widgets, otherwise text."""
+    import tqdm
+
+    if in_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm import notebook
+
+        return notebook.tqdm
+    return tqdm.tqdm
+
+
+def silence_tqdm_warning() -> None:
+    """Import `tqdm.auto` in a notebook without its warning that widgets are not installed.
+
+    transformers and huggingface_hub import it, and treegen shows a bar of text instead.
+    """
+    if in_notebook():
+        with suppress(ImportError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import_module("tqdm.auto")
 
 
 def check_progress(progress: object) -> None:

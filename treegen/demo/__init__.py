@@ -49,15 +49,15 @@ def data_path(name: str) -> Path:
 def fill_defaults(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
     """Add the demo model and its settings for the task to a user's settings.
 
-    The settings are returned unchanged if they name a model, or if the demo model does not know the
-    task. The demo's problems and solved examples are left out if the user names data.
+    The settings are returned unchanged if they name another model, or if the demo model does not
+    know the task. The demo's problems and solved examples are left out if the user names data.
 
     Args:
         given: The user's settings.
         search: Whether the task is searched.
     """
     known = (_SEARCHES if search else _EVALUATIONS).get(str(given.get("task")))
-    if "model" in given or known is None:
+    if str(given.get("model", NAME)) != NAME or known is None:
         return dict(given)
     added: dict[str, Any] = {
         name: str(data_path(value)) if name in _FILES else value for name, value in known.items()

@@ -38,7 +38,7 @@ _ARGUMENTS: Final = {
     **{f"budget.{name}": arg(f"budget={name}") for name in ("tokens", "calls", "seconds", "nodes")},
 }
 
-_COMPUTING: Final = ("device", "attention", "layers", "tensor_parallel_size")
+_COMPUTING: Final = ("device", "attention", "layers", "tensor_parallel_size", "threads")
 
 
 def run_settings(
@@ -95,7 +95,8 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
     device = torch.device(device_type) if device_type else resolve_device(engine.device)
     ranks = {"tensor_parallel_size": str(engine.tensor_parallel_size)}
     if device.type == "cpu":
-        return {"device": "cpu", **ranks}
+        # Workers of a cluster have threads of their own number.
+        return {"device": "cpu", **ranks, "threads": str(torch.get_num_threads())}
     # A cluster's coordinator may run on a machine without a GPU.
     named = torch.cuda.is_available()
     compiled = not engine.eager if engine.compile is None else engine.compile

@@ -18,7 +18,7 @@ from treegen.evals.multiple_choice import (
     choice_requests,
     is_multiple_choice,
 )
-from treegen.evals.problem import Problem
+from treegen.evals.problem import Problem, readable_reference
 from treegen.evals.registry import get_task
 from treegen.evals.requests import OwnRequests
 from treegen.evals.selection import select_if_needed
@@ -299,7 +299,7 @@ def first_prompt(job: Job, facts: "ModelInfo") -> str:
     ]
     if problem.choices:
         lines.append(f"choices: {', '.join(map(repr, problem.candidates))}")
-    return "\n".join([*lines, f"reference: {problem.answer}"])
+    return "\n".join([*lines, f"reference: {readable_reference(problem.answer)}"])
 
 
 def _apply_chat_format(tree: Node, settings: EvalSettings) -> Node:

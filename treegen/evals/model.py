@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treegen.common.cores import set_threads
 from treegen.errors import ModelError
 from treegen.model.options import EngineOptions
 
@@ -214,6 +215,10 @@ def load_llm(
 
     llm: BaseLLM
     if places is None:
+        from treegen.model.config import resolve_device
+
+        if resolve_device(engine.device).type == "cpu":
+            set_threads()
         llm = LLM(**asdict(engine))
     else:
         from treegen.cluster.cluster import Cluster

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,3 +68,17 @@ class Skipped:
 
     def __str__(self) -> str:
         return f"{self.source}, line {self.line}: {self.reason}"
+
+
+def readable_reference(answer: str) -> str:
+    """Return a reference for people: tasks store several right answers as a JSON list of texts.
+
+    Args:
+        answer: The reference as `Problem.answer` has it.
+    """
+    if answer.startswith("["):
+        with suppress(ValueError):
+            answers = json.loads(answer)
+            if answers and all(isinstance(each, str) for each in answers):
+                return " or ".join(answers)
+    return answer

@@ -16,6 +16,7 @@ from treegen.errors import RunError
 from treegen.evals.config.early_stopping import Rounds
 from treegen.evals.job import Job, PreparedJob
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
+from treegen.evals.progress.time_left import TimeForecast
 from treegen.evals.progress.timeline import Timeline
 from treegen.evals.sample_recorder import SampleRecorder, keep_job_images
 from treegen.evals.scoring.code_execution import ProgramScoring
@@ -64,6 +65,11 @@ def sample(
 
         yield from sample_choices(prepared, recorder, llm, stop=stop)
         return
+    forecast = TimeForecast(
+        job.settings.sampling.max_tokens, shares_speed=llm.facts.device_type == "cpu"
+    )
+    for record in run.records():
+        forecast.finish(record["num_tokens"], before=True)
     with (
         closing(recorder),
         closing(Timeline(run.path, len(recorder.account.parts))) as timeline,
@@ -72,11 +78,12 @@ def sample(
         prompts = _Prompts(stream, job)
         feeder = _RoundFeeder(run, stream, recorder.rounds) if recorder.rounds else None
         recorder.account.begin(stream.usage, stream.plan, stream.workers)
-        tracker = _ProgressTracker(run, stream, recorder.tally)
+        tracker = _ProgressTracker(run, stream, recorder.tally, forecast)
 
         def store(completions: Sequence[Completion]) -> None:
             for completion in completions:
                 recorder.add(prompts.record(completion))
+                forecast.finish(completion.num_tokens)
 
         try:
             stopped = False
@@ -107,10 +114,14 @@ class _ProgressTracker:
     """Reports the progress of a stream."""
 
     def __init__(
-        self, run: RunDir, stream: "Stream", tally: "AccuracyCounter | ProgramScoring | None"
+        self,
+        run: RunDir,
+        stream: "Stream",
+        tally: "AccuracyCounter | ProgramScoring | None",
+        forecast: TimeForecast,
     ) -> None:
         """Start the clock of this part of the run."""
-        self._run, self._stream, self._tally = run, stream, tally
+        self._run, self._stream, self._tally, self._forecast = run, stream, tally, forecast
         self._started, self._start = len(run.done), time.monotonic()
         self._glance = UpdateTimer()
         self._seen: dict[str, Any] = {}
@@ -122,15 +133,23 @@ class _ProgressTracker:
                 "levels": self._stream.levels(),
                 "estimate": self._tally.estimate() if self._tally else None,
             }
-        status = self._stream.status()
+        status, tokens = self._stream.status(), self._stream.usage.decoded_tokens
+        done, planned = len(self._run.done), self._run.info.planned - self._run.spared
+        seconds = time.monotonic() - self._start
         return RunProgress(
-            done=len(self._run.done),
-            planned=self._run.info.planned - self._run.spared,
+            done=done,
+            planned=planned,
             rows=status.rows,
             pages=status.pages,
             num_pages=status.num_pages,
-            tokens=self._stream.usage.decoded_tokens,
-            seconds=time.monotonic() - self._start,
+            tokens=tokens,
+            seconds=seconds,
+            forecast=self._forecast.estimate(
+                seconds=seconds,
+                spent=tokens,
+                running=status.rows,
+                waiting=max(0, planned - done - status.rows),
+            ),
             accuracy=self._tally.accuracy if self._tally else None,
             started=self._started,
             workers=self._stream.workers(),

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.closeable import Closeable
@@ -89,6 +90,17 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
         def __getattr__(self, name: str) -> Any:
             raise missing_attribute(self, name)
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        name = facts.engine.model or "a module"
+        return (
+            f"{type(self).__name__}({name!r}, {facts.dtype} on {facts.device_type}, at most "
+            f"{facts.max_rows:,} rows)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>"
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(

@@ -27,6 +27,7 @@ from treegen.evals.statistics.estimators import (
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import MetricVerdict, Verdict
+from treegen.report.run_settings import KeySettings, describe_view, differing_settings
 from treegen.report.tables import PrintableTable, interval
 from treegen.report.view import ProblemView, RunView
 
@@ -103,6 +104,9 @@ class Comparison:
     """Two runs and their differences.
 
     a, b: the names of the runs.
+    what: what each run is: its task, model and key settings.
+    differ_in: the settings in which the runs differ, with both values, such as "temperature 0.7 /
+    1.0".
     problem_ids: the problems that were compared.
     left_out: the problems that either run has not finished.
     differences: one for each metric that both runs have, the headline first.
@@ -117,6 +121,8 @@ class Comparison:
     differences: tuple[Difference, ...]
     tokens: TokenDifference | None = None
     places: tuple[int, ...] = ()
+    what: tuple[str, str] = ("", "")
+    differ_in: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline includes its differences by problem."""
@@ -129,7 +135,16 @@ class Comparison:
     def listing(self) -> PrintableTable:
         """Return one line for each metric that both runs have, and the method of its test."""
         left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
-        title = f"A: {self.a}\nB: {self.b}\n{len(self.problem_ids):,} problems, paired{left_out}"
+        title = "\n".join(
+            (
+                *(
+                    f"{letter}: {name}{f', {what}' if what else ''}"
+                    for letter, name, what in zip("AB", (self.a, self.b), self.what, strict=True)
+                ),
+                f"differ in: {', '.join(self.differ_in) or 'no setting'}",
+                f"{len(self.problem_ids):,} problems, paired{left_out}",
+            )
+        )
         lines = []
         for method in dict.fromkeys(row.method for row in self.differences):
             names = dict.fromkeys(row.metric for row in self.differences if row.method == method)
@@ -140,7 +155,7 @@ class Comparison:
         else:
             del columns["p (Holm)"]
         if self.tokens is not None:
-            lines.append(_tokens_told(self.tokens))
+            lines.append(_describe_tokens(self.tokens))
         listing = PrintableTable.of(
             self.differences, columns, words=("Filter", "Metric"), lines=lines
         )
@@ -188,12 +203,46 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         raise InputError(
             f"the runs have no verdicts by a common filter: {_lacks(a)}; {_lacks(b)}; score both"
         )
+    clusters = clusters_of(a.problems, ids)
+    differences = _compare_verdicts(a, b, ids, shared, clusters)
+    differences += _compare_judgements(a, b, ids, clusters)
+    if not differences:
+        raise InputError(
+            f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
+            "so problems cannot be compared; compare the metrics that `treegen score` prints"
+        )
+    spent = [[count[i] for i in ids] for count in map(_num_tokens, (a, b))]
+    tokens = _tokens(spent[0], spent[1], clusters)
+    number = {problem.id: number for number, problem in enumerate(a.problems)}
+    places = tuple(number[i] for i in ids)
+    adjusted = holm([row.p_value for row in differences])
+    rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
+    return Comparison(
+        a.name,
+        b.name,
+        tuple(ids),
+        unfinished,
+        rows,
+        tokens,
+        places,
+        (describe_view(a), describe_view(b)),
+        differing_settings(KeySettings.of(a), KeySettings.of(b)),
+    )
+
+
+def _compare_verdicts(
+    a: RunView, b: RunView, ids: Sequence[str], filters: Sequence[str], clusters: Clusters
+) -> list[Difference]:
+    """Return the differences of accuracies, votes and pass@k by each filter.
+
+    Raises:
+        InputError: some problems have no verdicts.
+    """
     most = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
     stops = a.voters is not None or b.voters is not None
-    clusters = clusters_of(a.problems, ids)
     votes = all(view.report is not None and view.report.majority for view in (a, b))
-    differences = []
-    for filter in shared:
+    differences: list[Difference] = []
+    for filter in filters:
         first, second = (view.verdicts(filter, fixed=True) for view in (a, b))
         if missing := [p for p in ids if p not in first or p not in second]:
             raise InputError(
@@ -215,19 +264,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             place = sum(row.filter != filter for row in differences) + 1
             row = _difference("vote", filter, values[0], values[1], clusters)
             differences.insert(place, row)
-    differences += _compare_judgements(a, b, ids, clusters)
-    if not differences:
-        raise InputError(
-            f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
-            "so problems cannot be compared; compare the metrics that `treegen score` prints"
-        )
-    spent = [[count[i] for i in ids] for count in map(_num_tokens, (a, b))]
-    tokens = _tokens(spent[0], spent[1], clusters)
-    number = {problem.id: number for number, problem in enumerate(a.problems)}
-    places = tuple(number[i] for i in ids)
-    adjusted = holm([row.p_value for row in differences])
-    rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
-    return Comparison(a.name, b.name, tuple(ids), unfinished, rows, tokens, places)
+    return differences
 
 
 def _compare_judgements(
@@ -395,15 +432,15 @@ def _student() -> Any:
     return t
 
 
-def _tokens_told(found: TokenDifference) -> str:
-    line = f"tokens: A {found.a:,}, B {found.b:,}"
-    if found.a != found.b:
-        line += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
-    if found.low is None or found.high is None:
+def _describe_tokens(tokens: TokenDifference) -> str:
+    line = f"tokens: A {tokens.a:,}, B {tokens.b:,}"
+    if tokens.a != tokens.b:
+        line += f" ({abs(tokens.saved):.1%} {'fewer' if tokens.saved > 0 else 'more'})"
+    if tokens.low is None or tokens.high is None:
         return line
-    bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
-    p_value = _p_value(found.p_value)
-    return f"{line}; B - A {found.value:+,.0f} for a problem ({bounds}), p {p_value}"
+    bounds = f"{tokens.low:+,.0f} to {tokens.high:+,.0f}"
+    p_value = _p_value(tokens.p_value)
+    return f"{line}; B - A {tokens.value:+,.0f} for a problem ({bounds}), p {p_value}"
 
 
 def _p_value(value: float | None) -> str:

@@ -74,7 +74,7 @@ class Frames:
             row: dict[str, Any] = {
                 "problem_id": problem.id,
                 "question": problem.question,
-                "reference": problem.answer,
+                "reference": problem.reference,
                 "group": problem.group,
                 "prompt_tokens": problem.prompt_tokens,
                 "num_samples": len(problem.samples),

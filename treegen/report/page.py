@@ -3,7 +3,7 @@
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -15,10 +15,14 @@ from treegen.common.garbage_collection import freeze_gc
 from treegen.common.version import VERSION
 from treegen.errors import InputError, install
 from treegen.report.compare import Comparison
+from treegen.report.curves import k_curves
 from treegen.report.page_data import blobs
-from treegen.report.pictures import Picture, draw_all
-from treegen.report.plots.searches import cost_listing
-from treegen.report.tables import cards, metrics, other_tables, settings, sharing
+from treegen.report.plots.comparison import comparison_plots
+from treegen.report.plots.figures import Plot, PlotLink
+from treegen.report.plots.runs import curves_plot, metric_plot, run_plots
+from treegen.report.plots.searches import cost_listing, methods_plot
+from treegen.report.run_settings import KeySettings, describe_view, differing_columns
+from treegen.report.tables import cards, headline_of, metrics, other_tables, settings, sharing
 from treegen.report.view import RunView
 from treegen.runs.files import check_no_link
 
@@ -40,6 +44,80 @@ _SCRIPTS: Final = (
     "live.js",
     "main.js",
 )
+_DPI: Final = 96  # a browser's pixels per inch
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A rendered plot, as the template takes it.
+
+    drawn: its SVG.
+    spots: its parts that link to problems.
+    width, height: in a browser's pixels.
+    """
+
+    plot: Plot
+    drawn: bytes
+    spots: Sequence[PlotLink]
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, plot: Plot) -> "Picture":
+        """Render a plot."""
+        width, height = (round(inches * _DPI) for inches in plot.size)
+        return cls(plot, *plot.svg_and_spots(), width, height)
+
+    @property
+    def svg(self) -> str:
+        """The SVG in base64."""
+        return base64.b64encode(self.drawn).decode("ascii")
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write the plot's files to a folder and return their paths."""
+        return self.plot.save(folder, self.drawn)
+
+
+def draw_all(
+    views: Sequence[RunView], comparison: Comparison | None
+) -> tuple[dict[str, list[Picture]], list[Picture]]:
+    """Return the pictures of each run by its key on the page, and those of all runs together."""
+    drawn = {
+        _key(number): [Picture.of(plot) for plot in run_plots(view)]
+        for number, view in enumerate(views)
+    }
+    plots = _across(views) if comparison is None else comparison_plots(comparison)
+    return drawn, [Picture.of(plot) for plot in plots]
+
+
+def _key(number: int) -> str:
+    return f"run-{number + 1}"
+
+
+def _across(views: Sequence[RunView]) -> list[Plot]:
+    """Return the pictures that show several runs together."""
+    if len(views) < 2:
+        return []
+    plots = []
+    rows = [(view.name, row) for view in views if (row := headline_of(view)) is not None]
+    known = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
+    if known:
+        names = {row.metric for _, row in rows}
+        plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", known))
+    curves = {
+        view.name: k_curves(
+            view.verdicts(view.filters[0], fixed=True),
+            votes=bool(view.report.majority),
+            problems=view.problems,
+        )
+        for view in views
+        if view.filters and view.report is not None
+    }
+    if curves := {name: of_run for name, of_run in curves.items() if of_run}:
+        plots.append(curves_plot(curves))
+    if (methods := methods_plot(views)) is not None:
+        plots.append(methods)
+    return plots
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +273,11 @@ def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any
     """Return the template's data of one run."""
     done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
     source = f" from {view.source}" if view.source else ""
-    return {
+    section = {
         "key": key,
         "name": view.name,
-        "subtitle": f"{view.task}, {done}{source}; begun {view.info.created}",
+        "what": describe_view(view),
+        "subtitle": f"{done}{source}; begun {view.info.created}",
         "notices": view.notices,
         "cards": cards(view),
         "plots": plots,
@@ -216,18 +295,51 @@ def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any
         "has_trees": bool(view.trees),
         "settings": settings(view),
     }
+    return {**section, "contents": list(_contents(section))}
+
+
+def _contents(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the id and the title of each part of a run's section, in the order of the template."""
+    if section["metrics"].rows:
+        yield "metrics", "Metrics"
+    for number, table in enumerate(section["tables"], 1):
+        yield f"table-{number}", table.title
+    for name, id, title in (
+        ("has_problems", "problems", "Problems"),
+        ("has_trees", "trees", "Search trees"),
+        ("has_samples", "drawn", section["unit"].capitalize()),
+        ("plots", "plots", "Plots"),
+        ("costs", "costs", section["costs"].title if section["costs"] else ""),
+        ("sharing", "sharing", "What sharing did"),
+        ("has_prompts", "prompts", "Prompt tree"),
+    ):
+        if section[name]:
+            yield id, title
+    yield "settings", "Settings"
 
 
 def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, Any]:
     labels = list(dict.fromkeys(card.label for view in views for card in cards(view)))
+    key_settings = [KeySettings.of(view) for view in views]
+    differing = differing_columns(key_settings)
+    differing.pop("model", None)  # it has a column of its own
     rows = []
-    for view in views:
+    for place, (view, of_run) in enumerate(zip(views, key_settings, strict=True)):
         values = {card.label: card.value for card in cards(view)}
-        rows.append([view.name, view.task, *(values.get(label, "") for label in labels)])
+        rows.append(
+            [
+                view.name,
+                view.task,
+                of_run.model,
+                *(column[place] for column in differing.values()),
+                *(values.get(label, "") for label in labels),
+            ]
+        )
+    head = ["Run", "Task", "Model", *differing]
     return {
-        "head": ["Run", "Task", *labels],
+        "head": [*head, *labels],
         "rows": rows,
-        "numbers": range(2, 2 + len(labels)),
+        "numbers": range(len(head), len(head) + len(labels)),
         "plots": across,
         "costs": cost_listing(views),
         # Only pictures of two runs have spots, which link to the first run's problems by index.

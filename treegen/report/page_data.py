@@ -39,7 +39,9 @@ MOST_BYTES: Final = 2**24
 _ITEMS: Final = 256
 _CHARACTERS: Final = 200_000
 # The number of characters of a question shown in the table of problems.
-_ASKED: Final = 120
+_ASKED: Final = 300
+# The number of characters of a reference answer shown there.
+_REFERENCE: Final = 80
 # The largest number of characters of a node's `data`.
 _DATA: Final = 2000
 
@@ -101,7 +103,9 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
     shown = thumbnails(view.images) if view.images and view.images.images else {}
     images = list(_parts(list(shown.values())))
     texts = list(_parts([safe_text(sample.text) for sample in samples]))
-    problems = list(_parts([[safe_text(p.question), safe_text(p.answer)] for p in view.problems]))
+    problems = list(
+        _parts([[safe_text(p.question), safe_text(p.reference)] for p in view.problems])
+    )
     trees = list(_parts([_tree(tree) for tree in view.trees]))
     yield _blob(
         f"{name}-index",
@@ -112,6 +116,9 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "tokens": [_mean_tokens(problem) for problem in view.problems],
                 "group": [safe_text(problem.group) for problem in view.problems],
                 "asked": [_beginning(problem.question) for problem in view.problems],
+                "reference": [
+                    _beginning(problem.reference)[:_REFERENCE] for problem in view.problems
+                ],
                 **_images(view.problems, list(shown)),
             },
             "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},
@@ -179,7 +186,7 @@ def _mean_tokens(problem: ProblemView) -> float | None:
 
 def _beginning(question: str) -> str:
     """Return the start of a question, in one line."""
-    return safe_text(" ".join(question[:400].split())[:_ASKED])
+    return safe_text(" ".join(question[: 2 * _ASKED].split())[:_ASKED])
 
 
 def _images(problems: Sequence[ProblemView], shown: Sequence[str]) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
     lines.append(safe_text(f"problem {problem.id}, prompt of {problem.prompt_tokens:,} tokens\n"))
     if problem.images:
         lines.append("".join(f"image: {_clip(str(image), 300)}\n" for image in problem.images))
-    for title, text in (("question", problem.question), ("reference", problem.answer)):
+    for title, text in (("question", problem.question), ("reference", problem.reference)):
         if text:
             lines.append(f"{title}: {_clip(text, limit)}\n")
     if vote.answer is not None:

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from treegen.common.formatting import format_bytes, format_table, safe_text
 from treegen.evals.progress.usage import format_kernels, format_sharing
-from treegen.evals.statistics.metrics import MajorityRow, MetricRow
-from treegen.evals.statistics.tables import Table
+from treegen.evals.statistics.metrics import MajorityRow, MetricRow, Report
+from treegen.evals.statistics.tables import Cell, Table
+from treegen.report.run_settings import describe_view
 from treegen.report.view import RunView
 
 _Item = TypeVar("_Item")
@@ -92,21 +93,45 @@ def headline_of(view: RunView) -> MetricRow | None:
     return view.report.metrics[0] if view.report and view.report.metrics else None
 
 
+def headline_cards_of(report: Report) -> list[Card]:
+    """Return the first metric of a report, and maj@k and pass@k of most samples."""
+    if not report.metrics:
+        return []
+    first = report.metrics[0]
+    cards = [_card(_name(first.metric), first)]
+    votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
+    for last in votes[-1:]:
+        cards.append(Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high)))
+    passes = [
+        row
+        for row in report.metrics
+        if (row.task, row.filter) == (first.task, first.filter) and row.metric.startswith("pass@")
+    ]
+    return [*cards, *(_card(row.metric, row) for row in passes[-1:])]
+
+
+def headline_text(report: Report | None) -> str:
+    """Return the headline numbers in a line, the first with its interval.
+
+    Such as "accuracy 0.688 (0.470 to 0.852), maj@8 0.875, pass@8 0.917"; "nothing scored" without
+    a report.
+    """
+    cards = [] if report is None else headline_cards_of(report)
+    if not cards:
+        return "nothing scored"
+    first, *others = cards
+    bounds = f" ({first.more})" if first.more else ""
+    return ", ".join(
+        (f"{first.label} {first.value}{bounds}", *(f"{c.label} {c.value}" for c in others))
+    )
+
+
 def cards(view: RunView) -> list[Card]:
     """Return the headline numbers of a run."""
     headline_cards: list[Card] = []
     report, first = view.report, headline_of(view)
     if report is not None and first is not None:
-        headline_rows = [row for row in report.metrics if row.filter == first.filter]
-        passes = [row for row in headline_rows if row.metric.startswith("pass@")]
-        headline_cards.append(_card(_name(first.metric), first))
-        votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
-        if votes:
-            last = votes[-1]
-            headline_cards.append(
-                Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high))
-            )
-        headline_cards += [_card(row.metric, row) for row in passes[-1:]]
+        headline_cards += headline_cards_of(report)
         rates = [row for row in report.metrics if row.metric in ("invalid", "truncated")]
         seen = {row.metric: row for row in reversed(rates)}
         headline_cards += [
@@ -135,30 +160,48 @@ def cards(view: RunView) -> list[Card]:
 
 
 def metrics(view: RunView, *, first: bool) -> PrintableTable:
-    """Return a table of metrics.
+    """Return a table of metrics; its title says what the run is.
 
     Args:
         view: The run.
-        first: Take the metrics of the headline filter and those without a filter; else the others.
+        first: Take the metrics of the headline filters and those without a filter; else the others.
     """
-    top = headline_of(view)
-    headline_filters = ("none",) if top is None else ("none", top.filter)
+    report = view.report
+    shown = headline_filters(report)
+    votes_shown = next(iter(shown.values()), ())
     rows: list[list[str]] = []
-    for row in view.report.metrics if view.report else ():
-        if (row.filter in headline_filters) == first:
+    for row in report.metrics if report else ():
+        if (row.filter in shown.get(row.task, ())) == first:
             better = "" if row.higher_is_better else " (lower is better)"
-            rows.append([row.filter, f"{row.metric}{better}", *_format_metric(row)])
-    for vote in view.report.majority if view.report else ():
-        if (vote.filter in headline_filters) == first:
+            rows.append([row.task, row.filter, f"{row.metric}{better}"])
+            rows[-1] += _format_metric(row)
+    for vote in report.majority if report else ():
+        if (vote.filter in votes_shown) == first:
             ties = "" if vote.tie_rate is None else f" (ties {vote.tie_rate:.3f})"
-            rows.append([vote.filter, f"maj@{vote.k}{ties}", *_format_metric(vote)])
-    return PrintableTable(["Filter", "Metric", "Value", "95% interval", "Stderr"], rows, (2, 3, 4))
+            rows.append([view.task, vote.filter, f"maj@{vote.k}{ties}"])
+            rows[-1] += _format_metric(vote)
+    head = ["Task", "Filter", "Metric", "Value", "95% interval"]
+    title = describe_view(view) if first else ""
+    return PrintableTable(head, rows, (3, 4), title=title)
+
+
+def headline_filters(report: Report | None) -> dict[str, tuple[str, ...]]:
+    """Return the filters that a short table shows, by task: the task's first filter, and "none"."""
+    filters: dict[str, tuple[str, ...]] = {}
+    for row in report.metrics if report else ():
+        if row.task not in filters or filters[row.task] == ("none",):
+            filters[row.task] = tuple(dict.fromkeys(("none", row.filter)))
+    return filters
+
+
+def task_label(task: str, report: Report | None) -> str:
+    """Return the name of a task with the label of its data, such as "gsm8k (bundled problems)"."""
+    return f"{task} ({report.label})" if report is not None and report.label else task
 
 
 def _format_metric(row: MetricRow | MajorityRow) -> list[str]:
     value = number(row.value) if row.reason is None else f"n/a: {row.reason}"
-    stderr = "" if row.stderr is None else number(row.stderr)
-    return [value, interval(row.low, row.high), stderr]
+    return [value, format_interval(row)]
 
 
 def other_tables(view: RunView) -> list[PrintableTable]:
@@ -167,11 +210,29 @@ def other_tables(view: RunView) -> list[PrintableTable]:
 
 
 def table_listing(table: Table) -> PrintableTable:
-    """Return a table of values, ready to print."""
+    """Return a table of values, ready to print; bounds become intervals, and replace errors."""
+    lows = [
+        place
+        for place, (a, b) in enumerate(zip(table.columns, table.columns[1:], strict=False))
+        if a.startswith("Low") and b == f"High{a[3:]}"
+    ]
+    dropped = {low + 1 for low in lows}
+    if lows and "Stderr" in table.columns:
+        dropped.add(table.columns.index("Stderr"))
+    places = [place for place in range(len(table.columns)) if place not in dropped]
+
+    def cell(row: Sequence[Cell], place: int) -> str:
+        if place not in lows:
+            return _cell(row[place])
+        return interval(row[place], row[place + 1])  # type: ignore[arg-type]
+
     return PrintableTable(
-        table.columns,
-        [[_cell(cell) for cell in row] for row in table.rows],
-        numbers=range(1, len(table.columns)),
+        [
+            f"95% interval{table.columns[p][3:].rstrip()}" if p in lows else table.columns[p]
+            for p in places
+        ],
+        [[cell(row, place) for place in places] for row in table.rows],
+        numbers=range(1, len(places)),
         title=table.title,
     )
 
@@ -246,6 +307,13 @@ def interval(low: float | None, high: float | None, *, signed: bool = False) -> 
     if low is None or high is None:
         return ""
     return f"{low:+.3f} to {high:+.3f}" if signed else f"{low:.3f} to {high:.3f}"
+
+
+def format_interval(row: MetricRow | MajorityRow) -> str:
+    """Return the interval of a value; for a metric that has none, its standard error."""
+    if row.low is None and row.stderr is not None:
+        return f"stderr {row.stderr:.3f}"
+    return interval(row.low, row.high)
 
 
 def number(value: float | None) -> str:

@@ -11,11 +11,18 @@ from treegen.evals.progress.usage import (
     workers_line,
 )
 from treegen.evals.statistics.metrics import Report
-from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import thinking_line
 from treegen.report.plots.heat_map import draw_text
+from treegen.report.run_settings import KeySettings
+from treegen.report.tables import (
+    format_interval,
+    headline_filters,
+    number,
+    table_listing,
+    task_label,
+)
 
-UP, DOWN, PLUS_MINUS = "\u2191", "\u2193", "\u00b1"
+UP, DOWN = "\u2191", "\u2193"
 _SHOWN: Final = 5
 _COSTS: Final = {
     "Decoded": "tokens_decoded",
@@ -32,25 +39,36 @@ def run_text(
     *,
     unit: str = "samples",
     ascii: bool = False,
+    all_filters: bool = False,
+    more: str = "",
 ) -> str:
-    """Return the metrics of a run as lm-eval prints them, the votes, and what sharing saved.
+    """Return the metrics of a run with their intervals, the votes, and what sharing saved.
 
     Args:
         results: The content of results.json.
         report: The metrics; None if nothing is scored.
         unit: The unit of results["done"].
         ascii: Draw grids without block characters.
+        all_filters: Show every filter; otherwise the first of each task.
+        more: How the user sees the other filters.
     """
     lines: list[str] = []
     if report is not None:
-        lines.append(_metrics(report))
-        if report.majority:
-            lines.append("\n" + _majority(report))
+        shown = None if all_filters else headline_filters(report)
+        lines.append(_metrics(report, shown))
+        votes_shown = None if shown is None else next(iter(shown.values()), ())
+        if votes := _majority(report, votes_shown):
+            lines.append("\n" + votes)
         for table in report.tables:
-            lines.append(f"\n{safe_text(table.title)}\n{_table(table)}")
+            lines.append(f"\n{table_listing(table)}")
         for grid in report.grids:
             lines.append(f"\n{safe_text(draw_text(grid, ascii=ascii))}")
-        lines += [*_remarks(report), *_notes(results), ""]
+        if hidden := _hidden_filters(report, shown):
+            how = f"; {more}" if more else ""
+            lines.append(f"\nother filters: {safe_text(', '.join(hidden))}{how}")
+        if remarks := [*_remarks(report), *_notes(results)]:
+            lines += ["", *remarks]
+        lines.append("")
     usage = results["usage"]
     if thinking := results.get("thinking"):
         lines.append(thinking_line(thinking))
@@ -59,7 +77,8 @@ def run_text(
         lines.append(safe_text(line))
     if line := speculation_line(usage):
         lines.append(line)
-    lines.append(_time(usage))
+    threads = results.get("versions", {}).get("threads")
+    lines.append(_time(usage) + (f"; CPU threads: {threads}" if threads else ""))
     if usage.get("eager_because"):
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
@@ -92,12 +111,14 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
         for result in results
     ]
     task, budget = results[0]["task"], results[0]["settings"]["budget"]
+    model = KeySettings.of_results(results[0]).model
     limits = ", ".join(f"{value:,} {name}" for name, value in budget.items() if value is not None)
     done = results[0]["done"]
     several = any(result.get("pass@k") for result in results)
     what, each_of = ("searches of problems", "search") if several else ("problems", "problem")
     text = (
-        f"{task['name']}: {done:,} {what} from {task['source']}; at most {limits} per {each_of}"
+        f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
+        f"at most {limits} per {each_of}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
         f"Costs are means per {each_of}."
     )
@@ -132,49 +153,47 @@ def _time(usage: Mapping[str, Any]) -> str:
     return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"
 
 
-def _metrics(report: Report) -> str:
+def _metrics(report: Report, shown: Mapping[str, Sequence[str]] | None) -> str:
+    """Return the table of metrics. shown: the filters to show, by task; None for all."""
     rows = [
         [
-            f"{row.task} ({report.label})" if report.label else row.task,
+            task_label(row.task, report),
             row.version,
             row.filter,
             "n/a" if row.num_fewshot is None else str(row.num_fewshot),
             row.metric,
             UP if row.higher_is_better else DOWN,
-            _number(row.value),
-            PLUS_MINUS if row.stderr is not None else "",
-            _number(row.stderr) if row.stderr is not None else "",
+            number(row.value),
+            format_interval(row),
         ]
         for row in report.metrics
+        if shown is None or row.filter in shown[row.task]
     ]
-    head = ["Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr"]
-    return format_table(head, rows, right=(1, 3, 6, 8))
+    head = ["Task", "Version", "Filter", "n-shot", "Metric", "", "Value", "95% interval"]
+    return format_table(head, rows, right=(1, 3, 6, 7))
 
 
-def _table(table: Table) -> str:
-    rows = [[_text(cell) for cell in row] for row in table.rows]
-    return format_table(table.columns, rows, right=range(1, len(table.columns)))
+def _hidden_filters(report: Report, shown: Mapping[str, Sequence[str]] | None) -> list[str]:
+    if shown is None:
+        return []
+    return [*dict.fromkeys(r.filter for r in report.metrics if r.filter not in shown[r.task])]
 
 
-def _text(cell: Cell) -> str:
-    return _number(cell) if cell is None or isinstance(cell, float) else str(cell)
-
-
-def _majority(report: Report) -> str:
+def _majority(report: Report, shown: Sequence[str] | None) -> str:
+    """Return the table of maj@k; "" without votes. shown: the filters to show; None for all."""
     rows = [
         [
             row.filter,
             str(row.k),
-            _number(row.value),
-            PLUS_MINUS if row.stderr is not None else "",
-            _number(row.stderr) if row.stderr is not None else "",
-            _number(row.tie_rate),
+            number(row.value),
+            format_interval(row),
+            number(row.tie_rate),
         ]
         for row in report.majority
+        if shown is None or row.filter in shown
     ]
-    return format_table(
-        ["Filter", "k", "maj@k", "", "Stderr", "Tie rate"], rows, right=(1, 2, 4, 5)
-    )
+    head = ["Filter", "k", "maj@k", "95% interval", "Tie rate"]
+    return format_table(head, rows, right=(1, 2, 3, 4)) if rows else ""
 
 
 def _remarks(report: Report) -> list[str]:
@@ -195,7 +214,3 @@ def _remarks(report: Report) -> list[str]:
 def _notes(results: Mapping[str, Any]) -> list[str]:
     notes = results.get("task", {}).get("notes", ())
     return [safe_text(note).replace("\n", " ") for note in notes]
-
-
-def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.4f}"

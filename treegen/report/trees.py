@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import RunError
 from treegen.runs import RecordFile
+from treegen.search.tree.graphs import to_dot, to_mermaid, to_svg
 from treegen.search.tree.records import TreeNode, best_path
 
 if TYPE_CHECKING:
@@ -60,6 +61,17 @@ class StoredTree:
         from treegen.search.tree.draw import draw_tree
 
         return draw_tree(self.nodes, self.best, full=full)
+
+    def to_dot(self) -> str:
+        """Return the tree in the language of Graphviz."""
+        return to_dot(self.nodes, best_path(self.nodes, self.best), self.problem_id)
+
+    def to_mermaid(self) -> str:
+        """Return the tree as a Mermaid flowchart."""
+        return to_mermaid(self.nodes, best_path(self.nodes, self.best))
+
+    def _repr_svg_(self) -> str:
+        return to_svg(self.nodes, best_path(self.nodes, self.best))
 
     @property
     def path(self) -> list[TreeNode]:

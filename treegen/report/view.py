@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.outputs import Thinking, answer_after
+from treegen.evals.problem import readable_reference
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.verdict import Verdict
 from treegen.report.trees import StoredTree
@@ -77,6 +78,11 @@ class ProblemView:
     group: str = ""
     choice_tokens: int = 0
     images: tuple[RunImage, ...] = ()
+
+    @property
+    def reference(self) -> str:
+        """The reference answer, for people."""
+        return readable_reference(self.answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

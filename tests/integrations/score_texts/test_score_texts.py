@@ -221,7 +221,7 @@ def test_the_command_writes_what_datasets_can_read(
     asked = ["score-texts", str(path), "--model", str(checkpoint), "--top", "4", "-o", str(out)]
     result = treegen(*asked, "--dtype", "float32", "--memory", "8MiB")
     assert result.code == 0, result.err
-    told = json.loads(result.out.splitlines()[-1])
+    told = result.document
     assert told["texts"] == len(LINES) and told["top"] == 4
     read = datasets.load_dataset(
         "parquet", data_files=str(out / "*.parquet"), cache_dir=str(tmp_path / "cache")

@@ -703,6 +703,11 @@ def test_keys_models_health_and_metrics(running: Running, client: openai.OpenAI)
     assert httpx2.get(f"{running.url}/health").json() == {"status": "ok"}
     assert httpx2.get(f"{running.url}/v1/completions").status_code == 405
     assert httpx2.get(f"{running.url}/else").json()["error"]["code"] == 404
+    for route, hint in (("responses", "chat completions"), ("embeddings", "makes no embeddings")):
+        answer = httpx2.post(f"{running.url}/v1/{route}", json={"model": "demo", "input": "a"})
+        assert answer.status_code == 404
+        message = answer.json()["error"]["message"]
+        assert hint in message and "POST /v1/chat/completions" in message
     client.completions.create(model="demo", prompt="a", max_tokens=7, extra_body={"min_tokens": 7})
     metrics = httpx2.get(f"{running.url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
     assert "treegen_decoded_tokens_total 7.0" in metrics

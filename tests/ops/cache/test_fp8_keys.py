@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +157,7 @@ def test_a_loaded_model_and_a_plan_know_it(tmp_path: Path, treegen: Command) -> 
     each = []
     for more in ([], ["--kv-cache-dtype", "fp8"]):
         done = treegen(*asked, *more, "-q")
-        each.append(json.loads(done.out)["plans"][0])
+        each.append(done.document["plans"][0])
     assert each[0]["model"]["kv_bytes_per_token"] == 4 * each[1]["model"]["kv_bytes_per_token"]
     assert each[1]["num_pages"] > 3.9 * each[0]["num_pages"]
     assert each[1]["model"]["kv_cache_dtype"] == "fp8"

@@ -23,7 +23,7 @@ from treegen.model.vision.processor import load_processor
 def told(command: Command, *words: object) -> dict[str, Any]:
     done = command("models", *words, "-q")
     assert done.code == 0, done.err
-    document: dict[str, Any] = json.loads(done.out)
+    document: dict[str, Any] = done.document
     return document
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen import demo
 from treegen.common.files.paths import file_name
@@ -119,6 +119,21 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
         )
 
 
+# A run of more samples is announced if the user chose neither problems nor their number.
+_MANY: Final = 2000
+
+
+def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
+    """Tell the listener which runs draw thousands of samples by default."""
+    for job in jobs:
+        if job.planned >= _MANY:
+            listener.tell(
+                f"{job.task.name}: {job.planned:,} samples are planned, "
+                f"{job.settings.num_samples:,} of each of {len(job.data.problems):,} problems; "
+                "limit= or num_samples= takes fewer"
+            )
+
+
 def evaluate_all(
     tasks: Sequence[str | Task],
     choices: Mapping[str, Any],
@@ -166,6 +181,8 @@ def evaluate_all(
     jobs = [load_job(target.settings) for target in targets]
 
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
+    if not choices.keys() & {"limit", "ids", "num_samples"}:
+        _tell_large_plans(fresh, listener)
     whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
     def prepare(job: Job, facts: "ModelInfo") -> PreparedJob | None:
@@ -194,6 +211,7 @@ def evaluate_all(
             items.append(_Work(job, run, prepared_job, verdicts, judging))
         return items, ()
 
+    models.threads = next((target.threads for target in targets if target.threads), None)
     # Showing a prompt needs the tokenizer.
     wanted, prepared = prepare_runs(jobs, models, listener, prepare, () if show_prompts else whole)
     settings = [target.settings for target in targets]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from treegen import demo
 from treegen.common.closeable import Closeable
+from treegen.common.cores import set_threads
 from treegen.errors import InputError, Message, RunError, TreegenError, arg
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.identity import computed_on, run_settings
@@ -80,12 +81,13 @@ class ModelLoader(Closeable):
 
     llm: a loaded model; it is used for all runs, and stays open. places: the placement of workers
     that load models. stays: whether a model stays loaded after its runs; the code that sets it must
-    then close the model.
+    then close the model. threads: the CPU threads with which a resumed run was computed.
     """
 
     llm: "BaseLLM | None" = None
     places: "Placement | None" = None
     stays: bool = False
+    threads: str | None = None
     _loaded: "BaseLLM | None" = field(default=None, init=False)
     _options: EngineOptions | None = field(default=None, init=False)
 
@@ -125,6 +127,8 @@ class ModelLoader(Closeable):
     def settings(self, job: "AnyJob", facts: "ModelInfo | ModelPrecision") -> "RunSettings":
         """Return the settings that a job's run stores when it starts."""
         engine, loaded = job.settings.engine, self.llm
+        if facts.device_type == "cpu" and loaded is None and not self.on_workers:
+            set_threads(self.threads)
         return run_settings(
             job,
             dtype=facts.dtype,

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from treegen.common.progress import load_tqdm
 
 if TYPE_CHECKING:
     from treegen.evals.config.base import BaseSettings
     from treegen.evals.progress.run_progress import RunProgress
 
+# tqdm's own time left counts samples, and samples that start together end together.
+_BAR: Final = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]"
 Stop = Callable[[], object]
 Follow = Callable[[Callable[[Stop], Iterable[tuple[int, int]]], str], tuple[int, int]]
 """Consumes an iterator of (done, planned) that may be stopped; its second argument is the unit."""
@@ -54,9 +58,7 @@ class BarListener(Listener):
 
     def warn(self, text: str) -> None:
         """Print a line."""
-        from tqdm.auto import tqdm
-
-        tqdm.write(text, file=sys.stderr)
+        load_tqdm().write(text, file=sys.stderr)
 
     def tell(self, text: str) -> None:
         """Print a line."""
@@ -64,18 +66,22 @@ class BarListener(Listener):
 
     def track(self, steps: "Iterator[RunProgress]", title: str) -> None:
         """Consume the steps of a run, with a bar of its samples or searches."""
-        from tqdm.auto import tqdm
-
         bar = None
         for now in steps:
             if bar is None:
-                bar = tqdm(desc=title, total=now.planned, initial=now.started, unit=f" {now.unit}")
+                bar = load_tqdm()(
+                    desc=title,
+                    total=now.planned,
+                    initial=now.started,
+                    unit=f" {now.unit}",
+                    bar_format=_BAR,
+                )
             bar.total = now.planned
             bar.update(now.done - bar.n)
-            postfix = {"tokens/s": f"{now.tokens_per_second:,.0f}"} if now.num_pages else {}
+            parts = [f"tokens/s={now.tokens_per_second:,.0f}"] if now.num_pages else []
             if now.estimate is not None:
-                postfix["accuracy"] = f"{now.estimate.value:.3f}"
-            bar.set_postfix(postfix, refresh=False)
+                parts.append(f"accuracy={now.estimate.value:.3f}")
+            bar.set_postfix_str(", ".join(filter(None, (*parts, now.time_left))), refresh=False)
         if bar is not None:
             bar.close()
 

@@ -121,6 +121,7 @@ def search_all(
     )
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
+    models.threads = next((target.threads for target in targets if target.threads), None)
     wanted, _ = prepare_runs(jobs, models, listener, _check)
     folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
     again = listener.resume_command(resume or folder, [target.settings for target in targets])

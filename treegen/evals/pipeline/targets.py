@@ -13,6 +13,7 @@ from treegen.errors import InputError, RunError, arg
 from treegen.evals.config import eval_settings as eval_settings
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.config.eval_settings import EvalSettings
+from treegen.evals.identity import computed_on
 from treegen.evals.registry import get_task, get_task_name
 from treegen.evals.search import settings as search_settings
 from treegen.evals.search.custom_method import short_name
@@ -31,6 +32,7 @@ class RunTarget(Generic[_Settings]):
 
     resume: whether to resume an existing run. whole: whether that run is complete.
     info: the content of its run.json, unless the user changes an option of its model.
+    threads: the CPU threads with which it was computed; None if that is not stored.
     """
 
     settings: _Settings
@@ -38,6 +40,7 @@ class RunTarget(Generic[_Settings]):
     resume: bool
     whole: bool = False
     info: RunInfo | None = None
+    threads: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class _Kind(Generic[_Settings]):
         """Return the target that resumes the run in a directory."""
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
+            threads = computed_on(run.info).get("threads")
             whole = run.missing <= 0
             info = None if choices.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
         all_choices = {**choices, **({self.by: name[0]} if name else {})}
@@ -77,7 +81,7 @@ class _Kind(Generic[_Settings]):
                 message = f"{path} is a run of {task}, not of {get_task_name(all_choices['task'])}"
                 raise InputError(f"{message}; name another directory, or leave the task out")
         settings = self.settle(all_choices, {**stored, "kept": path})
-        return RunTarget(settings, path, True, whole, info)
+        return RunTarget(settings, path, True, whole, info, threads)
 
     def among(
         self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from treegen.common.outputs import LevelRows, WorkerStatus
+from treegen.evals.progress.time_left import TimeLeft
 from treegen.evals.statistics.estimators import Estimate, estimate
 
 # Seconds between updates of values that are too slow to compute in every step: intervals, and rows
@@ -30,6 +31,7 @@ class RunProgress:
     unknown: searches that are still running. Solved searches end early, so running searches are
         harder on average than finished ones. The estimate leaves their results open.
     workers: the status of each worker of a cluster.
+    forecast: the remaining time by the lengths so far; without it, it follows from the counts.
     """
 
     done: int
@@ -46,6 +48,7 @@ class RunProgress:
     unit: str = "samples"
     unknown: int = 0
     workers: tuple[WorkerStatus, ...] = ()
+    forecast: TimeLeft | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -54,7 +57,11 @@ class RunProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Remaining seconds at the speed of this attempt; None before its first sample."""
+        """Remaining seconds; None if nothing is known, as before the first sample."""
+        if self.done >= self.planned:
+            return 0.0
+        if self.forecast is not None:
+            return self.forecast.seconds
         new = self.done - self.started
         return self.seconds * (self.planned - self.done) / new if new > 0 else None
 
@@ -84,7 +91,9 @@ class RunProgress:
             return ""
         minutes, rest = divmod(round(self.seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
+        clock = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        most = "at most " if self.forecast is not None and self.forecast.is_bound else ""
+        return f"{most}{clock} left"
 
 
 class AccuracyCounter:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CacheFullError
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
+from treegen.evals.progress.time_left import TimeForecast
 from treegen.evals.progress.usage import AttemptLog, load_attempts
 from treegen.evals.scoring.results import results_head
 from treegen.evals.search.job import SearchJob
@@ -71,7 +72,10 @@ def run_searches(
     tally = AccuracyCounter()
     for record in run.records():
         tally.count(record["problem_id"], bool(record["solved"]))
+    settings = job.settings
     started, start, tokens = len(run.done), time.monotonic(), 0
+    # The tokens of searches in progress are not known, so a search's length is its time.
+    forecast, spent, seen = TimeForecast(settings.budget.seconds), 0.0, 0.0
     results = _start_searches(job, run, llm, stop, value_function)
     parts = AttemptLog(run, results.workers)
     stopped = False
@@ -91,6 +95,14 @@ def run_searches(
                 tally.count(record["problem_id"], record["solved"])
                 tokens += record["usage"]["tokens_decoded"]
                 parts.save()
+                seconds, left = time.monotonic() - start, run.info.planned - len(run.done)
+                running = min(settings.concurrency, left)
+                # It was in progress with the others until now.
+                spent, seen = (
+                    spent + (seconds - seen) * min(settings.concurrency, left + 1),
+                    seconds,
+                )
+                forecast.finish(result.usage.seconds)
                 unknown = results.num_unknown + len(finished) - number
                 solved = _estimate_solved(tally, unknown, job.settings.repeats)
                 status = results.status()
@@ -101,13 +113,16 @@ def run_searches(
                     pages=status.pages,
                     num_pages=status.num_pages,
                     tokens=tokens,
-                    seconds=time.monotonic() - start,
+                    seconds=seconds,
                     accuracy=solved.value if solved else None,
                     started=started,
                     estimate=solved,
                     unit="searches",
                     unknown=unknown,
                     workers=results.workers(),
+                    forecast=forecast.estimate(
+                        seconds=seconds, spent=spent, running=running, waiting=left - running
+                    ),
                 )
             stopped = bool(stop())
         parts.save(now=True)

@@ -52,6 +52,16 @@ _MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
 _GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+_ROUTES: Final = (
+    "this server has POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /metrics "
+    "and GET /health"
+)
+# What clients ask for that know OpenAI's other routes, and what to use.
+_ELSEWHERE: Final = {
+    "/v1/responses": "set the client to chat completions, such as "
+    "client.chat.completions.create(...); ",
+    "/v1/embeddings": "it generates text and makes no embeddings; ",
+}
 
 
 class Server:
@@ -304,7 +314,11 @@ def _is_address(host: str) -> bool:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    path = request.url.path
+    message = f"{request.method} {path}: {error.detail}"
+    if error.status_code == 404:
+        own = next((hint for start, hint in _ELSEWHERE.items() if path.startswith(start)), "")
+        message = f"there is no {request.method} {path} here; {own}{_ROUTES}"
     return _error(error.status_code, message, headers=error.headers)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,6 +191,15 @@ class Plan:
             for bound in self.generated
         ]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({len(self.requests):,} prompts, {self.num_samples:,} samples, "
+            f"{self.stored_tokens:,} prompt tokens instead of {self.unshared_tokens:,})"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     @property
     def num_samples(self) -> int:

@@ -124,7 +124,7 @@ class Page {
   // Of several runs one is shown at a time.
   async show(key) {
     for (const [each, article] of this.articles) article.classList.toggle("shown", each === key);
-    for (const link of document.querySelectorAll("nav a")) {
+    for (const link of document.querySelectorAll("nav.runs a")) {
       if (link.hash === addressOf({ run: key })) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }

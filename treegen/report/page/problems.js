@@ -6,6 +6,9 @@ const problemColumns = (run) => {
   const { problems, filters, votes, unit } = run.index;
   const [filter] = filters;
   const columns = [{ key: "problem", of: (i) => problems.id[i], width: "minmax(7rem, 11rem)" }];
+  if (problems.reference.some(Boolean)) {
+    columns.push({ key: "reference", of: (i) => problems.reference[i] || null, width: "minmax(5rem, 9rem)" });
+  }
   if (filter) {
     const title = unit === "searches" ? "solved" : "accuracy";
     columns.push({ key: title, of: (i) => filter.right[i], show: fixed(3) });
@@ -24,7 +27,7 @@ const problemColumns = (run) => {
   );
   if (problems.group.some(Boolean)) columns.push({ key: "group", of: (i) => problems.group[i] || null });
   if (problems.asked.some(Boolean)) {
-    columns.push({ key: "question", of: (i) => problems.asked[i], width: "minmax(14rem, 1fr)" });
+    columns.push({ key: "question", of: (i) => problems.asked[i], width: "minmax(26rem, 1fr)" });
   }
   return columns;
 };

@@ -119,7 +119,7 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
         axes.set_ylabel("share of right votes")
         axes.set_ylim(-0.12, 1.12)
         axes.set_xlim(-0.02, 1.02)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=8)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
 
     return Plot(
         "share_accuracy",
@@ -154,7 +154,7 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
         axes.set_ylabel("share of the top answer")
         axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(-0.02, 1.04)
-        figure.legend(loc="outside upper center", ncols=3, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=3, fontsize=10)
 
     return Plot(
         "difficulty_votes",
@@ -181,7 +181,7 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
         axes.set_xlabel("generated tokens")
         axes.set_ylabel("share right")
         axes.set_ylim(-0.05, 1.05)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
 
     return Plot(
         "tokens_accuracy",
@@ -225,7 +225,7 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
         axes.set_xlabel("generated tokens, dotted at the medians")
         axes.set_ylabel("share of its kind")
         axes.grid(axis="x", visible=False)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
 
     return Plot(
         "lengths_by_verdict", "Lengths of right and wrong samples", description, draw, (6.4, 3.2)

@@ -78,11 +78,11 @@ def draw_grid(figure: Any, grid: Grid) -> None:
     for i, row in enumerate(grid.values):
         for j, value in enumerate(row):
             if value is None:
-                axes.text(j, i, _MISSING, ha="center", va="center", fontsize=8)
+                axes.text(j, i, _MISSING, ha="center", va="center", fontsize=10)
             else:  # low values have a dark background
                 ink = "white" if value < 0.55 else "black"
                 percent = f"{100 * value:.0f}"
-                axes.text(j, i, percent, ha="center", va="center", fontsize=8, color=ink)
+                axes.text(j, i, percent, ha="center", va="center", fontsize=10, color=ink)
 
 
 def _figure(grid: Grid) -> Any:

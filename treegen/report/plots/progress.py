@@ -51,7 +51,7 @@ def finish_plot(view: RunView) -> Plot:
         axes.invert_yaxis()
         axes.set_xlabel(view.unit)
         axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=10)
 
     return Plot(
         "finish_reasons",
@@ -88,7 +88,7 @@ def lengths_plot(view: RunView) -> Plot:
         axes.set_xlabel("generated tokens")
         axes.set_ylabel(view.unit)
         axes.grid(axis="x", visible=False)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=10)
 
     description = f"{everything[0]:,} to {everything[-1]:,} tokens, half of them up to {middle:,}"
     return Plot("lengths", f"How long {view.unit} are", description, draw, (6.4, 3.2))
@@ -175,7 +175,7 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
                     color=colour,
                     label=label if place == 0 else None,
                 )
-                axes.bar_label(bar, labels=[f" {value:,}"], fontsize=9)
+                axes.bar_label(bar, labels=[f" {value:,}"], fontsize=10)
         axes.set_yticks(range(len(pairs)), [name for name, _, _ in pairs])
         axes.invert_yaxis()
         axes.set_xscale("log")
@@ -184,6 +184,6 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
         axes.margins(x=0.2)
         axes.set_xlabel("tokens, logarithmic")
         axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
 
     return Plot("sharing", "What sharing saved", description, draw, (6.4, 2.6))

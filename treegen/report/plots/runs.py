@@ -167,14 +167,14 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
                     linewidth=0,
                 )
             axes.set_xscale("log")
-            axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=9)
+            axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=10)
             axes.set_ylim(-0.02, 1.02)
-            axes.tick_params(axis="x", labelsize=7)
+            axes.tick_params(axis="x", labelsize=10)
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.xaxis.set_minor_formatter("")
         panels[len(panels) // 2].set_xlabel("tokens per problem")
         panels[0].set_ylabel("vote")
-        panels[0].legend(fontsize=8)
+        panels[0].legend(fontsize=10)
 
     size = max(6.4, 2.6 * len(found)), 3.4
     title = "Votes against tokens, with 95% intervals"
@@ -292,14 +292,14 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
         if len(shares) <= _NAMED:
             names = [plain_label(share.problem_id, 14) for share in shares]
             axes.set_xticks(places, names, rotation=60, ha="right", rotation_mode="anchor")
-            axes.tick_params(axis="x", labelsize=8)
+            axes.tick_params(axis="x", labelsize=10)
         else:
             axes.set_xlabel("problems, best solved first")
         axes.grid(axis="x", visible=False)
         axes.set_ylabel("share of samples")
         axes.set_ylim(0, 1)
         axes.margins(x=0.01)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
 
     description = f"{len(shares):,} problems"
     if votes:

@@ -221,11 +221,11 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_formatter("{x:,.0f}")
-        axes.tick_params(axis="x", which="both", labelsize=8, rotation=30)
+        axes.tick_params(axis="x", which="both", labelsize=10, rotation=30)
         axes.set_xlabel("decoded tokens per search, in the mean")
         axes.set_ylabel("share of problems solved")
         axes.set_ylim(-0.02, 1.02)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=10)
 
     title = "Solved against tokens by method, with 95% intervals"
     return Plot("methods_over_tokens", title, description, draw, (6.4, 4.2))

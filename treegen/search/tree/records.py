@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from treegen.errors import DataError
+from treegen.search.tree.graphs import to_dot, to_mermaid, to_svg
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.text_node import NodeEnd
 
@@ -149,6 +150,40 @@ class SearchTree:
     def children(self, node: int) -> list[int]:
         """Return the ids of a node's children, in order."""
         return [record.id for record in self.nodes if record.parent_id == node]
+
+    def to_dot(self, best: int | None = None, *, name: str = "tree") -> str:
+        """Return the tree in the language of Graphviz: the best path bold, pruned nodes dashed.
+
+        Args:
+            best: The id of the node where the best path ends, such as `SearchResult.best`.
+            name: The name of the graph.
+        """
+        nodes = [node.to_json() for node in self.nodes]
+        return to_dot(nodes, best_path(nodes, best), name)
+
+    def to_mermaid(self, best: int | None = None) -> str:
+        """Return the tree as a Mermaid flowchart: the best path thick, pruned nodes dashed.
+
+        Args:
+            best: The id of the node where the best path ends, such as `SearchResult.best`.
+        """
+        nodes = [node.to_json() for node in self.nodes]
+        return to_mermaid(nodes, best_path(nodes, best))
+
+    def to_svg(self, best: int | None = None) -> str:
+        """Return the tree as SVG: the best path bold, pruned nodes dashed.
+
+        Args:
+            best: The id of the node where the best path ends, such as `SearchResult.best`.
+        """
+        nodes = [node.to_json() for node in self.nodes]
+        return to_svg(nodes, best_path(nodes, best))
+
+    def __repr__(self) -> str:
+        return f"SearchTree({len(self.nodes):,} nodes)"
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
 
     def to_jsonl(self) -> str:
         """Return the tree as text: one JSON object per line, in ASCII."""

@@ -75,6 +75,15 @@ class SearchResult:
             return max(self.votes, key=lambda answer: self.votes[answer])
         return self.answers[0] if self.answers else None
 
+    def __repr__(self) -> str:
+        answer = f", answer {self.answer!r:.40}" if self.answer is not None else ""
+        ended = f", {self.error or self.stopped}" if self.error or self.stopped else ""
+        cost = f"{self.usage.tokens_decoded:,} tokens"
+        return f"SearchResult({self.name!r}: {len(self.tree.nodes):,} nodes, {cost}{answer}{ended})"
+
+    def _repr_svg_(self) -> str:
+        return self.tree.to_svg(self.best)
+
     @staticmethod
     def of(search: Search, returned: object, error: BaseException | None) -> SearchResult:
         """Return the result of a search whose function returned or raised something.

@@ -1,0 +1,121 @@
+"""What a run is, and how runs differ, is said wherever runs are shown or compared."""
+
+import re
+from pathlib import Path
+
+import pytest
+from cli_cases import Command
+from report_cases import make_run
+
+from treegen import open_run
+from treegen.evals.problem import readable_reference
+from treegen.report.compare import compare_runs
+from treegen.report.load import load_run
+from treegen.report.page import write_page
+from treegen.report.run_settings import (
+    KeySettings,
+    describe_view,
+    differing_columns,
+    short_model_name,
+)
+
+SYSTEM = "Solve the problem step by step, and end with the answer as a number."
+
+
+@pytest.fixture(name="runs", scope="module")
+def _runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs of the same problems with other settings."""
+    folder = tmp_path_factory.mktemp("runs")
+    a = make_run(folder / "a", num_problems=6, num_samples=4)
+    b = make_run(
+        folder / "b",
+        num_problems=6,
+        num_samples=4,
+        temperature=1.0,
+        seed=0,
+        apply_chat_template=True,
+        system_instruction=SYSTEM,
+        data=str(folder / "a-data.jsonl"),
+    )
+    return a, b
+
+
+def test_a_run_is_its_task_its_model_and_key_settings(runs: tuple[Path, Path]) -> None:
+    a, b = map(load_run, runs)
+    assert describe_view(a) == ("gsm8k with made-up: n 4, temperature 0.7, max_tokens 256, 8-shot")
+    assert describe_view(b) == (
+        "gsm8k with made-up: n 4, temperature 1, max_tokens 256, 8-shot, chat template, "
+        "system text 'Solve the problem step by step, and end ...'"
+    )
+    assert describe_view(b, short=True) == "gsm8k with made-up"
+
+
+def test_a_comparison_says_in_what_the_runs_differ(
+    runs: tuple[Path, Path], treegen: Command
+) -> None:
+    a, b = map(load_run, runs)
+    comparison = compare_runs(a, b)
+    lines = str(comparison).splitlines()
+    assert lines[0] == f"A: a, {describe_view(a)}" and lines[1] == f"B: b, {describe_view(b)}"
+    differ = (
+        "differ in: temperature 0.7 / 1, apply_chat_template False / True, "
+        "system_instruction none / 'Solve the problem step by step, and end ...', "
+        "fewshot_as_multiturn False / True"
+    )
+    assert lines[2] == differ
+    assert "differ in: no setting" in str(compare_runs(a, a))
+    assert differ.replace("'", "&#x27;") in comparison._repr_html_()
+    done = treegen("compare", *runs, "--no-plots")
+    assert differ in done.out and done.document["differ_in"] == list(comparison.differ_in)
+    assert differ in str(open_run(runs[0]).compare(runs[1]))
+
+
+def test_the_page_of_runs_has_a_column_for_each_differing_setting(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    views = list(map(load_run, runs))
+    columns = differing_columns([KeySettings.of(view) for view in views])
+    assert columns["temperature"] == ["0.7", "1"]
+    write_page(views, tmp_path / "page.html", plots=False)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    heads = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
+    assert heads[:6] == [
+        "Run",
+        "Task",
+        "Model",
+        "temperature",
+        "apply_chat_template",
+        "system_instruction",
+    ]
+    assert all(describe_view(view).replace("'", "&#39;") in page for view in views)
+    write_page(views, tmp_path / "both.html", plots=False, comparison=compare_runs(*views))
+    assert "differ in: temperature 0.7 / 1" in (tmp_path / "both.html").read_text("utf-8")
+
+
+def test_a_page_has_contents_and_its_samples_before_its_plots(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    write_page([load_run(runs[0])], tmp_path / "page.html", plots=False)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    contents = page[page.index('class="contents"') :]
+    links = re.findall(r'<a href="#(run-1-[\w-]+)">', contents[: contents.index("</nav>")])
+    places = [page.index(f'id="{link}"') for link in links]
+    assert places == sorted(places) and len(links) >= 5
+    assert links.index("run-1-drawn") < links.index("run-1-plots")
+    assert links.index("run-1-metrics") == 0 and links[-1] == "run-1-settings"
+
+
+def test_models_and_references_have_short_forms() -> None:
+    names = ("Qwen/Qwen3-0.6B", "/data/models/llama", "./llama", "a/b/c", "demo")
+    assert list(map(short_model_name, names)) == ["Qwen/Qwen3-0.6B", "llama", "llama", "c", "demo"]
+    assert readable_reference('["36"]') == "36"
+    assert readable_reference('["36", "thirty-six"]') == "36 or thirty-six"
+    for plain in ("36", "[1, 2]", "[", "[]", "an [answer]"):
+        assert readable_reference(plain) == plain
+
+
+def test_references_in_frames_and_on_pages_are_the_answers(
+    runs: tuple[Path, Path], treegen: Command
+) -> None:
+    pytest.importorskip("pandas")
+    assert open_run(runs[0]).problems()["reference"].tolist() == [str(i) for i in range(6)]

@@ -1,0 +1,257 @@
+"""What a run is in one line, its model and key settings, and in which settings runs differ."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.common.formatting import safe_text
+from treegen.errors import RunError
+
+if TYPE_CHECKING:
+    from treegen.report.view import RunView
+    from treegen.runs import RunInfo
+
+_SHOWN: Final = 40  # characters of a text
+# Settings that say where data and code are, how a run is stored and shown, or how fast it is.
+_LEFT_OUT: Final = (
+    "task data split limit ids kept place source sources fewshot_file fewshot_data include_path "
+    "data_files hub_cache judged_by score log_tokens pass_ks maj_ks votes concurrency "
+    "model revision dtype quantization kv_cache_dtype adapter num_fewshot "
+    "device memory page_size max_rows prefill_chunk sharing impl eager compile run_ahead "
+    "reproducible check trust_remote_code tensor_parallel_size speculate draft_model "
+    "draft_tokens images verifier_memory stop_batch"
+)
+# Shown in the line about a run unless they have these values.
+_USUAL: Final = {
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "repeats": 1,
+    "reasoning": "auto",
+    "stop_when": "never",
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """The settings of a run that say what was measured.
+
+    model: the name of the model, with its adapter if it has one.
+    values: other settings by name, those that every run shows first.
+    weights: the hash of the weights.
+    """
+
+    model: str
+    values: Mapping[str, Any]
+    weights: str = ""
+
+    @staticmethod
+    def of(view: "RunView") -> "KeySettings":
+        """Return the settings of a loaded run."""
+        rows = view.report.metrics if view.report else ()
+        shots = next((row.num_fewshot for row in rows if row.num_fewshot is not None), None)
+        return KeySettings.of_info(view.info, searched=view.searched, num_fewshot=shots)
+
+    @staticmethod
+    def of_info(
+        info: "RunInfo", *, searched: bool = False, num_fewshot: int | None = None
+    ) -> "KeySettings":
+        """Return the settings that run.json has.
+
+        Args:
+            info: The content of run.json.
+            searched: Whether the problems are searched.
+            num_fewshot: The number of solved examples; None if only run.json may have it.
+        """
+        from treegen.evals.config.eval_settings import stored_choices
+        from treegen.evals.search.settings import stored_search_choices
+
+        choices: Mapping[str, Any] = {}
+        with suppress(RunError):
+            choices = (stored_search_choices if searched else stored_choices)(info)
+        return KeySettings.of_choices(
+            choices,
+            info.identity.get("model"),
+            num_fewshot=num_fewshot,
+            imported="imported" in info.identity,
+        )
+
+    @staticmethod
+    def of_results(results: Mapping[str, Any]) -> "KeySettings":
+        """Return the settings of a run. results: the content of its results.json."""
+        rows = (results.get("report") or {}).get("metrics", ())
+        shots = next((r["num_fewshot"] for r in rows if r["num_fewshot"] is not None), None)
+        imported = "imported from" in results.get("versions", {})
+        choices = results.get("settings", {})
+        if "method" in results:
+            choices = {"method": results["method"], **choices}
+        return KeySettings.of_choices(
+            choices, results.get("model"), num_fewshot=shots, imported=imported
+        )
+
+    @staticmethod
+    def of_choices(
+        choices: Mapping[str, Any],
+        weights: object,
+        *,
+        num_fewshot: int | None = None,
+        imported: bool = False,
+    ) -> "KeySettings":
+        """Return the settings of a run.
+
+        Args:
+            choices: Its settings by name, as `stored_choices` returns them.
+            weights: What run.json stores about its model.
+            num_fewshot: The number of solved examples; None if only `choices` may have it.
+            imported: Whether another tool drew the samples; the model's name stands in `weights`.
+        """
+        facts = weights if isinstance(weights, Mapping) else {}
+        model = str(facts.get("fingerprint", "")) if imported else str(choices.get("model") or "")
+        name = short_model_name(model)
+        if adapter := choices.get("adapter"):
+            name += f" + {Path(str(adapter)).name}"
+        shots = choices.get("num_fewshot") if num_fewshot is None else num_fewshot
+        left_out = set(_LEFT_OUT.split())
+        values = {
+            "method": choices.get("method"),
+            "budget": _plain(choices.get("budget")),
+            "num_samples": choices.get("num_samples"),
+            "temperature": choices.get("temperature"),
+            "max_tokens": choices.get("max_tokens"),
+            "num_fewshot": shots,
+            "apply_chat_template": choices.get("apply_chat_template"),
+            "system_instruction": choices.get("system_instruction"),
+            **{k: facts.get(k) for k in ("dtype", "quantization", "kv_cache_dtype")},
+            **{k: _plain(v) for k, v in choices.items() if k not in left_out},
+        }
+        return KeySettings(name, values, "" if imported else str(facts.get("fingerprint", "")))
+
+    def describe(self, task: str, *, short: bool = False) -> str:
+        """Return a line such as "gsm8k with demo: n 8, temperature 0.7, 8-shot".
+
+        Args:
+            task: The name of the run's task.
+            short: Whether to name only the task and the model.
+        """
+        parts = "" if short else ", ".join(self._parts())
+        title = f"{task} with {self.model}" if self.model else task
+        return safe_text(f"{title}: {parts}" if parts else title).replace("\n", " ")
+
+    def _parts(self) -> Iterator[str]:
+        value = self.values.get
+        if value("method"):
+            yield str(value("method"))
+        if budget := value("budget"):
+            limits = {k: v for k, v in budget.items() if v is not None}
+            yield f"budget {_join(limits)}"
+        for name, label in (
+            ("num_samples", "n"),
+            ("repeats", "repeats"),
+            ("temperature", "temperature"),
+            ("top_p", "top_p"),
+            ("top_k", "top_k"),
+            ("min_p", "min_p"),
+            ("max_tokens", "max_tokens"),
+        ):
+            if value(name) is not None and value(name) != _USUAL.get(name, object()):
+                yield f"{label} {value(name)}"
+        if value("num_fewshot") is not None:
+            yield f"{value('num_fewshot')}-shot"
+        if value("apply_chat_template"):
+            yield "chat template"
+        if system := value("system_instruction"):
+            yield f"system text {_shorten(system)}"
+        for name in ("reasoning", "quantization", "kv_cache_dtype", "stop_when", "seed"):
+            if value(name) is not None and value(name) != _USUAL.get(name, object()):
+                yield f"{name} {value(name)}"
+
+    def differing(self, other: "KeySettings") -> dict[str, tuple[str, str]]:
+        """Return the settings in which another run differs: both values as text, by name."""
+        pairs: dict[str, tuple[str, str]] = {}
+        if self.model != other.model and (self.weights != other.weights or not self.weights):
+            pairs["model"] = self.model, other.model
+        elif self.weights != other.weights:
+            pairs["weights"] = self.weights[:8], other.weights[:8]
+        for name in dict.fromkeys((*self.values, *other.values)):
+            a, b = self.values.get(name), other.values.get(name)
+            if isinstance(a or b, Mapping):
+                for key in dict.fromkeys((*(a or {}), *(b or {}))):
+                    c, d = (a or {}).get(key), (b or {}).get(key)
+                    if c != d:
+                        pairs[str(key) if name == "extra" else f"{name}.{key}"] = _text(c), _text(d)
+            elif a != b and not (_is_off(a) and _is_off(b)):
+                pairs[name] = _text(a), _text(b)
+        return pairs
+
+
+def describe_view(view: "RunView", *, short: bool = False) -> str:
+    """Return the line that says what a run is: its task, its model and its key settings.
+
+    Args:
+        view: The run.
+        short: Whether to name only the task and the model.
+    """
+    return KeySettings.of(view).describe(view.task, short=short)
+
+
+def describe_results(results: Mapping[str, Any], *, short: bool = False) -> str:
+    """Return the same line from the content of a run's results.json.
+
+    Args:
+        results: The content of results.json.
+        short: Whether to name only the task and the model.
+    """
+    return KeySettings.of_results(results).describe(results["task"]["name"], short=short)
+
+
+def differing_settings(a: KeySettings, b: KeySettings) -> tuple[str, ...]:
+    """Return the settings in which two runs differ, such as "temperature 0.7 / 1.0".
+
+    Args:
+        a: The settings of the first run.
+        b: The settings of the second run.
+    """
+    return tuple(f"{name} {x} / {y}" for name, (x, y) in a.differing(b).items())
+
+
+def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
+    """Return the settings that are not the same in all runs: the value of each run, by name."""
+    first, *others = settings
+    names = dict.fromkeys(name for other in others for name in first.differing(other))
+    columns = {}
+    for name in names:
+        pairs = [first.differing(other).get(name) for other in others]
+        own = next(pair[0] for pair in pairs if pair is not None)
+        columns[name] = [own, *(own if pair is None else pair[1] for pair in pairs)]
+    return columns
+
+
+def short_model_name(model: str) -> str:
+    """Return a hub name unchanged, and the last part of a path."""
+    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    return Path(model).name if is_path else model
+
+
+def _plain(value: object) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _is_off(value: object) -> bool:
+    """Return whether a setting has no effect; runs of before lack settings that are off."""
+    return value in (None, False, "", [], {}, "auto", "never")
+
+
+def _text(value: object) -> str:
+    return _shorten(value) if isinstance(value, str) else "none" if value is None else str(value)
+
+
+def _shorten(text: str) -> str:
+    flat = " ".join(text.split())
+    return repr(flat if len(flat) <= _SHOWN else f"{flat[:_SHOWN]}...")
+
+
+def _join(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
