@@ -25,7 +25,7 @@ class PassResultProcessor:
         self,
         run: EngineRun,
         admission: AdmissionController,
-        endings: OutputProcessor,
+        outputs: OutputProcessor,
         speculation: SpeculativeDecoder | None,
     ) -> None:
         """Set up the processor of one run.
@@ -33,28 +33,28 @@ class PassResultProcessor:
         Args:
             run: Shared state of the run.
             admission: Opens and closes requests.
-            endings: Ends samples.
+            outputs: Ends samples.
             speculation: Learns from the tokens drawn after its drafts; None without drafting.
         """
-        self._run, self._admission, self._endings = run, admission, endings
+        self._run, self._admission, self._outputs = run, admission, outputs
         self._speculation = speculation
         self._over: list[Ints] = []  # slots of rows that are over, or may be, and have not ended
 
-    def note(self, flight: InFlightPrefill | InFlightStep) -> None:
+    def record(self, flight: InFlightPrefill | InFlightStep) -> None:
         """Wait for a pass, and record its results. Rows that are over stay until `end`."""
         if isinstance(flight, InFlightPrefill):
-            self._note_prefill(flight)
+            self._record_prefill(flight)
         else:
-            self._note_draws(flight)
+            self._record_draws(flight)
 
     def end(self) -> bool:
         """End the samples that the recorded tokens complete. Return whether there were any."""
         over, self._over = self._over, []
         if over:
-            self._endings.end(np.concatenate(over))
+            self._outputs.end(np.concatenate(over))
         return bool(over)
 
-    def _note_prefill(self, flight: InFlightPrefill) -> None:
+    def _record_prefill(self, flight: InFlightPrefill) -> None:
         """Record the results of a prefill pass, and the first tokens drawn after it."""
         lse = flight.wait()
         self._run.executor.check()
@@ -63,11 +63,11 @@ class PassResultProcessor:
             scored.add()
         self._admission.on_computed(flight.iter_finished_segments())
         for first in flight.first:
-            self._note_draws(first.flight)
+            self._record_draws(first.flight)
             self.end()
             self._admission.add_rows(first.requests)
 
-    def _note_draws(self, flight: InFlightStep) -> None:
+    def _record_draws(self, flight: InFlightStep) -> None:
         """Record the drawn tokens of rows that have not left since."""
         drawn = flight.fetch.wait().flat()
         self._run.executor.check()
@@ -75,11 +75,11 @@ class PassResultProcessor:
         if self._speculation is not None:
             self._speculation.note(flight, drawn.tokens, alive)
         if flight.guesses is None:
-            self._note_tokens(flight, drawn, np.flatnonzero(alive))
+            self._record_tokens(flight, drawn, np.flatnonzero(alive))
             return
-        self._note_rows(flight, flight.guesses, drawn, alive)
+        self._record_verified(flight, flight.guesses, drawn, alive)
 
-    def _note_rows(
+    def _record_verified(
         self,
         flight: InFlightStep,
         guesses: VerifyInput,
@@ -97,7 +97,7 @@ class PassResultProcessor:
         if rows.watches:
             slow[slots[draws]] = True
         in_turn = slow[slots[draws]]
-        self._note_tokens(flight, drawn, draws[~in_turn], is_last[~in_turn])
+        self._record_tokens(flight, drawn, draws[~in_turn], is_last[~in_turn])
         self._run.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
         rest = draws[in_turn]
         place = guesses.place_T[rest]
@@ -106,11 +106,11 @@ class PassResultProcessor:
             # A row may have ended at one of its earlier tokens.
             stays = rows.serial[slots[now]] == flight.serials[now]
             stays &= rows.phase[slots[now]] == RowPhase.LIVE
-            self._note_tokens(flight, drawn, now[stays])
+            self._record_tokens(flight, drawn, now[stays])
             self.end()
             self._run.usage.accepted_tokens += int(stays.sum()) if turn else 0
 
-    def _note_tokens(
+    def _record_tokens(
         self,
         flight: InFlightStep,
         drawn: HostDraws,
