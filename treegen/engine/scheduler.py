@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import numpy as np
 import torch
 
 from treegen.common.device import use_device
@@ -31,11 +32,10 @@ from treegen.engine.param_set import ParamSet
 from treegen.engine.passes.decode import DecodeSteps, DeferredStep, InFlightStep
 from treegen.engine.passes.prefill import InFlightPrefill, PrefillPasses
 from treegen.engine.requests.admission import AdmissionController
-from treegen.engine.requests.invariants import check_invariants
 from treegen.engine.requests.output_processor import GeneratedSegment, OutputProcessor
 from treegen.engine.requests.pass_results import PassResultProcessor
 from treegen.engine.requests.run_errors import make_stall_error, translate_error
-from treegen.engine.rows.engine_run import EngineResources, new_run
+from treegen.engine.resources import EngineResources, new_run
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.speculative.speculation import SpeculationOptions, SpeculativeDecoder
@@ -49,6 +49,7 @@ class Scheduler:
     """Runs a plan, and requests added later, one forward pass at a time.
 
     run: the state that the parts of the engine share.
+    features: the optional features of the run.
     usage, scores, grown: the same objects as in `run`.
     queue: moves rows between phases.
     flight: the pass whose results are not recorded yet; None if there is none.
@@ -58,7 +59,7 @@ class Scheduler:
     def __init__(
         self,
         plan: Plan,
-        given: EngineResources,
+        resources: EngineResources,
         param_sets: Sequence[ParamSet],
         samples: Sequence[Sequence[int]],
         *,
@@ -71,7 +72,7 @@ class Scheduler:
 
         Args:
             plan: The requests and their segments.
-            given: The model, the cache and the settings of the run.
+            resources: The model, the cache and the settings of the run.
             param_sets: Sampling parameters and their stop conditions; at least one set.
             samples: Indices of the samples to draw, for each request of the plan.
             params_of: Index into param_sets for each request of the plan. Default: 0 for all.
@@ -84,23 +85,27 @@ class Scheduler:
         """
         # Later samples may be drawn from any kept segment.
         rewinds = on_grown is not None or on_prefilled is not None
-        self.run = run = new_run(plan, given, param_sets, samples, rewinds=rewinds)
+        run, features = new_run(plan, resources, param_sets, samples, rewinds=rewinds)
+        self.run, self.features = run, features
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
-        self._run_ahead = given.run_ahead
+        self._run_ahead = resources.run_ahead
         self.flight: _InFlight | None = None
         self.closed = False
         self._recorded: list[_InFlight] = []  # passes whose results this step has recorded
         self._verifies = False  # whether this step verifies draft tokens, if there are any
         self._error: Exception | None = None  # raised once all samples that had ended are returned
-        self.queue = RowQueue(run, scouts=speculation.scouts if speculation else 0)
-        self._passes = PrefillPasses(run, self.queue, chunk=given.prefill_chunk)
-        self._steps = DecodeSteps(run, self.queue)
+        scouts = speculation.scouts if speculation else 0
+        self.queue = queue = RowQueue(run, features.states, features.of_rows, scouts=scouts)
+        self._passes = PrefillPasses(run, queue, features, chunk=resources.prefill_chunk)
+        self._steps = DecodeSteps(run, queue, features)
         self._speculation = (
-            SpeculativeDecoder(run, self.queue, speculation) if speculation else None
+            SpeculativeDecoder(run, queue, features, speculation) if speculation else None
         )
-        self._admission = AdmissionController(run, self.queue, on_prefilled)
-        self._outputs = OutputProcessor(run, self.queue, self._admission, on_grown)
-        self._results = PassResultProcessor(run, self._admission, self._outputs, self._speculation)
+        self._admission = AdmissionController(run, queue, on_prefilled)
+        self._outputs = OutputProcessor(run, queue, features, self._admission, on_grown)
+        self._results = PassResultProcessor(
+            run, features, self._admission, self._outputs, self._speculation
+        )
         self._num_requests = len(plan.requests)
         self._admission.add(
             [
@@ -309,8 +314,7 @@ class Scheduler:
         self.flight = self._error = None
         # The cache has one run at a time, so this also frees what an interrupted step allocated.
         self.run.pool.reset(self.run.kept.tables())
-        if self.run.cache.states is not None:
-            self.run.cache.states.reset(self.run.kept.states())
+        self.run.store.states.reset(self.run.kept.states())
         self.run.store.clear()
         self.queue.clear()
         self._admission.clear()
@@ -318,14 +322,27 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for and that rows are depth first."""
+        run, queue = self.run, self.queue
         self._admission.check()
-        check_invariants(
-            self.run,
-            self.queue,
-            self._outputs.waiting,
-            self.flight,
-            failed=self._error is not None,
-        )
+        run.store.check()
+        run.pool.check([*run.store.iter_page_tables(), *queue.tables(), *run.kept.tables()])
+        queue.states.check(queue.active(), [run.store.owned_states(), run.kept.states()])
+        if self._error is None:  # otherwise a pass may have lost rows
+            self._check_slots()
+        for ids in run.rows.chain[queue.order].T:
+            runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
+            assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
+
+    def _check_slots(self) -> None:
+        """Assert that each row is in the place of its phase, and in its request until it ends."""
+        rows, flight, waiting = self.run.rows, self.flight, self._outputs.waiting
+        first = flight.first if isinstance(flight, InFlightPrefill) else []
+        draws = [draws.flight for draws in first]
+        drawn = [draw.slots[rows.serial[draw.slots] == draw.serials] for draw in draws]
+        self.queue.check(np.concatenate([np.empty(0, np.int64), *drawn]), waiting)
+        owned = [slot for request in self.run.requests.values() for slot in request.slots or ()]
+        alive = sorted(set(rows.used().tolist()).difference(waiting.tolist()))
+        assert sorted(owned) == alive, "a row and its request do not agree"
 
     def _collect_results(self, *, end: bool = True) -> None:
         """Wait for the running pass, if there is one, and record its results.

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treegen.engine.compute.levels import Ints
+from treegen.engine.features.features import Features
 from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.passes.prefill import InFlightPrefill
 from treegen.engine.requests.admission import AdmissionController
@@ -24,6 +25,7 @@ class PassResultProcessor:
     def __init__(
         self,
         run: EngineRun,
+        features: Features,
         admission: AdmissionController,
         outputs: OutputProcessor,
         speculation: SpeculativeDecoder | None,
@@ -32,12 +34,13 @@ class PassResultProcessor:
 
         Args:
             run: Shared state of the run.
+            features: Its optional features.
             admission: Opens and closes requests.
             outputs: Ends samples.
             speculation: Learns from the tokens drawn after its drafts; None without drafting.
         """
-        self._run, self._admission, self._outputs = run, admission, outputs
-        self._speculation = speculation
+        self._run, self._confidence = run, features.confidence
+        self._admission, self._outputs, self._speculation = admission, outputs, speculation
         self._over: list[Ints] = []  # slots of rows that are over, or may be, and have not ended
 
     def record(self, flight: InFlightPrefill | InFlightStep) -> None:
@@ -73,7 +76,7 @@ class PassResultProcessor:
         self._run.executor.check()
         alive = self._run.rows.serial[flight.slots] == flight.serials
         if self._speculation is not None:
-            self._speculation.note(flight, drawn.tokens, alive)
+            self._speculation.record(flight, drawn.tokens, alive)
         if flight.guesses is None:
             self._record_tokens(flight, drawn, np.flatnonzero(alive))
             return
@@ -94,7 +97,7 @@ class PassResultProcessor:
         # A row that may end before its last token is checked after each token.
         slow = np.zeros(len(rows.phase), dtype=np.bool_)
         slow[slots[draws[may_end & ~is_last]]] = True
-        if rows.watches:
+        if self._confidence.used:
             slow[slots[draws]] = True
         in_turn = slow[slots[draws]]
         self._record_tokens(flight, drawn, draws[~in_turn], is_last[~in_turn])
@@ -126,26 +129,26 @@ class PassResultProcessor:
             is_last: Whether each of these is the last of its row; None if each row has only one.
         """
         rows, slots = self._run.rows, flight.slots[draws]
-        mine = drawn.at(draws)
-        check_numbers(mine.lse, lambda at: self._row_name(slots[at]))
+        draws_of_rows = drawn.at(draws)
+        check_numbers(draws_of_rows.lse, lambda at: self._row_name(slots[at]))
         self._run.usage.decoded_tokens += len(slots)
         guesses = flight.guesses if is_last is not None else None
         rows.append(
             slots,
-            mine.tokens,
-            mine.logprobs,
-            mine.top_tokens,
-            mine.top_logprobs,
-            mine.signals,
+            draws_of_rows.tokens,
+            draws_of_rows.logprobs,
+            draws_of_rows.top_tokens,
+            draws_of_rows.top_logprobs,
+            draws_of_rows.signals,
             guesses.place_T[draws] if guesses is not None else None,
         )
-        tokens = mine.tokens
+        tokens = draws_of_rows.tokens
         if is_last is not None:
             slots, tokens = slots[is_last], tokens[is_last]
         may_end = self._run.param_sets.may_end(rows.params[slots], tokens)
         over = may_end | (rows.count[slots] >= rows.limit[slots])
-        if rows.watches:
-            over |= rows.update_confidence(slots)
+        if self._confidence.used:
+            over |= self._confidence.update(slots)
         if over.any():
             self._over.append(slots[over])
 
