@@ -2,7 +2,7 @@
 
 import torch
 
-from treegen.engine.compute.token_checksum import TokenChecksum
+from treegen.engine.compute.model_runner import TokenChecksum
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
 

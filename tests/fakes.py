@@ -28,7 +28,7 @@ from treegen.common.params import SamplingParams
 from treegen.common.spec import DeltaSpec
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.param_set import ParamSet
-from treegen.engine.rows.engine_run import EngineResources
+from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.prefix_insertion import insert_prefix

@@ -12,7 +12,7 @@ from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.param_set import ParamSet
 from treegen.engine.requests.output_processor import GeneratedSegment
-from treegen.engine.rows.engine_run import EngineResources
+from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest

@@ -29,7 +29,7 @@ from treegen.cli.terminal.render import echo, json_line, print_table
 from treegen.common.params import SamplingParams
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.param_set import ParamSet
-from treegen.engine.rows.engine_run import EngineResources
+from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.llm import LLM

@@ -34,7 +34,7 @@ from treegen.cli.terminal.render import echo, json_line, print_table
 from treegen.common.files.read_errors import describe_read_error
 from treegen.common.files.regular_files import read_bytes
 from treegen.common.params import SamplingParams
-from treegen.engine.rows.budgets import ThinkingBudgets
+from treegen.engine.features.budgets import ThinkingBudgets
 from treegen.engine.rows.token_store import grow_arrays
 from treegen.errors import InputError
 from treegen.llm import LLM
@@ -246,7 +246,8 @@ def _run(llm: LLM, tree: Node, samples: _Samples, speculate: str) -> Usage:
     params = SamplingParams(max_tokens=longest, ignore_eos=True)
     with llm.stream(tree, params) as stream:
         scheduler = stream.scheduler
-        scheduler.queue.budgets = forced = _RecordedTokens(scheduler.run)
+        scheduler.features.budgets = forced = _RecordedTokens(scheduler.run)
+        scheduler.queue.features = scheduler.features.of_rows
         forced.samples = samples
         for _ in stream:
             pass

@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from treegen import LLM, AsyncLLM, Cluster, Node, SamplingParams
 from treegen.engine.compute.model_runner import ModelRunner
-from treegen.engine.segments.expanded_kv import ExpandedKVCache
+from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.errors import ModelWarning
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.ops.attention import latent as latents

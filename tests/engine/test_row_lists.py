@@ -10,13 +10,18 @@ import pytest
 import torch
 from fakes import HistoryModel, SmallLists, _hashed, _listed_hashes, fold_hashes
 
+from treegen.engine.features.update_lists import RowUpdateLists
 from treegen.engine.rows.table import RowTable
-from treegen.engine.rows.update_lists import RowUpdateLists
 from treegen.model.recurrent.state_batch import fold_lists, states_of_rows
 from treegen.ops.cache.state_cache import NO_STATE, StateCache
 
 DELTA = SmallLists(1, 1, 8, 8, 4)
 BASE = 12345  # the state of the prompt
+
+
+def all_siblings(slots: Any) -> Any:
+    """All of the rows belong to one request."""
+    return np.full(len(slots), len(slots))
 
 
 def started(
@@ -32,8 +37,8 @@ def started(
     slots = rows.add(num_rows)
     rows.limit[slots], rows.count[slots] = limit, 1
     lists = RowUpdateLists(rows, cache)
-    assert lists.count_startable(slots, np.full(num_rows, num_rows)) == num_rows
-    lists.take(slots, base, num_rows)
+    assert lists.count_startable(slots, all_siblings) == num_rows
+    lists.take(slots, base, lambda _: np.full(1, num_rows))
     return rows, cache, lists
 
 
@@ -104,4 +109,4 @@ def test_rows_take_what_their_limits_ask_for() -> None:
     rows.limit[more], rows.count[more] = 40, 1
     # Of 9 slots 1 has the prompt's state. Two rows have a slot each, and a slot is cut for both.
     assert cache.num_free == 5
-    assert lists.count_startable(more, np.full(6, 6)) == 3
+    assert lists.count_startable(more, all_siblings) == 3

@@ -121,7 +121,7 @@ def test_rows_that_are_over_leave_while_the_next_pass_is_computed(
 
         monkeypatch.setattr(owner, name, noted)
 
-    watch(PassResultProcessor, "note")
+    watch(PassResultProcessor, "record")
     watch(DecodeSteps, "verify")
     watch(OutputProcessor, "end")
     llm = load(checkpoint, speculate="ngram", max_rows=8, run_ahead=True)

@@ -16,7 +16,7 @@ import torch
 from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, InputError, Node, SamplingParams
-from treegen.engine.rows import grammars as row_grammars
+from treegen.engine.features import grammars as row_grammars
 from treegen.prompts import grammars
 from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
 

@@ -22,8 +22,7 @@ from live_search import spec_of
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
 from treegen.common.spec import DeltaSpec
-from treegen.engine.param_set import ParamSet
-from treegen.engine.rows.param_table import ParamTable
+from treegen.engine.param_set import ParamSet, ParamTable
 from treegen.errors import CacheFullError, InputError
 from treegen.prompts.plan.compile import compile_plan
 from treegen.prompts.plan.cost import Sharing

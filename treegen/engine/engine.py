@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from treegen.engine.compute.capture_budget import estimate_row_seconds
 from treegen.engine.compute.decode_graphs import DecodeGraphs
-from treegen.engine.compute.encoder_cache import EncoderCache
 from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.compute.padding import estimate_row_seconds
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
+from treegen.engine.features.encoder_cache import EncoderCache
+from treegen.engine.features.expanded_kv import ExpandedKVOptions
 from treegen.engine.param_set import ParamSet
-from treegen.engine.rows.engine_run import EngineResources
+from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segments.expanded_kv import ExpandedKVOptions
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.speculative.drafter_factory import DrafterFactory
 from treegen.errors import InputError
@@ -68,9 +68,9 @@ class Engine:
             self._ranks.lead.call_followers("engine", {**options.engine(), "speculate": None})
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
-        self._copied: ExpandedKVOptions | None = None
+        self._expanded: ExpandedKVOptions | None = None
         if model.can_expand_latents and not options.reproducible:
-            self._copied = ExpandedKVOptions(model.spec, DEVICE_COSTS[model.device.type])
+            self._expanded = ExpandedKVOptions(model.spec, DEVICE_COSTS[model.device.type])
         self.align = 1
         if options.reproducible:
             check_dtype(model.dtype, model.device)
@@ -171,7 +171,7 @@ class Engine:
         """
         with self._starting:  # two threads must not both find the cache free
             self.check_ready()
-            given = EngineResources(
+            resources = EngineResources(
                 model=self.model,
                 cache=self.cache,
                 kept=self.kept,
@@ -179,10 +179,17 @@ class Engine:
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
                 run_ahead=self.searches_ahead if searches else self.run_ahead,
-                copied=self._copied,
+                expanded=self._expanded,
+                images=self.encodings,
             )
-            guessed = self.guesser.make_options()
-            scheduler = Scheduler(plan, given, param_sets, samples, speculation=guessed, **options)
+            scheduler = Scheduler(
+                plan,
+                resources,
+                param_sets,
+                samples,
+                speculation=self.guesser.make_options(),
+                **options,
+            )
             # The reference is weak, so that an abandoned run is collected and ends.
             self._running = weakref.ref(scheduler)
         return scheduler
@@ -198,7 +205,6 @@ class Engine:
             self.model.spec.vocab_size,
             self.guesser.executor,
             self.prefills,
-            self.encodings,
         )
 
     def check_ready(self) -> None:

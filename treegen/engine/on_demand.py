@@ -116,9 +116,9 @@ class OnDemandStream(Stream):
     @property
     def scores(self) -> dict[int, Score]:
         """Scores that are known, by index of the request in the plan."""
-        found = self.scheduler.scores
-        self._known.update((self._place_of[index], score) for index, score in found.items())
-        found.clear()
+        scores = self.scheduler.scores
+        self._known.update((self._place_of[index], score) for index, score in scores.items())
+        scores.clear()
         return self._known
 
     def levels(self) -> tuple[LevelRows, ...]:

@@ -1,17 +1,22 @@
-"""Sampling parameters, with the biases and stop conditions that follow from them."""
+"""Sampling parameters, with the biases and stop conditions that follow from them; a run's table."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treegen.common.params import SamplingParams
 from treegen.ops.sampling.batch import NO_END, Bias
 from treegen.prompts.stops import StopConditions
+
+_Ints = NDArray[np.int64]
+_FEW: Final = 256  # parameters of a run up to which none loses its index
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,8 @@ class ParamSet:
         """Biases and bans: from min_tokens, logit_bias, bad_words and allowed_token_ids."""
         least = self.params.min_tokens
         stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
-        own = [(token, value, NO_END) for token, value in self.params.biases]
-        token, value, until = zip(*stops, *own, strict=True) if stops or own else ((), (), ())
+        biases = [(token, value, NO_END) for token, value in self.params.biases]
+        token, value, until = zip(*stops, *biases, strict=True) if stops or biases else ((), (), ())
         allowed = self.params.allowed_token_ids
         return Bias(
             np.array(token, np.int64),
@@ -57,3 +62,65 @@ def param_sets(
     place = {drawing: index for index, drawing in enumerate(sets)}
     found = [ParamSet(each, stopping_of(each)) for each in sets.values()]
     return found, [place[each.drawing] for each in params]
+
+
+class ParamTable(list[ParamSet]):
+    """Sampling parameters by index; equal ones have one index.
+
+    A long run gets ever more of them, for example a new seed with each request. Once there are
+    many, unused parameters lose their index, which is then reused.
+    """
+
+    def __init__(self, first: ParamSet) -> None:
+        """Set up a table of the first parameters, whose index is always 0."""
+        super().__init__([first])
+        self._index = {first.params.drawing: 0}
+        self._free: list[int] = []
+        self._most = _FEW
+        # The tokens that may end a row, for each StopConditions, and the index of each set's.
+        self._stoppings: dict[StopConditions, int] = {first.stopping: 0}
+        self._may_end: NDArray[np.bool_] = first.stopping.may_end[None]
+        self._stopping_of = np.zeros(1, dtype=np.int64)
+
+    def may_end(self, params: _Ints, tokens: _Ints) -> NDArray[np.bool_]:
+        """Return whether a row may be over after a token; `params` has each row's index."""
+        may_end: NDArray[np.bool_] = self._may_end[self._stopping_of[params], tokens]
+        return may_end
+
+    def add(self, param_set: ParamSet, in_use: Callable[[], Collection[int]]) -> int:
+        """Return the index of parameters; add them if they are new.
+
+        Args:
+            param_set: The parameters.
+            in_use: Returns the indices in use.
+        """
+        key = param_set.params.drawing
+        if key in self._index:
+            return self._index[key]
+        if len(self._index) >= self._most:
+            self._drop_all_but({0, *in_use()})
+        if self._free:
+            index = self._free.pop()
+            self[index] = param_set
+        else:
+            index = len(self)
+            self.append(param_set)
+            self._stopping_of = np.append(self._stopping_of, 0)
+        if param_set.stopping not in self._stoppings:
+            self._stoppings[param_set.stopping] = len(self._stoppings)
+            self._may_end = np.concatenate([self._may_end, param_set.stopping.may_end[None]])
+        self._stopping_of[index] = self._stoppings[param_set.stopping]
+        self._index[key] = index
+        return index
+
+    def _drop_all_but(self, needed: Collection[int]) -> None:
+        self._index = {key: index for key, index in self._index.items() if index in needed}
+        self._free = [index for index in range(len(self)) if index not in needed]
+        self._most = max(2 * len(self._index), _FEW)
+        for index in self._free:
+            self[index] = self[0]
+            self._stopping_of[index] = 0
+        places, self._stopping_of = np.unique(self._stopping_of, return_inverse=True)
+        self._may_end = self._may_end[places]
+        by_place = {place: stopping for stopping, place in self._stoppings.items()}
+        self._stoppings = {by_place[old]: new for new, old in enumerate(places.tolist())}

@@ -22,8 +22,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from treegen.common.device import use_device
@@ -32,25 +32,24 @@ from treegen.engine.param_set import ParamSet
 from treegen.engine.passes.decode import DecodeSteps, DeferredStep, InFlightStep
 from treegen.engine.passes.prefill import InFlightPrefill, PrefillPasses
 from treegen.engine.requests.admission import AdmissionController
-from treegen.engine.requests.invariants import check_invariants
 from treegen.engine.requests.output_processor import GeneratedSegment, OutputProcessor
 from treegen.engine.requests.pass_results import PassResultProcessor
 from treegen.engine.requests.run_errors import make_stall_error, translate_error
-from treegen.engine.rows.engine_run import EngineResources, new_run
+from treegen.engine.resources import EngineResources, new_run
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.speculative.speculation import SpeculationOptions, SpeculativeDecoder
 from treegen.errors import CapacityError
 from treegen.prompts.plan.plan import Plan, Request
 
-if TYPE_CHECKING:
-    pass
+_InFlight = InFlightPrefill | InFlightStep  # a pass whose results are not recorded yet
 
 
 class Scheduler:
     """Runs a plan, and requests added later, one forward pass at a time.
 
     run: the state that the parts of the engine share.
+    features: the optional features of the run.
     usage, scores, grown: the same objects as in `run`.
     queue: moves rows between phases.
     flight: the pass whose results are not recorded yet; None if there is none.
@@ -60,7 +59,7 @@ class Scheduler:
     def __init__(
         self,
         plan: Plan,
-        given: EngineResources,
+        resources: EngineResources,
         param_sets: Sequence[ParamSet],
         samples: Sequence[Sequence[int]],
         *,
@@ -73,7 +72,7 @@ class Scheduler:
 
         Args:
             plan: The requests and their segments.
-            given: The model, the cache and the settings of the run.
+            resources: The model, the cache and the settings of the run.
             param_sets: Sampling parameters and their stop conditions; at least one set.
             samples: Indices of the samples to draw, for each request of the plan.
             params_of: Index into param_sets for each request of the plan. Default: 0 for all.
@@ -86,23 +85,27 @@ class Scheduler:
         """
         # Later samples may be drawn from any kept segment.
         rewinds = on_grown is not None or on_prefilled is not None
-        self.run = run = new_run(plan, given, param_sets, samples, rewinds=rewinds)
+        run, features = new_run(plan, resources, param_sets, samples, rewinds=rewinds)
+        self.run, self.features = run, features
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
-        self._run_ahead = given.run_ahead
-        self.flight: InFlightPrefill | InFlightStep | None = None
+        self._run_ahead = resources.run_ahead
+        self.flight: _InFlight | None = None
         self.closed = False
-        self._landed: list[InFlightPrefill | InFlightStep] = []  # passes recorded in this step
-        self._guesses = False  # whether this step verifies draft tokens, if there are any
+        self._recorded: list[_InFlight] = []  # passes whose results this step has recorded
+        self._verifies = False  # whether this step verifies draft tokens, if there are any
         self._error: Exception | None = None  # raised once all samples that had ended are returned
-        self.queue = RowQueue(run, scouts=speculation.scouts if speculation else 0)
-        self._passes = PrefillPasses(run, self.queue, chunk=given.prefill_chunk)
-        self._steps = DecodeSteps(run, self.queue)
+        scouts = speculation.scouts if speculation else 0
+        self.queue = queue = RowQueue(run, features.states, features.of_rows, scouts=scouts)
+        self._passes = PrefillPasses(run, queue, features, chunk=resources.prefill_chunk)
+        self._steps = DecodeSteps(run, queue, features)
         self._speculation = (
-            SpeculativeDecoder(run, self.queue, speculation) if speculation else None
+            SpeculativeDecoder(run, queue, features, speculation) if speculation else None
         )
-        self._admission = AdmissionController(run, self.queue, on_prefilled)
-        self._endings = OutputProcessor(run, self.queue, self._admission, on_grown)
-        self._results = PassResultProcessor(run, self._admission, self._endings, self._speculation)
+        self._admission = AdmissionController(run, queue, on_prefilled)
+        self._outputs = OutputProcessor(run, queue, features, self._admission, on_grown)
+        self._results = PassResultProcessor(
+            run, features, self._admission, self._outputs, self._speculation
+        )
         self._num_requests = len(plan.requests)
         self._admission.add(
             [
@@ -121,7 +124,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any work is left."""
-        return self._admission.has_work or self._endings.has_more or self._error is not None
+        return self._admission.has_work or self._outputs.has_more or self._error is not None
 
     def status(self) -> Status:
         """Return the number of active rows, of used pages and of all pages."""
@@ -190,8 +193,8 @@ class Scheduler:
                 with suppress(Exception):
                     self._results.end()
                 with suppress(Exception):
-                    self._endings.report_all()
-        finished = self._endings.take_finished()
+                    self._outputs.report_all()
+        finished = self._outputs.take_finished()
         if self._error is not None and not finished:
             failure, self._error = self._error, None
             try:
@@ -202,70 +205,95 @@ class Scheduler:
 
     def take_finished(self) -> list[Completion]:
         """Return all samples that are known to have ended and were not returned yet."""
-        self._endings.report_all()
-        return self._endings.take_finished()
+        self._outputs.report_all()
+        return self._outputs.take_finished()
 
     def _step(self) -> None:
-        start = time.perf_counter()
-        num_requests = len(self.run.requests)
-        self._landed.clear()
-        self._guesses = self._speculation is not None and self._speculation.is_due()
+        """Launch the next pass, then record the last one while the device computes."""
+        start, num_requests = time.perf_counter(), len(self.run.requests)
+        self._schedule()
+        launched = self._launch()
+        last, self.flight = self.flight, None if isinstance(launched, DeferredStep) else launched
+        self._process_last(last)
+        if isinstance(launched, DeferredStep):  # its masks depend on the tokens of the last pass
+            launched = self.flight = self._steps.draw(launched)
+        self._end_rows()
+        self._report()
+        self._record_time(last, launched, start)
+        if launched is None and not self._recorded and len(self.run.requests) == num_requests:
+            self._check_not_stalled()
+
+    def _schedule(self) -> None:
+        """Decide whether to verify draft tokens, and start rows and requests."""
+        self._recorded.clear()
+        self._verifies = self._speculation is not None and self._speculation.is_due()
         if isinstance(self.flight, InFlightStep) and (
-            self._guesses or self.flight.guesses is not None
+            self._verifies or self.flight.guesses is not None
         ):
             # The next draft tokens depend on the tokens of this pass. Rows that are over leave
             # later, when the device has work again.
             self._collect_results(end=False)
         self._admission.admit()
-        launched: InFlightPrefill | InFlightStep | DeferredStep | None
+
+    def _launch(self) -> _InFlight | DeferredStep | None:
+        """Launch a prefill pass or a decode step; return None if there is nothing to compute."""
         if self._should_prefill:
-            launched = self._passes.launch(self._admission.to_compute)
-        else:
-            launched = self._decode()
-        before, self.flight = self.flight, None if isinstance(launched, DeferredStep) else launched
+            return self._passes.launch(self._admission.to_compute)
+        return self._decode()
+
+    def _process_last(self, last: _InFlight | None) -> None:
+        """Record the results of the pass launched before, if there is one."""
         if self._speculation is not None:
             self._speculation.run_deferred()
-        if before is not None:
-            self._note(before)
-        if isinstance(launched, DeferredStep):
-            launched = self.flight = self._steps.draw(launched)
+        if last is not None:
+            self._record(last)
+
+    def _end_rows(self) -> None:
+        """Remove rows that are over, and start others in their place."""
         if self._results.end() and self._run_ahead:
             # Admit now, because the device will be idle once the next results have arrived.
             self._admission.admit()
             self._steps.look_ahead()
         if not self._run_ahead:
             self._collect_results()
-        if self._run_ahead and self._admission.has_work:  # the GPU works while samples are reported
-            self._endings.report_batch()
+
+    def _report(self) -> None:
+        """Report samples that have ended; only a few if the GPU works meanwhile."""
+        if self._run_ahead and self._admission.has_work:
+            self._outputs.report_batch()
         else:
-            self._endings.report_all()
-        seconds = time.perf_counter() - start
-        self._count_seconds(before or launched, seconds)
-        if self._speculation is not None and not isinstance(launched, InFlightPrefill):
-            self._measure(self._speculation, seconds)
-        idle = launched is None and not self._landed and len(self.run.requests) == num_requests
-        if idle and self._admission.has_work and not self._endings.has_more:
-            raise make_stall_error(self.run)  # the next step would do nothing either
+            self._outputs.report_all()
 
-    def _measure(self, speculation: SpeculativeDecoder, seconds: float) -> None:
-        """Record the time of a decode step, if the step did nothing else."""
-        match self._landed:
-            case [InFlightStep() as flight]:
-                # A step that the host waited for, but that verified no drafts, took longer than a
-                # step launched ahead. Its time is not used.
-                if flight.guesses is not None or not (self._guesses and self._run_ahead):
-                    speculation.measure(flight, seconds)
-
-    def _count_seconds(
-        self, waited_for: InFlightPrefill | InFlightStep | None, seconds: float
+    def _record_time(
+        self, last: _InFlight | None, launched: _InFlight | None, start: float
     ) -> None:
-        usage = self.usage
+        """Count the time of a step, which has waited for the last pass or else for its own.
+
+        Args:
+            last: The pass launched before; None if there was none.
+            launched: The pass that the step has launched; None if there is none.
+            start: When the step began.
+        """
+        usage, seconds = self.usage, time.perf_counter() - start
         usage.seconds += seconds
-        if isinstance(waited_for, InFlightPrefill):
+        if isinstance(last or launched, InFlightPrefill):
             usage.prefill_seconds += seconds
-        elif waited_for is not None:
+        elif last is not None or launched is not None:
             usage.decode_seconds += seconds
         usage.peak_pages = self.run.pool.peak_used
+        if self._speculation is None or isinstance(launched, InFlightPrefill):
+            return
+        match self._recorded:
+            case [InFlightStep() as step]:  # the step did nothing else
+                # A step that the host waited for, but that verified no drafts, took longer than a
+                # step launched ahead. Its time is not used.
+                if step.guesses is not None or not (self._verifies and self._run_ahead):
+                    self._speculation.measure(step, seconds)
+
+    def _check_not_stalled(self) -> None:
+        """Raise InternalError if work is left that the next step would not continue either."""
+        if self._admission.has_work and not self._outputs.has_more:
+            raise make_stall_error(self.run)
 
     def cancel(self, index: int, sample: int | None = None) -> None:
         """Drop one sample of a request, or all unfinished ones, and free their pages at once.
@@ -286,8 +314,7 @@ class Scheduler:
         self.flight = self._error = None
         # The cache has one run at a time, so this also frees what an interrupted step allocated.
         self.run.pool.reset(self.run.kept.tables())
-        if self.run.cache.states is not None:
-            self.run.cache.states.reset(self.run.kept.states())
+        self.run.store.states.reset(self.run.kept.states())
         self.run.store.clear()
         self.queue.clear()
         self._admission.clear()
@@ -295,14 +322,27 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for and that rows are depth first."""
+        run, queue = self.run, self.queue
         self._admission.check()
-        check_invariants(
-            self.run,
-            self.queue,
-            self._endings.waiting,
-            self.flight,
-            failed=self._error is not None,
-        )
+        run.store.check()
+        run.pool.check([*run.store.iter_page_tables(), *queue.tables(), *run.kept.tables()])
+        queue.states.check(queue.active(), [run.store.owned_states(), run.kept.states()])
+        if self._error is None:  # otherwise a pass may have lost rows
+            self._check_slots()
+        for ids in run.rows.chain[queue.order].T:
+            runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
+            assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
+
+    def _check_slots(self) -> None:
+        """Assert that each row is in the place of its phase, and in its request until it ends."""
+        rows, flight, waiting = self.run.rows, self.flight, self._outputs.waiting
+        first = flight.first if isinstance(flight, InFlightPrefill) else []
+        draws = [draws.flight for draws in first]
+        drawn = [draw.slots[rows.serial[draw.slots] == draw.serials] for draw in draws]
+        self.queue.check(np.concatenate([np.empty(0, np.int64), *drawn]), waiting)
+        owned = [slot for request in self.run.requests.values() for slot in request.slots or ()]
+        alive = sorted(set(rows.used().tolist()).difference(waiting.tolist()))
+        assert sorted(owned) == alive, "a row and its request do not agree"
 
     def _collect_results(self, *, end: bool = True) -> None:
         """Wait for the running pass, if there is one, and record its results.
@@ -312,13 +352,14 @@ class Scheduler:
         """
         flight, self.flight = self.flight, None
         if flight is not None:
-            self._note(flight)
+            self._record(flight)
         if end:
             self._results.end()
 
-    def _note(self, flight: InFlightPrefill | InFlightStep) -> None:
-        self._landed.append(flight)
-        self._results.note(flight)
+    def _record(self, flight: _InFlight) -> None:
+        """Wait for a pass, and record its results."""
+        self._recorded.append(flight)
+        self._results.record(flight)
 
     @property
     def _should_prefill(self) -> bool:
@@ -345,7 +386,7 @@ class Scheduler:
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
         if not len(order):
             return None
-        if before is None and self._speculation is not None and self._guesses:
+        if before is None and self._speculation is not None and self._verifies:
             guesses = self._speculation.propose(order, counts)
             if guesses is not None:
                 return self._steps.verify(order, counts, guesses)

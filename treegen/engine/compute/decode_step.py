@@ -131,16 +131,18 @@ class DecodeStep:
             masks: The tokens that rows may draw; None for all tokens.
         """
         inputs, ranks = self.inputs_8T, self.ranks
-        given = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
+        row_inputs = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
         if ranks is not None and self.draws_in_parts:
             part = ranks.get_vocab_range(self.vocab_size)
-            return draw_vocab_parallel(logits_TV, *given, part, ranks.all_gather, ranks.all_reduce)
+            return draw_vocab_parallel(
+                logits_TV, *row_inputs, part, ranks.all_gather, ranks.all_reduce
+            )
         if ranks is not None and ranks.rank:
             # Rank 0 draws. The other ranks need only the tokens, as inputs of the next step.
             tokens_T1 = ranks.broadcast(inputs.new_empty(len(logits_TV), 1))
             nothing_T = logits_TV.new_zeros(len(logits_TV))
             return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
-        draws = draw(logits_TV, *given, self.texts, masks)
+        draws = draw(logits_TV, *row_inputs, self.texts, masks)
         if ranks is not None:
             ranks.broadcast(draws.tokens_PN.clone(memory_format=torch.contiguous_format))
         return draws

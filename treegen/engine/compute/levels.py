@@ -33,7 +33,7 @@ def build_shared_levels(
         chains_ND: [N, D] indices of the cascaded segments above each item, root first, then -1.
         offsets: [N + 1]; the query rows of item n are offsets[n] to offsets[n + 1].
         keys_of: Returns the page table, the number of keys and the first position of a segment.
-        copy_of: Returns the page blocks of a copy (`treegen.engine.segments.expanded_kv`) for a
+        copy_of: Returns the page blocks of a copy (`treegen.engine.features.expanded_kv`) for a
             segment and the number of rows below it; None if the segment's own pages are to be read.
             One depth may then have two levels. Default: no copies.
     """

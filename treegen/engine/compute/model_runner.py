@@ -9,20 +9,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.common.device import to_device, to_device_together
+from treegen.common.device import AsyncHostCopy, to_device, to_device_together
 from treegen.common.params import SamplingParams
 from treegen.engine.compute.decode_step import POSITION, DecodeStep, DeferredDraws
 from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.padding import MOST_TOKENS
-from treegen.engine.compute.token_checksum import STEPS, TokenChecksum
-from treegen.errors import ModelError, arg
+from treegen.errors import ModelError, WorkerError, arg
 from treegen.model.batch import Batch, ForwardModel, ImageRows
 from treegen.model.model import Model
 from treegen.model.recurrent.state_batch import Piece, fold_lists, states_of_pieces, states_of_rows
@@ -35,9 +34,47 @@ from treegen.ops.sampling.token_history import TokenHistory
 
 if TYPE_CHECKING:
     from treegen.engine.compute.decode_graphs import DecodeGraphs
-    from treegen.engine.compute.encoder_cache import EncoderCache
     from treegen.engine.compute.prefill_graphs import PrefillGraphs
     from treegen.model.parallel.ranks import RankLeader, Ranks
+
+
+STEPS: Final = 64
+"""Decode steps between two comparisons."""
+_FACTOR: Final = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no bit of an earlier step is lost
+
+
+class TokenChecksum:
+    """A checksum of all drawn tokens, which is kept and compared on the device.
+
+    The comparison is asynchronous. Its result is read at the next comparison.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Set up the checksum before any token is drawn."""
+        self._ranks = ranks
+        self._sum = torch.zeros(1, dtype=torch.int64, device=ranks.device)
+        self._found: AsyncHostCopy | None = None
+
+    def update(self, tokens: Tensor) -> None:
+        """Add the tokens of a step to the sum."""
+        self._sum.mul_(_FACTOR).add_(tokens.sum())
+
+    def compare_ranks(self) -> None:
+        """Compare with the other ranks, which must all call this, and restart from zero.
+
+        Raises:
+            WorkerError: at the previous comparison, ranks had drawn different tokens.
+        """
+        before, self._found = self._found, AsyncHostCopy([self._ranks.all_gather(self._sum)])
+        self._sum = torch.zeros_like(self._sum)
+        if before is not None:
+            (sums,) = before.wait()
+            if (sums != sums[0]).any():
+                raise WorkerError(
+                    "the ranks of a tensor-parallel model have drawn different tokens, so samples "
+                    "of the last steps may be wrong; check the GPUs (dmesg, nvidia-smi -q), and "
+                    "make a new LLM to go on"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +165,6 @@ class ModelRunner:
     graphs: CUDA graphs of decode steps; None computes them eagerly.
     impl: the attention implementation.
     sampling: caches the sampling inputs of rows.
-    encodings: image embeddings of prompts; None for a model that takes no images.
     """
 
     def __init__(
@@ -141,7 +177,6 @@ class ModelRunner:
         vocab_size: int = 0,
         beside: ModelRunner | None = None,
         prefills: PrefillGraphs | None = None,
-        encodings: EncoderCache | None = None,
     ) -> None:
         """Set up a runner.
 
@@ -155,9 +190,8 @@ class ModelRunner:
             beside: Runner of a draft model under the same pages, which also computes the keys of
                 prompts. Default: none.
             prefills: CUDA graphs of small prefill passes, only without other ranks. Default: none.
-            encodings: Image embeddings of prompts. Default: none.
         """
-        self._beside, self.encodings = beside, encodings
+        self._beside = beside
         self._model, self._cache, self.graphs, self.impl = model, cache, graphs, impl
         self._ranks, self._vocab_size, self._prefills = ranks, vocab_size, prefills
         self._rows: StepRows | None = None
@@ -182,22 +216,16 @@ class ModelRunner:
         """The attention implementation, cached because choosing it in each pass costs time."""
         return choose(self.impl, self._model.device)
 
-    def prefill(self, given: PrefillInputs) -> tuple[Tensor, PreparedLevels]:
+    def prefill(self, inputs: PrefillInputs) -> tuple[Tensor, PreparedLevels]:
         """Compute a prefill pass; return its logits [S, V] and its prepared levels."""
         if self._beside is not None:
-            self._beside.prefill(replace(given, wanted=given.wanted[:0]))
-        if self.encodings is not None:
-            # This comes before the pass is sent to the other ranks, which have no vision tower.
-            images, tokens = self.encodings.gather_rows(given.tokens), given.tokens
-            given = replace(
-                given, images=images, tokens=self.encodings.table.restore_placeholders(tokens)
-            )
-        with self._begin_collective("prefill", given):
+            self._beside.prefill(replace(inputs, wanted=inputs.wanted[:0], images=None))
+        with self._begin_collective("prefill", inputs):
             device, cache = self._model.device, self._cache
-            images = None if given.images is None else given.images.on(device)
-            arrays = [given.tokens, given.positions, given.slots, given.wanted]
+            images = None if inputs.images is None else inputs.images.on(device)
+            arrays = [inputs.tokens, inputs.positions, inputs.slots, inputs.wanted]
             prefills = self._prefills
-            has_images = images is not None or given.rotary is not None
+            has_images = images is not None or inputs.rotary is not None
             if prefills is not None and (
                 has_images or not prefills.can_capture(self._implementation)
             ):
@@ -206,18 +234,18 @@ class ModelRunner:
             place = device if prefills is None else torch.device("cpu")
             tokens_T, positions_T, slots_T, wanted_S = to_device_together(arrays, place)
             states = None
-            if given.pieces is not None and cache.states is not None:
-                states = states_of_pieces(given.pieces, cache.states.layers)
+            if inputs.pieces is not None and cache.states is not None:
+                states = states_of_pieces(inputs.pieces, cache.states.layers)
             # A captured pass reads latents unexpanded, so that all passes of its size are alike.
-            expands = prefills is None or len(given.tokens) > MOST_TOKENS
+            expands = prefills is None or len(inputs.tokens) > MOST_TOKENS
             levels, windowed = (
                 None
-                if each is None
-                else prepare_host(each, positions_T, device, self._implementation, expands=expands)
-                for each in (given.levels, given.windowed)
+                if group is None
+                else prepare_host(group, positions_T, device, self._implementation, expands=expands)
+                for group in (inputs.levels, inputs.windowed)
             )
             assert levels is not None
-            rotary_AT = None if given.rotary is None else to_device(given.rotary, device)
+            rotary_AT = None if inputs.rotary is None else to_device(inputs.rotary, device)
             batch = Batch(
                 tokens_T,
                 positions_T,
@@ -233,7 +261,7 @@ class ModelRunner:
             if prefills is None:
                 cache.note_tokens(slots_T, tokens_T)
                 return self._model.forward(batch), levels
-            cache.note_tokens(*to_device_together([given.slots, given.tokens], device))
+            cache.note_tokens(*to_device_together([inputs.slots, inputs.tokens], device))
             return prefills.run(batch), levels
 
     def build_histories(
@@ -248,40 +276,40 @@ class ModelRunner:
         """
         return TokenHistory.of(self._cache.tokens_S, self._cache.page_size, levels, lengths, drawn)
 
-    def decode(self, given: StepInputs) -> tuple[Draws | DeferredDraws, PreparedLevels]:
+    def decode(self, inputs: StepInputs) -> tuple[Draws | DeferredDraws, PreparedLevels]:
         """Compute a decode step; return its draws, valid until the next step, and its levels.
 
         If rows have grammars, it returns the logits instead, from which `finish` draws.
         """
-        told = given
-        if given.rows is not None and given.rows is self._rows:
-            told = replace(given, rows=None)
-        with self._begin_collective("decode", told):
+        message = inputs
+        if inputs.rows is not None and inputs.rows is self._rows:
+            message = replace(inputs, rows=None)
+        with self._begin_collective("decode", message):
             device, cache, graphs = self._model.device, self._cache, self.graphs
-            if given.rows is not None and given.rows is not self._rows:
-                self._rows = given.rows
+            if inputs.rows is not None and inputs.rows is not self._rows:
+                self._rows = inputs.rows
                 self._sampling = self.sampling.of(
-                    given.rows.params, given.rows.biases, given.rows.index
+                    inputs.rows.params, inputs.rows.biases, inputs.rows.index
                 )
-                if given.rows.masked:
+                if inputs.rows.masked:
                     self._sampling = replace(self._sampling, masked=True)
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
             # The inputs of a graph are copied from the host.
             is_filled = (
-                graphs is not None and given.graphs and graphs.can_capture(self._implementation)
+                graphs is not None and inputs.graphs and graphs.can_capture(self._implementation)
             )
-            inputs_8T = to_device(given.inputs, torch.device("cpu") if is_filled else device)
-            levels = [*rows.levels, given.own]
+            inputs_8T = to_device(inputs.inputs, torch.device("cpu") if is_filled else device)
+            levels = [*rows.levels, inputs.own]
             prepared = prepare_host(levels, inputs_8T[POSITION], device, self._implementation)
             states = None
-            if given.states is not None and cache.states is not None:
-                fold_lists(cache.states, given.states.folds)
-                states = states_of_rows(given.states.inputs, cache.states.layers)
-            drawn_P1 = self._drawn_P1 if given.goes_on else None
+            if inputs.states is not None and cache.states is not None:
+                fold_lists(cache.states, inputs.states.folds)
+                states = states_of_rows(inputs.states.inputs, cache.states.layers)
+            drawn_P1 = self._drawn_P1 if inputs.goes_on else None
             texts = None
             if rows.drawn is not None and (self._ranks is None or not self._ranks.rank):
-                texts = self.build_histories(levels, given.inputs[POSITION] + 1, rows.drawn)
+                texts = self.build_histories(levels, inputs.inputs[POSITION] + 1, rows.drawn)
             step = DecodeStep(
                 inputs_8T,
                 drawn_P1,
@@ -293,17 +321,17 @@ class ModelRunner:
                 self._ranks,
                 self._vocab_size,
             )
-            if graphs is not None and given.graphs and graphs.off and self._ranks is not None:
+            if graphs is not None and inputs.graphs and graphs.off and self._ranks is not None:
                 # The other ranks replay graphs, whose rows are padded, and this rank cannot.
                 raise ModelError(
                     f"a rank cannot use CUDA graphs: {graphs.off}; try {arg('eager', True)}"
                 )
-            if graphs is None or not given.graphs:
+            if graphs is None or not inputs.graphs:
                 draws = step.compute(self._model.forward)
             else:
                 draws = graphs.run(step)
             if isinstance(draws, Draws):
-                self._note_drawn(draws, given.number)
+                self._record_drawn(draws, inputs.number)
             return draws, prepared
 
     def finish(self, undrawn: DeferredDraws, masks: Masks | None, number: int) -> Draws:
@@ -316,10 +344,10 @@ class ModelRunner:
         """
         with torch.inference_mode():
             draws = undrawn.draw(masks)
-        self._note_drawn(draws, number)
+        self._record_drawn(draws, number)
         return draws
 
-    def _note_drawn(self, draws: Draws, number: int) -> None:
+    def _record_drawn(self, draws: Draws, number: int) -> None:
         self._drawn_P1 = draws.tokens_PN
         if self._ranks is not None:
             self._update_checksum(self._ranks, number, draws.tokens_PN)

@@ -86,13 +86,13 @@ class PrefillGraphs(GraphPool[_Graph]):
         tokens, logits = size
         most = max(_WASTE * tokens, _TOKENS[3])  # with few tokens, reading weights dominates
         usable = [
-            each
-            for each in self._graphs
-            if tokens <= len(each.batch.tokens_T) <= most
-            and logits <= len(each.batch.logits_at_S)
-            and each.batch.layers[0].keys is batch.layers[0].keys
+            graph
+            for graph in self._graphs
+            if tokens <= len(graph.batch.tokens_T) <= most
+            and logits <= len(graph.batch.logits_at_S)
+            and graph.batch.layers[0].keys is batch.layers[0].keys
         ]
-        usable.sort(key=lambda each: (len(each.batch.tokens_T), len(each.batch.logits_at_S)))
+        usable.sort(key=lambda graph: (len(graph.batch.tokens_T), len(graph.batch.logits_at_S)))
         for entry in usable:
             if entry.state.load(state, self._staging):
                 self._graphs.remove(entry)
@@ -126,8 +126,8 @@ class PrefillGraphs(GraphPool[_Graph]):
 def _size_of(batch: Batch) -> tuple[int, int] | None:
     """Return the numbers of tokens and logits of a pass's graph; None if the pass is too large."""
     tokens, logits = (
-        next((size for size in sizes if len(given) <= size), None)
-        for sizes, given in ((_TOKENS, batch.tokens_T), (_LOGITS, batch.logits_at_S))
+        next((size for size in sizes if len(tensor) <= size), None)
+        for sizes, tensor in ((_TOKENS, batch.tokens_T), (_LOGITS, batch.logits_at_S))
     )
     return None if tokens is None or logits is None else (tokens, logits)
 

@@ -32,11 +32,11 @@ class FunctionDrafter:
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
         """Add new tokens to the texts of rows."""
         columns = (new.slots, new.request, new.sample, new.count, new.num_R)
-        each = zip(*(column.tolist() for column in columns), new.tokens_RA, strict=True)
-        for slot, request, sample, count, num, tokens in each:
+        columns_of_rows = zip(*(column.tolist() for column in columns), new.tokens_RA, strict=True)
+        for slot, request, sample, count, num, tokens in columns_of_rows:
             if not count:
-                asked = request_of(request)
-                self._rows[slot] = DraftContext(asked.id, sample, asked.tokens.tolist(), [])
+                prompt = request_of(request)
+                self._rows[slot] = DraftContext(prompt.id, sample, prompt.tokens.tolist(), [])
             generated = self._rows[slot].tokens
             assert isinstance(generated, list)
             generated += tokens[:num].tolist()
@@ -56,11 +56,11 @@ class FunctionDrafter:
         """
         most = int(room_R.max(initial=0))
         tokens_RK = np.full((len(slots), most), NOTHING)
-        found = self._function([self._rows[slot] for slot in slots.tolist()])
+        drafts = self._function([self._rows[slot] for slot in slots.tolist()])
         try:
-            if len(found) != len(slots):
+            if len(drafts) != len(slots):
                 raise ValueError
-            for row, guess in zip(tokens_RK, found, strict=True):
+            for row, guess in zip(tokens_RK, drafts, strict=True):
                 ids = np.array(list(islice(guess, most)))
                 if len(ids) and not np.issubdtype(ids.dtype, np.integer):
                     raise TypeError
@@ -68,7 +68,7 @@ class FunctionDrafter:
         except (TypeError, ValueError):
             raise InputError(
                 f"speculate's function must return a list of token ids for each of {len(slots)} "
-                f"samples, got {found!r:.80}"
+                f"samples, got {drafts!r:.80}"
             ) from None
         chance_R = np.full(len(slots), self._chance.value)
         return Drafts(tokens_RK, chance_R, np.zeros(len(slots), dtype=np.int64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from treegen.engine.compute.decode_step import (
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_level, make_level
 from treegen.engine.compute.model_runner import StepInputs, StepRows
 from treegen.engine.compute.padding import pad_num_query_rows
+from treegen.engine.features.features import Features
 from treegen.engine.passes.prefill_inputs import compute_slot_mapping
 from treegen.engine.passes.sampling_inputs import build_step_rows
 from treegen.engine.rows.engine_run import EngineRun
@@ -30,9 +31,6 @@ from treegen.engine.rows.verify_input import VerifyInput
 from treegen.ops.attention import PreparedLevels
 from treegen.ops.sampling.async_draws import AsyncDraws
 from treegen.ops.sampling.draw import Draws
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +91,16 @@ class DeferredStep:
 class DecodeSteps:
     """Launches the decode steps of one run."""
 
-    def __init__(self, run: EngineRun, queue: RowQueue) -> None:
-        """Set up the decode steps of a run's live rows."""
-        self._run, self._queue, self._graphs = run, queue, run.executor.graphs
+    def __init__(self, run: EngineRun, queue: RowQueue, features: Features) -> None:
+        """Set up the decode steps of one run.
+
+        Args:
+            run: Shared state of the run.
+            queue: Its rows.
+            features: Its optional features.
+        """
+        self._run, self._queue, self._features = run, queue, features
+        self._graphs = run.executor.graphs
         self._state: tuple[Ints, int, StepRows, int] | None = None
         self._own_memo: dict[Any, Any] = {}  # expanded levels of the same rows' own tokens
 
@@ -110,7 +115,7 @@ class DecodeSteps:
         Args:
             flight: The last step, if its tokens are not known yet; None otherwise.
         """
-        order, rows, budgets = self._queue.order, self._run.rows, self._queue.budgets
+        order, rows, budgets = self._queue.order, self._run.rows, self._features.budgets
         counts, source = rows.count[order], np.full(len(order), -1)
         if flight is not None:
             place = np.full(len(rows.serial), -1)
@@ -144,7 +149,7 @@ class DecodeSteps:
         index = np.arange(len(order) + 1)
         own = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
         slots = compute_slot_mapping(pages, ends - 1 - base, page_size)
-        forced = self._queue.budgets.get_forced_tokens(order, counts)
+        forced = self._features.budgets.get_forced_tokens(order, counts)
         rotary = ends - 1 + rows.shift[order]
         inputs = np.stack(
             [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced, rotary]
@@ -155,7 +160,7 @@ class DecodeSteps:
                 own=own,
                 rows=same,
                 goes_on=before is not None,
-                states=self._queue.states.step(order) if self._queue.states is not None else None,
+                states=self._queue.states.step(order),
                 graphs=self._graphs is not None and self._graphs.off is None,
                 number=usage.decode_steps,
             )
@@ -169,7 +174,7 @@ class DecodeSteps:
     def draw(self, pending: DeferredStep) -> InFlightStep:
         """Draw from the logits of a deferred step, once the previous tokens are known."""
         slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
-        masks = self._queue.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
+        masks = self._features.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
         draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
         return InFlightStep.of(slots, pending.serials, draws, guesses, pending.keys)
 
@@ -207,7 +212,7 @@ class DecodeSteps:
         page_T = pages[row_T, at_T // page_size].astype(np.int64)
         inputs[SLOT, :num] = page_T * page_size + at_T % page_size
         inputs[SEED, :num], inputs[COUNT, :num] = seeds_T, counts_T
-        inputs[FORCED, :num] = self._queue.budgets.get_forced_tokens(slots_T, counts_T)
+        inputs[FORCED, :num] = self._features.budgets.get_forced_tokens(slots_T, counts_T)
         inputs[ROTARY, :num] = positions_T + rows.shift[slots_T]
         index = np.zeros(inputs.shape[1], dtype=np.int64)
         index[:num] = same.index[row_T]
@@ -256,7 +261,8 @@ class DecodeSteps:
             if version == run.pool.num_taken_back:  # otherwise an expanded copy may be gone
                 return same, read
         chains = run.rows.chain[order]
-        copy_of = run.copies.get_or_expand if run.copies is not None else None
+        expanded = self._features.expanded
+        copy_of = expanded.get_or_expand if expanded is not None else None
         levels = build_shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of, copy_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
         rows = build_step_rows(run, order, levels)

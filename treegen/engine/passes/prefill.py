@@ -11,16 +11,107 @@ from torch import Tensor
 
 from treegen.common.device import AsyncHostCopy, to_device_together
 from treegen.engine.compute.levels import Ints
+from treegen.engine.features.features import Features
 from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.passes.prefill_inputs import Span, prefill_inputs
 from treegen.engine.passes.sampling_inputs import build_prompt_histories
-from treegen.engine.passes.spans import schedule_spans
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.scores import PendingScores, score_after
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.engine.segments.store import SegmentStore
 from treegen.ops.sampling.draw import draw
 from treegen.ops.sampling.reductions import log_sum_exp
+
+_KEY_BITS = 32  # low bits of a sort key: the sample index; high bits: the segment's index
+
+
+def schedule_spans(
+    run: EngineRun,
+    queue: RowQueue,
+    to_compute: Mapping[int, LiveSegment],
+    room: int,
+    max_logits: int,
+) -> list[Span]:
+    """Return the spans of the next pass, depth first.
+
+    Args:
+        run: Shared state of the run.
+        queue: Has the resuming rows, whose tokens are computed again.
+        to_compute: Segments by index; some may be computed already.
+        room: Maximum number of tokens of the pass. A block of tokens that see each other is never
+            cut, even if the pass then exceeds this number.
+        max_logits: Maximum number of rows of logits of the pass.
+    """
+    spans: list[Span] = []
+    reached: dict[int, int] = {}
+    for slot, start in queue.resuming.items():
+        if room == 0:
+            break
+        span = _row_span(run, queue, slot, start, room)
+        spans.append(span)
+        room -= len(span.tokens)
+    logits = 0
+    for index in sorted(to_compute):
+        if room == 0 or logits >= max_logits:
+            break
+        segment = to_compute[index]
+        if segment.computed < segment.stop and run.store.is_ready(segment, reached):
+            span = _segment_span(run.store, segment, room, max_logits - logits)
+            if len(span.tokens) > room and spans:
+                continue
+            spans.append(span)
+            reached[index] = span.stop
+            room = max(room - len(span.tokens), 0)
+            logits += len(span.wanted)
+    # Sort by the shared segments first. Then the spans below any segment are consecutive.
+    return sorted(spans, key=lambda span: (span.chain, span.key))
+
+
+def _row_span(run: EngineRun, queue: RowQueue, slot: int, start: int, room: int) -> Span:
+    rows = run.rows
+    segment = run.requests[int(rows.request[slot])].segment
+    chain = rows.chain[slot]
+    first = start - int(rows.stop[slot])
+    last = min(int(rows.count[slot]) - 1, first + room)
+    return Span(
+        key=(segment.index << _KEY_BITS) + 1 + int(rows.sample[slot]),
+        tokens=rows.generated.between(slot, first, last),
+        start=start,
+        table=rows.table[slot, : rows.num_pages[slot]],
+        base=int(rows.base[slot]),
+        chain=tuple(chain[chain >= 0].tolist()),
+        wanted=np.empty(0, dtype=np.int64),
+        slot=slot,
+        shift=int(rows.shift[slot]),
+        states=queue.states.span(slot, last - first),
+    )
+
+
+def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logits: int) -> Span:
+    store.tables.continue_parent(segment)
+    start = segment.computed
+    first_logit = max(start, segment.first_logit)
+    stop = min(segment.stop, start + room, first_logit + max_logits)
+    if store.blocks is not None:
+        rest = segment.tokens[start - segment.start :]
+        # Stop before a block that would be cut, or after it if the span begins with it.
+        low, high = store.blocks.around(rest, stop - start)
+        stop = start + (low or high)
+    assert segment.table is not None
+    return Span(
+        key=segment.index << _KEY_BITS,
+        tokens=segment.tokens[start - segment.start : stop - segment.start],
+        start=start,
+        table=segment.table,
+        base=segment.base,
+        chain=segment.above,
+        wanted=np.arange(first_logit, stop),
+        segment=segment,
+        shift=store.shift_at(segment, start),
+        states=store.states.span(segment, start, stop),
+    )
+
 
 _LOGITS = 2**26  # maximum number of elements in the logits of a pass
 _MIN_ROWS = 16  # rows of logits that a pass may have for any vocabulary size
@@ -58,12 +149,12 @@ class InFlightPrefill:
     def wait(self) -> NDArray[np.float32]:
         """Wait for the pass; return log-sum-exp of the logits at each wanted position."""
         if self.lse is not None:
-            (found,) = self.lse.wait()
-            return found
-        found = np.empty(sum(len(span.wanted) for span in self.spans), dtype=np.float32)
-        for each in self.first:
-            found[each.at] = each.flight.fetch.wait().lse
-        return found
+            (lse,) = self.lse.wait()
+            return lse
+        lse = np.empty(sum(len(span.wanted) for span in self.spans), dtype=np.float32)
+        for first in self.first:
+            lse[first.at] = first.flight.fetch.wait().lse
+        return lse
 
     def iter_finished_segments(self) -> Iterator[LiveSegment]:
         """Yield the segments whose last token the pass computes."""
@@ -85,9 +176,16 @@ class InFlightPrefill:
 class PrefillPasses:
     """Launches the prefill passes of one run."""
 
-    def __init__(self, run: EngineRun, queue: RowQueue, *, chunk: int) -> None:
-        """Set up passes of at most `chunk` tokens."""
-        self._run, self._queue = run, queue
+    def __init__(self, run: EngineRun, queue: RowQueue, features: Features, *, chunk: int) -> None:
+        """Set up the prefill passes of one run.
+
+        Args:
+            run: Shared state of the run.
+            queue: Its rows.
+            features: Its optional features.
+            chunk: Maximum number of tokens of a pass.
+        """
+        self._run, self._queue, self._features = run, queue, features
         self._chunk = chunk
         self._max_logits = max(
             _LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), _MIN_ROWS
@@ -97,11 +195,10 @@ class PrefillPasses:
         """Launch a pass over segments, given by index, and over tokens of resuming rows."""
         run, usage = self._run, self._run.usage
         spans = schedule_spans(run, self._queue, to_compute, self._chunk, self._max_logits)
-        encodings = run.executor.encodings
-        before = encodings.num_encoded if encodings is not None else 0
-        logits, levels = run.executor.prefill(prefill_inputs(run, spans))
-        if encodings is not None:
-            usage.images_encoded += encodings.num_encoded - before
+        inputs = prefill_inputs(run, spans)
+        if self._features.images is not None:
+            inputs = self._features.images.add_embeddings(inputs, usage)
+        logits, levels = run.executor.prefill(inputs)
         usage.impl = levels.impl
         usage.prefill_steps += 1
         prompts: list[tuple[LiveRequest, int]] = []
@@ -125,8 +222,10 @@ class PrefillPasses:
             logits = logits.float()
             lse_S = log_sum_exp(logits)
             lse = AsyncHostCopy([lse_S])
-            for span, segment, mine in to_score:
-                scored += score_after(segment, span.wanted, logits[mine], lse_S[mine])
+            for span, segment, rows_of_span in to_score:
+                scored += score_after(
+                    segment, span.wanted, logits[rows_of_span], lse_S[rows_of_span]
+                )
         return InFlightPrefill(spans, lse, scored, self._draw_first(prompts, logits))
 
     def _on_row(self, span: Span) -> list[int]:
@@ -148,8 +247,7 @@ class PrefillPasses:
         next(iter(segment.openers)).num_prefilled += len(span.tokens)
         if span.stop < segment.stop:
             return []
-        if self._run.store.states is not None:
-            self._run.store.states.on_whole(segment)
+        self._run.store.states.on_whole(segment)
         return [r for r in segment.requests if r.samples and r.slots is None]
 
     def _draw_first(
@@ -171,7 +269,7 @@ class PrefillPasses:
             seeds = self._run.rows.seed[slots_PN]
             at = np.array([row for _, row in group])
             arrays = [at, seeds, np.zeros_like(seeds)]
-            forced = self._queue.budgets.get_first_forced_tokens(slots_PN)
+            forced = self._features.budgets.get_first_forced_tokens(slots_PN)
             if forced is not None:
                 arrays.append(forced)
             at_P, seeds_PN, steps_PN, *rest = to_device_together(arrays, logits_SV.device)
@@ -182,7 +280,7 @@ class PrefillPasses:
                 if sampling.penalties is not None
                 else None
             )
-            masks = self._queue.grammars.begin(requests, slots_PN)
+            masks = self._features.grammars.begin(requests, slots_PN)
             if masks is not None:
                 sampling = replace(sampling, masked=True)
             draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts, masks)

@@ -93,7 +93,7 @@ def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
         wanted=wanted.astype(np.int64),
         levels=levels(None if blocks is None or blocks.windowed else blocks),
         windowed=levels(blocks) if blocks is not None and blocks.windowed else None,
-        pieces=_pieces(spans, offsets) if cache.states is not None else None,
+        pieces=_pieces(spans, offsets) if run.store.states.exist else None,
         rotary=_build_mrope_positions(run, spans),
     )
 
@@ -142,16 +142,16 @@ class _VisibleRuns(NamedTuple):
 
 def _runs(spans: Sequence[Span], offsets: Ints, blocks: BidirectionalBlocks | None) -> _VisibleRuns:
     """Split the rows of each span into runs: blocks, and the causal rows between them."""
-    found: list[tuple[int, int, int, int, bool]] = []
+    runs: list[tuple[int, int, int, int, bool]] = []
     for index, (span, offset) in enumerate(zip(spans, offsets.tolist(), strict=False)):
         place, num = 0, len(span.tokens)
         inside = blocks.of(span.tokens) if blocks is not None else []
         for low, high in [*inside, (num, num)]:
             for begin, end, is_block in ((place, low, False), (low, high, True)):
                 if begin < end:
-                    found.append((index, offset + begin, offset + end, span.start + end, is_block))
+                    runs.append((index, offset + begin, offset + end, span.start + end, is_block))
             place = high
-    columns = (np.array(column) for column in zip(*found, strict=True))
+    columns = (np.array(column) for column in zip(*runs, strict=True))
     span_R, start_R, stop_R, end_R, is_block_R = columns
     return _VisibleRuns(span_R, start_R, stop_R, end_R, is_block_R)
 
@@ -172,7 +172,7 @@ def _own_levels(
         levels.append(make_level(whole[:1], whole[1:], pages[:, :width], done, base, causal=False))
         pages, base = pages[:, width:], base + done
     for is_block in (False, True):
-        span, start, stop, end, _ = (each[runs.is_block == is_block] for each in runs)
+        span, start, stop, end, _ = (column[runs.is_block == is_block] for column in runs)
         if len(span):
             keys = end - base[span]
             levels.append(

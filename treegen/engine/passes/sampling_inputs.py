@@ -24,10 +24,10 @@ def build_step_rows(run: EngineRun, slots: Ints, levels: Sequence[HostLevel]) ->
     """
     sets, index = run.param_sets_of(run.rows.params[slots])
     drawn = None
-    if any(each.params.looks_back for each in sets):
+    if any(param_set.params.looks_back for param_set in sets):
         requests, place = np.unique(run.rows.request[slots], return_inverse=True)
         drawn = find_generated_spans([run.requests[number] for number in requests.tolist()])[place]
-    masked = any(each.stopping.grammar is not None for each in sets)
+    masked = any(param_set.stopping.grammar is not None for param_set in sets)
     return StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index, drawn, masked)
 
 
@@ -38,20 +38,20 @@ def find_generated_spans(requests: Sequence[LiveRequest]) -> Ints:
     """
     runs: list[list[tuple[int, int]]] = []
     for request in requests:
-        mine: list[tuple[int, int]] = [(request.segment.stop, NEVER)]
+        drawn: list[tuple[int, int]] = [(request.segment.stop, NEVER)]
         for segment in request.segment.path():
             if not segment.drawn:
                 continue
-            first, stop = mine[-1]
+            first, stop = drawn[-1]
             if segment.stop == first:
-                mine[-1] = segment.start, stop
+                drawn[-1] = segment.start, stop
             else:
-                mine.append((segment.start, segment.stop))
-        runs.append(mine)
-    found = np.zeros((len(runs), max(map(len, runs), default=1), 2), dtype=np.int64)
-    for row, mine in enumerate(runs):
-        found[row, : len(mine)] = mine
-    return found
+                drawn.append((segment.start, segment.stop))
+        runs.append(drawn)
+    spans = np.zeros((len(runs), max(map(len, runs), default=1), 2), dtype=np.int64)
+    for row, drawn in enumerate(runs):
+        spans[row, : len(drawn)] = drawn
+    return spans
 
 
 def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> TokenHistory:

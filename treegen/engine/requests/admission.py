@@ -255,11 +255,13 @@ class AdmissionController:
 
     def remove_rows(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
         """End or cancel rows of requests; a request leaves with its last row."""
-        slots = np.array([slot for mine in gone.values() for slot in mine], dtype=np.int64)
+        slots = np.array(
+            [slot for row_slots in gone.values() for slot in row_slots], dtype=np.int64
+        )
         (self._queue.end if ended else self._queue.cancel)(slots)
-        for request, mine in gone.items():
+        for request, row_slots in gone.items():
             assert request.slots is not None
-            request.slots.difference_update(mine)
+            request.slots.difference_update(row_slots)
             if not request.slots:
                 self.finish(request)
 
@@ -280,11 +282,11 @@ class AdmissionController:
             wanted.remove(index)
         self._count_undrawn(request)
         if gone and request.slots is not None:
-            mine = np.array(sorted(request.slots), dtype=np.int64)
+            slots = np.array(sorted(request.slots), dtype=np.int64)
             if not greedy:  # greedy samples share one slot
-                mine = mine[~np.isin(self._run.rows.sample[mine], wanted)]
-            if len(mine) and not (greedy and wanted):
-                self.remove_rows({request: mine.tolist()}, ended=False)
+                slots = slots[~np.isin(self._run.rows.sample[slots], wanted)]
+            if len(slots) and not (greedy and wanted):
+                self.remove_rows({request: slots.tolist()}, ended=False)
         elif gone and not wanted:
             self.finish(request)
 

@@ -7,15 +7,15 @@ as many steps. So other rows get their pages at once, but their slots only once 
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from treegen.common.outputs import Completion
+from treegen.common.outputs import Completion, Thinking
 from treegen.engine.compute.levels import Ints
+from treegen.engine.features.features import Features
 from treegen.engine.param_set import ParamSet
 from treegen.engine.requests.admission import AdmissionController
 from treegen.engine.rows.engine_run import EngineRun
@@ -23,7 +23,6 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import RowPhase, RowTable
 from treegen.engine.rows.token_store import NUM_SIGNALS
 from treegen.engine.segments.segment import LiveRequest
-from treegen.errors import ModelWarning
 from treegen.ops.sampling.confidence import CERTAINTY, CONFIDENCE
 from treegen.prompts.plan.seeds import sample_seed
 from treegen.prompts.radix import Tokens
@@ -45,6 +44,18 @@ class GeneratedSegment:
     num_generated: int
 
 
+@contextmanager
+def pause_gc() -> Iterator[None]:
+    """Switch the garbage collector off in the block, where many new tuples would start it often."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class OutputProcessor:
     """Ends the samples of one run."""
 
@@ -52,6 +63,7 @@ class OutputProcessor:
         self,
         run: EngineRun,
         queue: RowQueue,
+        features: Features,
         admission: AdmissionController,
         on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None,
     ) -> None:
@@ -60,11 +72,12 @@ class OutputProcessor:
         Args:
             run: Shared state of the run.
             queue: Moves rows between phases.
+            features: Its optional features.
             admission: Removes the rows of ended samples from their requests.
             on_grown: Returns the content of the segment of a search's sample; None outside of
                 searches.
         """
-        self._run, self._queue = run, queue
+        self._run, self._queue, self._features = run, queue, features
         self._admission, self._on_grown = admission, on_grown
         self._finished: list[Completion] = []  # not taken yet
         self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
@@ -120,19 +133,19 @@ class OutputProcessor:
         if not self._owners:
             return
         slots, requests = self._waiting[:num], self._owners[:num]
-        found = build_completions(self._run.rows, slots, requests, self._run.param_sets)
+        by_slot = self._build_completions(slots, requests)
         self._waiting, self._owners = self._waiting[num:], self._owners[num:]
         self._least = self._least if self._owners else 0
-        self._finished += [completion for _, completions in found for completion in completions]
+        self._finished += [completion for _, completions in by_slot for completion in completions]
         self._queue.release(slots)
 
     def _end_now(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        found = build_completions(self._run.rows, slots, requests, self._run.param_sets)
-        for at, completions in found:
+        by_slot = self._build_completions(slots, requests)
+        for at, completions in by_slot:
             self._finished += completions
             if requests[at].grows:
                 self._adopt_as_segment(requests[at], int(slots[at]), completions[0])
-        over = [at for at, _ in found]
+        over = [at for at, _ in by_slot]
         self._retire(slots[over], [requests[at] for at in over])
         self._queue.release(slots[over])
 
@@ -141,8 +154,8 @@ class OutputProcessor:
         ended: dict[LiveRequest, list[int]] = {}
         for slot, request in zip(slots.tolist(), requests, strict=True):
             ended.setdefault(request, []).append(slot)
-        for request, mine in ended.items():
-            gone = set(self._run.rows.sample[mine].tolist())
+        for request, row_slots in ended.items():
+            gone = set(self._run.rows.sample[row_slots].tolist())
             if self._run.param_sets[request.params].is_greedy:
                 # One row has all samples. The report reads their indices from the request, so they
                 # stay. In a search they are removed, because the samples are reported already.
@@ -164,7 +177,7 @@ class OutputProcessor:
         in_place = rows.phase[slot] == RowPhase.LIVE
         chain = rows.chain[slot]
         states = None
-        if in_place and self._queue.states is not None:
+        if in_place:
             states = self._queue.states.transfer_states(slot, grown.num_generated)
         self._run.grown[key] = self._run.store.adopt(
             request.segment,
@@ -177,90 +190,89 @@ class OutputProcessor:
             structure=self._run.param_sets[request.params].params.structure,
         )
 
+    @pause_gc()
+    def _build_completions(
+        self, slots: Ints, requests: Sequence[LiveRequest]
+    ) -> list[tuple[int, list[Completion]]]:
+        """Make the completions of those slots whose samples are over.
 
-@contextmanager
-def pause_gc() -> Iterator[None]:
-    """Switch the garbage collector off in the block, where many new tuples would start it often."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+        Args:
+            slots: Slots to look at, [N].
+            requests: The request of each slot. A slot has one sample; that of a greedy request has
+                all samples.
+
+        Returns:
+            (index into `slots`, completions) pairs.
+        """
+        rows, param_sets = self._run.rows, self._run.param_sets
+        tokens = list(rows.tokens(slots))
+        endings = _find_finish_reasons(rows, slots, tokens, requests, param_sets)
+        self._features.confidence.add_endings(endings, slots, tokens, requests)
+        self._features.grammars.change_endings(endings, slots, tokens, requests)
+        over = sorted(endings)
+        slots = slots[over]
+        per_row = zip(
+            over,
+            rows.sample[slots].tolist(),
+            rows.seed[slots].tolist(),
+            rows.logprobs(slots),
+            _alternatives(rows, slots, param_sets),
+            _signals(rows, slots, param_sets),
+            strict=True,
+        )
+        by_slot: list[tuple[int, list[Completion]]] = []
+        for at, sample, seed, logprobs, top, (confidences, certainties) in per_row:
+            request, (reason, stop, text) = requests[at], endings[at]
+            num = len(tokens[at])  # a sample that failed has fewer tokens than its row
+            param_set = param_sets[request.params]
+            num_top = param_set.params.logprobs
+            thinking = _split_thinking(param_set, request, tokens[at], text)
+            completions = [
+                Completion(
+                    prompt_id=request.spec.id,
+                    sample_index=sample_index,
+                    seed=row_seed,
+                    text=text,
+                    tokens=tokens[at],
+                    logprobs=logprobs[:num],
+                    finish_reason=reason,
+                    stop=stop,
+                    top_logprobs=tuple(pairs[:num_top] for pairs in top[:num]) if num_top else (),
+                    confidences=confidences[:num],
+                    certainties=certainties[:num],
+                    thinking=thinking,
+                    prompt_logprobs=request.score,
+                )
+                for sample_index, row_seed in _list_samples(param_set, request, sample, seed)
+            ]
+            by_slot.append((at, completions))
+        return by_slot
 
 
-@pause_gc()
-def build_completions(
-    rows: RowTable, slots: Ints, requests: Sequence[LiveRequest], param_sets: Sequence[ParamSet]
-) -> list[tuple[int, list[Completion]]]:
-    """Make the completions of those slots whose samples are over.
-
-    Args:
-        rows: The table of rows.
-        slots: Slots to look at, [N].
-        requests: The request of each slot. A slot has one sample; that of a greedy request has all
-            samples.
-        param_sets: Sampling parameters and stop conditions of the run.
-
-    Returns:
-        (index into `slots`, completions) pairs.
-    """
-    found: list[tuple[int, list[Completion]]] = []
-    tokens = list(rows.tokens(slots))
-    endings = _find_finish_reasons(rows, slots, tokens, requests, param_sets)
-    _add_low_confidence(endings, rows, slots, tokens, requests, param_sets)
-    _add_failed(endings, rows, slots, tokens, requests, param_sets)
-    over = sorted(endings)
-    slots = slots[over]
-    per_row = zip(
-        over,
-        rows.sample[slots].tolist(),
-        rows.seed[slots].tolist(),
-        rows.logprobs(slots),
-        _alternatives(rows, slots, param_sets),
-        _signals(rows, slots, param_sets),
-        strict=True,
+def _split_thinking(
+    param_set: ParamSet, request: LiveRequest, tokens: tuple[int, ...], text: str
+) -> Thinking | None:
+    """Return the thinking of a sample; None if its parameters have no thinking tags."""
+    tags = param_set.stopping.thinking
+    if tags is None:
+        return None
+    return tags.split(
+        request.spec.tokens,
+        tokens,
+        text,
+        param_set.params.max_thinking_tokens,
+        is_structured=param_set.stopping.grammar is not None,
     )
-    for at, sample, seed, logprobs, top, (confidences, certainties) in per_row:
-        request, (reason, stop, text) = requests[at], endings[at]
-        num = len(tokens[at])  # a sample that failed has fewer tokens than its row
-        param_set, name = param_sets[request.params], request.spec.id
-        num_top = param_set.params.logprobs
-        tags, budget = param_set.stopping.thinking, param_set.params.max_thinking_tokens
-        thinking = None
-        if tags is not None:
-            thinking = tags.split(
-                request.spec.tokens,
-                tokens[at],
-                text,
-                budget,
-                is_structured=param_set.stopping.grammar is not None,
-            )
-        named = [(sample, seed)]
-        if param_set.is_greedy:
-            run_seed = param_set.params.seed
-            named = [(i, sample_seed(run_seed, request.spec, i)) for i in request.samples]
-        completions = [
-            Completion(
-                prompt_id=name,
-                sample_index=sample,
-                seed=seed,
-                text=text,
-                tokens=tokens[at],
-                logprobs=logprobs[:num],
-                finish_reason=reason,
-                stop=stop,
-                top_logprobs=tuple(pairs[:num_top] for pairs in top[:num]) if num_top else (),
-                confidences=confidences[:num],
-                certainties=certainties[:num],
-                thinking=thinking,
-                prompt_logprobs=request.score,
-            )
-            for sample, seed in named
-        ]
-        found.append((at, completions))
-    return found
+
+
+def _list_samples(
+    param_set: ParamSet, request: LiveRequest, sample: int, seed: int
+) -> list[tuple[int, int]]:
+    """Return the index and the seed of each sample of a row: one, or all of a greedy request."""
+    if not param_set.is_greedy:
+        return [(sample, seed)]
+    run_seed = param_set.params.seed
+    return [(index, sample_seed(run_seed, request.spec, index)) for index in request.samples]
 
 
 def _find_finish_reasons(
@@ -271,91 +283,48 @@ def _find_finish_reasons(
     param_sets: Sequence[ParamSet],
 ) -> dict[int, Ending]:
     """Return how the samples end, by index into `slots`; running samples have no entry."""
-    found: dict[int, Ending] = {}
+    by_slot: dict[int, Ending] = {}
     params = rows.params[slots]
     for index in np.unique(params).tolist():
         places = np.flatnonzero(params == index)
         limits = rows.limit[slots[places]].tolist()
-        mine = places.tolist()
+        indices = places.tolist()
         endings = param_sets[index].stopping.endings(
-            [requests[at].spec.tokens for at in mine], [tokens[at] for at in mine], limits
+            [requests[at].spec.tokens for at in indices], [tokens[at] for at in indices], limits
         )
-        found.update((at, v) for at, v in zip(mine, endings, strict=True) if v is not None)
-    return found
-
-
-def _add_low_confidence(
-    endings: dict[int, Ending],
-    rows: RowTable,
-    slots: Ints,
-    tokens: Sequence[Sequence[int]],
-    requests: Sequence[LiveRequest],
-    param_sets: Sequence[ParamSet],
-) -> None:
-    """Add the endings of samples that end only because of low confidence."""
-    for at in np.flatnonzero(rows.is_unsure[slots]).tolist():
-        if at not in endings:
-            stopping = param_sets[int(rows.params[slots[at]])].stopping
-            endings[at] = "confidence", None, stopping.text(requests[at].spec.tokens, tokens[at])
-
-
-def _add_failed(
-    endings: dict[int, Ending],
-    rows: RowTable,
-    slots: Ints,
-    tokens: list[tuple[int, ...]],
-    requests: Sequence[LiveRequest],
-    param_sets: Sequence[ParamSet],
-) -> None:
-    """Change the endings of samples whose grammar has failed, and cut their tokens there.
-
-    Such a row was forced to draw an end of sequence, which the model did not choose.
-    """
-    failed = rows.failed[slots]
-    for at in np.flatnonzero((failed >= 0) & (failed < rows.count[slots])).tolist():
-        if at not in endings:
-            continue
-        slot, spec = int(slots[at]), requests[at].spec
-        tokens[at] = tokens[at][: int(failed[at])]
-        stopping = param_sets[int(rows.params[slot])].stopping
-        endings[at] = "error", None, stopping.text(spec.tokens, tokens[at])
-        warnings.warn(
-            f"a sample of prompt {spec.id!r} ends with finish_reason 'error', "
-            f"because nothing can follow its text in its structure: {rows.reasons[slot]}",
-            ModelWarning,
-            stacklevel=2,
-        )
+        by_slot.update((at, v) for at, v in zip(indices, endings, strict=True) if v is not None)
+    return by_slot
 
 
 def _signals(
     rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Return confidences and self-certainties of all tokens, for each slot that reports them."""
-    found: list[tuple[tuple[float, ...], tuple[float, ...]]] = [((), ())] * len(slots)
+    signals: list[tuple[tuple[float, ...], tuple[float, ...]]] = [((), ())] * len(slots)
     if not rows.records_signals:
-        return found
-    asked = [param_sets[index].params for index in rows.params[slots].tolist()]
-    places = [at for at, params in enumerate(asked) if params.reports_signals]
+        return signals
+    params_of = [param_sets[index].params for index in rows.params[slots].tolist()]
+    places = [at for at, params in enumerate(params_of) if params.reports_signals]
     if places:
         for at, both in zip(places, rows.signals(slots[places]), strict=True):
-            confidences = both[CONFIDENCE::NUM_SIGNALS] if asked[at].confidence else ()
-            certainties = both[CERTAINTY::NUM_SIGNALS] if asked[at].self_certainty else ()
-            found[at] = confidences, certainties
-    return found
+            confidences = both[CONFIDENCE::NUM_SIGNALS] if params_of[at].confidence else ()
+            certainties = both[CERTAINTY::NUM_SIGNALS] if params_of[at].self_certainty else ()
+            signals[at] = confidences, certainties
+    return signals
 
 
 def _alternatives(
     rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
 ) -> list[Sequence[tuple[tuple[int, float], ...]]]:
     """Return the likeliest (token, logprob) pairs at each token of slots that report them."""
-    found: list[Sequence[tuple[tuple[int, float], ...]]] = [()] * len(slots)
+    alternatives: list[Sequence[tuple[tuple[int, float], ...]]] = [()] * len(slots)
     if not rows.num_logprobs:
-        return found
-    asked = [param_sets[index].params.logprobs > 0 for index in rows.params[slots].tolist()]
-    places = np.flatnonzero(asked)
+        return alternatives
+    reports = [param_sets[index].params.logprobs > 0 for index in rows.params[slots].tolist()]
+    places = np.flatnonzero(reports)
     both = zip(*rows.alternatives(slots[places]), strict=True)
     for at, (ids, values) in zip(places.tolist(), both, strict=True):
         pairs = zip(ids, values, strict=True)
         # Each token has `num_logprobs` consecutive pairs.
-        found[at] = list(zip(*[pairs] * rows.num_logprobs, strict=True))
-    return found
+        alternatives[at] = list(zip(*[pairs] * rows.num_logprobs, strict=True))
+    return alternatives

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treegen.engine.compute.levels import Ints
+from treegen.engine.features.features import Features
 from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.passes.prefill import InFlightPrefill
 from treegen.engine.requests.admission import AdmissionController
@@ -24,37 +25,39 @@ class PassResultProcessor:
     def __init__(
         self,
         run: EngineRun,
+        features: Features,
         admission: AdmissionController,
-        endings: OutputProcessor,
+        outputs: OutputProcessor,
         speculation: SpeculativeDecoder | None,
     ) -> None:
         """Set up the processor of one run.
 
         Args:
             run: Shared state of the run.
+            features: Its optional features.
             admission: Opens and closes requests.
-            endings: Ends samples.
+            outputs: Ends samples.
             speculation: Learns from the tokens drawn after its drafts; None without drafting.
         """
-        self._run, self._admission, self._endings = run, admission, endings
-        self._speculation = speculation
+        self._run, self._confidence = run, features.confidence
+        self._admission, self._outputs, self._speculation = admission, outputs, speculation
         self._over: list[Ints] = []  # slots of rows that are over, or may be, and have not ended
 
-    def note(self, flight: InFlightPrefill | InFlightStep) -> None:
+    def record(self, flight: InFlightPrefill | InFlightStep) -> None:
         """Wait for a pass, and record its results. Rows that are over stay until `end`."""
         if isinstance(flight, InFlightPrefill):
-            self._note_prefill(flight)
+            self._record_prefill(flight)
         else:
-            self._note_draws(flight)
+            self._record_draws(flight)
 
     def end(self) -> bool:
         """End the samples that the recorded tokens complete. Return whether there were any."""
         over, self._over = self._over, []
         if over:
-            self._endings.end(np.concatenate(over))
+            self._outputs.end(np.concatenate(over))
         return bool(over)
 
-    def _note_prefill(self, flight: InFlightPrefill) -> None:
+    def _record_prefill(self, flight: InFlightPrefill) -> None:
         """Record the results of a prefill pass, and the first tokens drawn after it."""
         lse = flight.wait()
         self._run.executor.check()
@@ -63,23 +66,23 @@ class PassResultProcessor:
             scored.add()
         self._admission.on_computed(flight.iter_finished_segments())
         for first in flight.first:
-            self._note_draws(first.flight)
+            self._record_draws(first.flight)
             self.end()
             self._admission.add_rows(first.requests)
 
-    def _note_draws(self, flight: InFlightStep) -> None:
+    def _record_draws(self, flight: InFlightStep) -> None:
         """Record the drawn tokens of rows that have not left since."""
         drawn = flight.fetch.wait().flat()
         self._run.executor.check()
         alive = self._run.rows.serial[flight.slots] == flight.serials
         if self._speculation is not None:
-            self._speculation.note(flight, drawn.tokens, alive)
+            self._speculation.record(flight, drawn.tokens, alive)
         if flight.guesses is None:
-            self._note_tokens(flight, drawn, np.flatnonzero(alive))
+            self._record_tokens(flight, drawn, np.flatnonzero(alive))
             return
-        self._note_rows(flight, flight.guesses, drawn, alive)
+        self._record_verified(flight, flight.guesses, drawn, alive)
 
-    def _note_rows(
+    def _record_verified(
         self,
         flight: InFlightStep,
         guesses: VerifyInput,
@@ -94,10 +97,10 @@ class PassResultProcessor:
         # A row that may end before its last token is checked after each token.
         slow = np.zeros(len(rows.phase), dtype=np.bool_)
         slow[slots[draws[may_end & ~is_last]]] = True
-        if rows.watches:
+        if self._confidence.used:
             slow[slots[draws]] = True
         in_turn = slow[slots[draws]]
-        self._note_tokens(flight, drawn, draws[~in_turn], is_last[~in_turn])
+        self._record_tokens(flight, drawn, draws[~in_turn], is_last[~in_turn])
         self._run.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
         rest = draws[in_turn]
         place = guesses.place_T[rest]
@@ -106,11 +109,11 @@ class PassResultProcessor:
             # A row may have ended at one of its earlier tokens.
             stays = rows.serial[slots[now]] == flight.serials[now]
             stays &= rows.phase[slots[now]] == RowPhase.LIVE
-            self._note_tokens(flight, drawn, now[stays])
+            self._record_tokens(flight, drawn, now[stays])
             self.end()
             self._run.usage.accepted_tokens += int(stays.sum()) if turn else 0
 
-    def _note_tokens(
+    def _record_tokens(
         self,
         flight: InFlightStep,
         drawn: HostDraws,
@@ -126,26 +129,26 @@ class PassResultProcessor:
             is_last: Whether each of these is the last of its row; None if each row has only one.
         """
         rows, slots = self._run.rows, flight.slots[draws]
-        mine = drawn.at(draws)
-        check_numbers(mine.lse, lambda at: self._row_name(slots[at]))
+        draws_of_rows = drawn.at(draws)
+        check_numbers(draws_of_rows.lse, lambda at: self._row_name(slots[at]))
         self._run.usage.decoded_tokens += len(slots)
         guesses = flight.guesses if is_last is not None else None
         rows.append(
             slots,
-            mine.tokens,
-            mine.logprobs,
-            mine.top_tokens,
-            mine.top_logprobs,
-            mine.signals,
+            draws_of_rows.tokens,
+            draws_of_rows.logprobs,
+            draws_of_rows.top_tokens,
+            draws_of_rows.top_logprobs,
+            draws_of_rows.signals,
             guesses.place_T[draws] if guesses is not None else None,
         )
-        tokens = mine.tokens
+        tokens = draws_of_rows.tokens
         if is_last is not None:
             slots, tokens = slots[is_last], tokens[is_last]
         may_end = self._run.param_sets.may_end(rows.params[slots], tokens)
         over = may_end | (rows.count[slots] >= rows.limit[slots])
-        if rows.watches:
-            over |= rows.update_confidence(slots)
+        if self._confidence.used:
+            over |= self._confidence.update(slots)
         if over.any():
             self._over.append(slots[over])
 

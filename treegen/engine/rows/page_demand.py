@@ -63,8 +63,10 @@ class PageDemandEstimator:
         more_MR = self._pages(slots, rows.count[slots] + np.minimum(left, moments_M1))
         # Rows that end before a moment have freed their pages by then.
         there_MR = left >= moments_M1
-        own = rows.num_pages[active] - (rows.stop[active] - rows.base[active]) // self._page_size
-        taken_MR = np.where(there_MR[:, :num], more_MR[:, :num], -own)
+        num_owned = (
+            rows.num_pages[active] - (rows.stop[active] - rows.base[active]) // self._page_size
+        )
+        taken_MR = np.where(there_MR[:, :num], more_MR[:, :num], -num_owned)
         room_M = num_free - taken_MR.sum(axis=1)
         needs_MR = np.where(there_MR[:, num:], more_MR[:, num:], 0)
         chosen = _count_fitting(needs_MR, room_M)
@@ -114,8 +116,8 @@ class PageDemandEstimator:
 def _sample_sorted(values: Ints) -> Ints:
     """Return a sample of the values, evenly spaced in sorted order."""
     at = np.linspace(0, len(values) - 1, _MOMENTS).astype(np.int64)
-    found: Ints = np.sort(values)[at]
-    return found
+    sample: Ints = np.sort(values)[at]
+    return sample
 
 
 def _count_fitting(needs_MR: Ints, room_M: Ints) -> int:

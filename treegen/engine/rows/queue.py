@@ -8,13 +8,10 @@ from typing import Final
 import numpy as np
 
 from treegen.engine.compute.levels import Ints
-from treegen.engine.rows.budgets import ThinkingBudgets
 from treegen.engine.rows.engine_run import EngineRun
-from treegen.engine.rows.grammars import RowGrammars
+from treegen.engine.rows.feature import RowFeature, RowStates
 from treegen.engine.rows.page_demand import PageDemandEstimator
-from treegen.engine.rows.row_states import RowStates
 from treegen.engine.rows.table import RowPhase
-from treegen.engine.rows.update_lists import RowUpdateLists
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.ops.cache.pool import Pages
 from treegen.prompts.plan.seeds import sample_seed
@@ -44,31 +41,31 @@ class RowQueue:
     `DecodeSteps` can compare arrays by identity.
     ready: READY slots, depth first.
     resuming: for each RESUMING slot, the position up to which its keys are computed.
-    states: recurrent states of the rows; None for a model without recurrent layers.
-    budgets: thinking budgets of the rows.
-    grammars: grammars of the rows.
+    states: recurrent states of the rows.
+    features: features that set up new rows.
     """
 
-    def __init__(self, run: EngineRun, *, scouts: int = 0) -> None:
+    def __init__(
+        self,
+        run: EngineRun,
+        states: RowStates,
+        features: Sequence[RowFeature],
+        *,
+        scouts: int = 0,
+    ) -> None:
         """Set up a run without rows.
 
         Args:
             run: Shared state of the run.
+            states: Recurrent states of the rows.
+            features: Features that set up new rows.
             scouts: Number of samples of each request that start early, together with the previous
                 request's samples. Their tokens can then be drafts for the request's other samples.
                 0 keeps the requests in order.
         """
         self._scouts = scouts
-        self.budgets = ThinkingBudgets(run)
-        self.grammars = RowGrammars(run)
-        self._run = run
+        self._run, self.states, self.features = run, states, list(features)
         self._pool, self._page_size = run.pool, run.cache.page_size
-        self.states: RowStates | RowUpdateLists | None = None
-        if run.cache.states is not None and run.cache.states.delta is not None:
-            self.states = RowUpdateLists(run.rows, run.cache.states)
-        elif run.cache.states is not None:
-            per_row = 2 if run.store.rewinds else 1
-            self.states = RowStates(run.rows, run.cache.states, per_row=per_row)
         self.order: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
@@ -95,10 +92,10 @@ class RowQueue:
 
     def select(self, requests: Iterable[LiveRequest], phase: RowPhase) -> Ints:
         """Return the slots of those rows of requests that are in a phase."""
-        mine = [slot for request in requests for slot in request.slots or ()]
-        slots: Ints = np.array(mine, dtype=np.int64)
-        found: Ints = slots[self._run.rows.phase[slots] == phase]
-        return found
+        all_slots = [slot for request in requests for slot in request.slots or ()]
+        slots: Ints = np.array(all_slots, dtype=np.int64)
+        selected: Ints = slots[self._run.rows.phase[slots] == phase]
+        return selected
 
     def _move(self, slots: Ints, phase: RowPhase) -> None:
         """Set the phase of rows; the table of `RowPhase` lists the allowed changes."""
@@ -134,14 +131,11 @@ class RowQueue:
             [self._seed(request, index) for index in wanted]
             for request, wanted in zip(requests, samples, strict=True)
         ]
-        self.budgets.begin(requests, slots_PN)
+        for feature in self.features:
+            feature.begin(requests, slots_PN)
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
             request.slots = set(slots)
             request.rewinds = None
-            params = self._run.param_sets[request.params].params
-            floor = params.min_confidence if request.floor is None else request.floor
-            if floor is not None:
-                rows.set_confidence_floor(np.array(slots), floor, params.confidence_window)
         return slots_PN
 
     def _seed(self, request: LiveRequest, sample: int) -> int:
@@ -179,7 +173,7 @@ class RowQueue:
         for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
             yield self._run.requests[int(requests[start])].segment, slice(start, stop)
 
-    def _siblings(self, slots: Ints) -> Ints:
+    def _count_siblings(self, slots: Ints) -> Ints:
         """Return the number of rows of each slot's request."""
         indices, place = np.unique(self._run.rows.request[slots], return_inverse=True)
         requests = (self._run.requests[index] for index in indices.tolist())
@@ -202,8 +196,7 @@ class RowQueue:
             for segment, run in self._by_segment(slots):
                 self._run.rows.base[slots[run]] = segment.base_below
             chosen = self._growth.select_startable(slots, self.active(), self._pool.num_free)
-            if self.states is not None:
-                chosen = chosen[: self.states.count_startable(chosen, self._siblings(chosen))]
+            chosen = chosen[: self.states.count_startable(chosen, self._count_siblings)]
             if len(chosen):
                 self._start(chosen)
             else:
@@ -224,18 +217,17 @@ class RowQueue:
         num_shared, num_copied = above // size, above % size
         source = np.zeros(len(slots), dtype=np.int64)
         for segment, run in self._by_segment(slots):
-            mine, full = slots[run], int(num_shared[run.start])
-            rows.set_chain(mine, segment.chain)
-            if self.states is not None:
-                self.states.take(mine, segment.end_state, int(self._siblings(mine[:1])[0]))
+            row_slots, full = slots[run], int(num_shared[run.start])
+            rows.set_chain(row_slots, segment.chain)
+            self.states.take(row_slots, segment.end_state, self._count_siblings)
             if above[run.start]:
                 assert segment.table is not None
-                first = int(rows.base[mine[0]]) - segment.base + full * size
+                first = int(rows.base[row_slots[0]]) - segment.base + full * size
                 page = segment.table[min(first // size, len(segment.table) - 1)]
                 source[run] = int(page) * size + first % size
-                for _ in mine:
+                for _ in row_slots:
                     pool.share(segment.table[:full])
-                rows.add_pages(mine, np.tile(segment.table[:full], len(mine)), full)
+                rows.add_pages(row_slots, np.tile(segment.table[:full], len(row_slots)), full)
         fresh = -(-(above + rows.count[slots] - 1) // size) - num_shared
         rows.add_pages(slots, pool.allocate(int(fresh.sum())), fresh)
         at = np.flatnonzero(num_copied)
@@ -294,8 +286,8 @@ class RowQueue:
         if len(need):
             total = int(lacking.sum())
             if 2 * total > self._pool.num_free:
-                found: Ints = np.minimum(more, rows.num_pages[order] * size - used)
-                return found
+                room: Ints = np.minimum(more, rows.num_pages[order] * size - used)
+                return room
             rows.add_pages(order[need], self._pool.allocate(total), lacking[need])
         return more
 
@@ -330,16 +322,14 @@ class RowQueue:
     def clear(self) -> None:
         """Drop all rows except ended ones; the caller has freed their pages."""
         self.resuming.clear()
-        if self.states is not None:
-            self.states.clear()
+        self.states.clear()
         self.release(np.flatnonzero(~np.isin(self._run.rows.phase, [FREE, ENDED])))
         self._drop_moved()
 
     def _leave(self, slots: Ints, phase: RowPhase) -> None:
         """Free the pages of rows and move them to a phase without pages."""
         self._pool.free(self._run.rows.take_pages(slots))
-        if self.states is not None:
-            self.states.release(slots)
+        self.states.release(slots)
         self._move(slots, phase)
         self._stop_resuming(slots)
         self._drop_moved()
@@ -356,11 +346,7 @@ class RowQueue:
             request: The request, of which one row is counted if it has rows.
             more: Number of slots that it needs in addition to its row's.
         """
-        if self.states is None:
-            return 0
-        assert self._run.cache.states is not None
-        wanted = more + (self.states.per_row if request.spec.rows else 0)
-        return max(wanted - self._run.cache.states.num_free, 0)
+        return self.states.count_missing(more, has_row=bool(request.spec.rows))
 
     def expected_growth(self) -> int:
         """Return the number of pages that active rows are still expected to take."""
@@ -386,9 +372,11 @@ class RowQueue:
             LIVE: self.order,
             ENDED: ended,
         }
-        for each, place in places.items():
-            found = np.flatnonzero(phase == each)
-            assert np.array_equal(np.sort(place), found), f"a row is in no queue: {each.name}"
+        for row_phase, place in places.items():
+            in_phase = np.flatnonzero(phase == row_phase)
+            assert np.array_equal(np.sort(place), in_phase), (
+                f"a row is in no queue: {row_phase.name}"
+            )
         assert np.array_equal(np.flatnonzero(phase != FREE), rows.used()), "a row has no slot"
         paged = np.flatnonzero((rows.num_pages > 0) & (phase != FREE))
         is_active = (phase[paged] == RESUMING) | (phase[paged] == LIVE)

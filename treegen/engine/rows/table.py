@@ -61,18 +61,7 @@ class RowTable:
     base: position of the first token in these pages.
     chain: cascaded segments that the row reads above these pages, root first, then -1.
     generated: the generated tokens, with their log-probabilities and signals.
-    state_now: slot of the recurrent state after the row's last input; see `RowStates`.
-    state_before: slot of the state one input earlier.
-    state_from: slot of the state after the row's prompt.
-    inputs: number of tokens that the row has computed.
     shift: shift of rotary positions by images in the prompt; see `MRopePositions`.
-    floor: the row ends once its mean confidence over its last `window` tokens is lower.
-    window: number of these tokens; 0 for a row without a floor.
-    sum_confidence: the sum of their confidences.
-    is_unsure: whether the row ends because of its floor.
-    failed: number of tokens of the row when its grammar failed; -1 if it has not failed.
-    reasons: why the grammar failed, by slot.
-    watches: whether any row has a floor.
     """
 
     def __init__(self, num_logprobs: int = 0) -> None:
@@ -82,13 +71,7 @@ class RowTable:
         numbers: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self.request = self.sample = self.key = self.seed = self.stop = self.limit = numbers
         self.params = self.serial = self.count = self.last = self.base = self.num_pages = numbers
-        self.failed = numbers
-        self.state_now = self.state_before = self.state_from = self.inputs = numbers
-        self.shift = self.window = numbers
-        self.floor = self.sum_confidence = np.zeros(0, dtype=np.float64)
-        self.is_unsure = np.zeros(0, dtype=np.bool_)
-        self.watches = False
-        self.reasons: dict[int, str] = {}
+        self.shift = numbers
         self._num_added = 0
         self.chain = np.full((0, 1), -1, dtype=np.int64)
         self.table = np.zeros((0, 4), dtype=np.int32)
@@ -118,22 +101,7 @@ class RowTable:
         self._num_added += num
         self.count[slots] = 0
         self.num_pages[slots] = 0
-        self.window[slots] = 0
-        self.sum_confidence[slots] = 0.0
-        self.is_unsure[slots] = False
-        self.failed[slots] = -1
         return slots
-
-    def set_confidence_floor(self, slots: NDArray[np.int64], floor: float, window: int) -> None:
-        """Make new rows end once their mean confidence is below a floor.
-
-        Args:
-            slots: Slots of the rows.
-            floor: The lowest mean confidence with which a row continues.
-            window: Number of last tokens over which the mean is taken.
-        """
-        self.floor[slots], self.window[slots] = floor, window
-        self.watches = True
 
     def release(self, slots: NDArray[np.int64]) -> None:
         """Release slots."""
@@ -178,25 +146,6 @@ class RowTable:
         self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals)
         self.last[slots] = tokens  # if a slot occurs several times, its last token stays
         self.count[slots] = counts + 1
-
-    def update_confidence(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Record the confidence of each slot's last token; return which rows end by their floor.
-
-        Sums are float64, in which adding and subtracting float32 numbers of similar size is exact.
-        """
-        confidences = self.generated.signals[..., 0]
-        count, window = self.count[slots], self.window[slots]
-        latest = self.generated.at(confidences, slots, count - 1)
-        total = self.sum_confidence[slots] + latest.astype(np.float64)
-        left = np.flatnonzero((window > 0) & (count > window))  # a token leaves the window
-        if len(left):
-            gone = count[left] - 1 - window[left]
-            total[left] -= self.generated.at(confidences, slots[left], gone)
-        self.sum_confidence[slots] = total
-        whole = (window > 0) & (count >= window)
-        found: NDArray[np.bool_] = whole & (total / np.maximum(window, 1) < self.floor[slots])
-        self.is_unsure[slots] = found
-        return found
 
     def tokens(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:
         """Return the generated tokens of each slot."""

@@ -134,8 +134,8 @@ class TokenStore:
             slots: Slots, [N].
             index: Index of the token in each slot, [N].
         """
-        found: NDArray[Any] = array[self._blocks[slots, index >> _BITS], index & (_BLOCK - 1)]
-        return found
+        elements: NDArray[Any] = array[self._blocks[slots, index >> _BITS], index & (_BLOCK - 1)]
+        return elements
 
     def numbers(
         self, slots: _Ints, counts: _Ints, array: NDArray[np.generic]
@@ -186,7 +186,7 @@ class TokenStore:
 
 
 def grow_arrays(owner: object, num: int, fill: int = 0) -> None:
-    """Grow every array attribute of an object.
+    """Grow every array attribute of an object that is shorter.
 
     Args:
         owner: The object.
@@ -194,7 +194,7 @@ def grow_arrays(owner: object, num: int, fill: int = 0) -> None:
         fill: Value of the new elements.
     """
     for name, array in list(vars(owner).items()):
-        if isinstance(array, np.ndarray):
+        if isinstance(array, np.ndarray) and len(array) < num:
             more = np.full((num - len(array), *array.shape[1:]), fill, dtype=array.dtype)
             setattr(owner, name, np.concatenate([array, more]))
 

@@ -40,8 +40,8 @@ class VerifyInput:
 
     def of_row(self, row: int) -> list[int]:
         """Return the draft tokens of a row."""
-        found: list[int] = self._tokens_RK[row, : self.num_R[row]].tolist()
-        return found
+        tokens: list[int] = self._tokens_RK[row, : self.num_R[row]].tolist()
+        return tokens
 
     def num_accepted(self, drawn_T: Ints) -> Ints:
         """Return how many draft tokens of each row, from the first on, the row has drawn.

@@ -8,24 +8,84 @@ from __future__ import annotations
 
 import numpy as np
 
-from treegen.engine.segments.prefix_matching import PrefixMatcher
+from treegen.engine.segments.prefix_cache import CachedPrefix, PrefixCache
 from treegen.engine.segments.segment import LiveSegment
 from treegen.engine.segments.segment_states import SegmentStates
 from treegen.ops.cache.pool import PagedCache, table_slots
+from treegen.prompts.radix import common_prefix
+
+
+class PrefixMatcher:
+    """Finds the kept prefix that has a segment's first tokens, and up to where it is usable."""
+
+    def __init__(self, kept: PrefixCache, states: SegmentStates) -> None:
+        """Set up a matcher of kept prefixes; `states` has the recurrent states of segments."""
+        self._kept, self._states = kept, states
+
+    def match_roots(self, roots: list[LiveSegment]) -> None:
+        """Record the longest matching prefix of each new segment, from these roots down."""
+        for prefix in self._kept:
+            level = list(roots)
+            while level:
+                segment = level.pop()
+                shared = common_prefix(prefix.tokens[segment.start :], segment.tokens)
+                if shared:
+                    self._offer(prefix, segment, segment.start + shared)
+                    if segment.start + shared == segment.stop:
+                        level += segment.children.values()
+
+    def match_one(self, segment: LiveSegment) -> None:
+        """Record the longest matching prefix of one segment below other segments."""
+        for prefix in self._kept:
+            self._offer(prefix, segment, common_prefix(prefix.tokens, segment.path_tokens()))
+
+    def find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
+        """Return the kept prefix that supplies a segment's first tokens, and up to which position.
+
+        It is used only if the segment above is computed. Otherwise the segment above would be
+        computed although this one counts as computed already.
+        """
+        prefix, covered = segment.reuse or (None, segment.start)
+        covered = min(covered, segment.first_logit)
+        if prefix is not None:
+            covered = self._states.find_state_position(prefix, covered)
+        parent = segment.parent
+        waits = parent is not None and parent.computed < segment.start
+        if prefix is None or prefix.pages is None or covered <= segment.start or waits:
+            return None, segment.start
+        return prefix, covered
+
+    def record_use(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> int:
+        """Record that a prefix supplied tokens; return how many were never computed before.
+
+        Args:
+            prefix: The kept prefix.
+            segment: The segment.
+            covered: Position up to which the prefix supplied tokens.
+        """
+        self._states.copy_from(prefix, segment, covered)
+        new = covered - segment.was_computed
+        segment.mark_computed(covered)
+        segment.continued = True
+        self._kept.touch(prefix)
+        return max(new, 0)
+
+    def _offer(self, prefix: CachedPrefix, segment: LiveSegment, shared: int) -> None:
+        usable = self._states.find_state_position(prefix, shared)
+        if usable > (segment.reuse or (prefix, segment.start))[1]:
+            segment.reuse = prefix, usable
 
 
 class SegmentPageTables:
     """Completes the page tables of segments."""
 
-    def __init__(
-        self, cache: PagedCache, supply: PrefixMatcher, states: SegmentStates | None
-    ) -> None:
+    def __init__(self, cache: PagedCache, supply: PrefixMatcher, states: SegmentStates) -> None:
         """Set up the page tables of a run.
 
         Args:
             cache: The paged KV cache.
             supply: Finds kept prefixes that have tokens of segments.
-            states: Recurrent states of the segments; None for a model without recurrent layers.
+            states: Recurrent states of the segments.
         """
         self._cache, self._supply, self._states = cache, supply, states
 
@@ -35,8 +95,7 @@ class SegmentPageTables:
         missing = segment.missing_pages(page_size)
         if segment.table is None:
             segment.computed = segment.start
-        if self._states is not None:
-            self._states.place(segment)
+        self._states.place(segment)
         if segment.table is not None:
             if missing:
                 segment.table = np.concatenate([segment.table, pool.allocate(missing)])
@@ -46,12 +105,12 @@ class SegmentPageTables:
         head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
         prefix, covered = self._supply.find_match(segment)
         kept = prefix.pages if prefix is not None else None
-        whole = segment.base == 0 and covered == segment.stop
-        whole = whole and kept is not None and np.array_equal(head, kept[:shared])
-        if prefix is not None and kept is not None and whole:
+        is_whole = segment.base == 0 and covered == segment.stop
+        is_whole = is_whole and kept is not None and np.array_equal(head, kept[:shared])
+        if prefix is not None and kept is not None and is_whole:
             # The segment can share the pages of the prefix, as the segment above does.
             segment.table = pool.share(kept[: -(-segment.stop // page_size)])
-            return self._supply.note_use(prefix, segment, covered)
+            return self._supply.record_use(prefix, segment, covered)
         fresh = pool.allocate(missing, contiguous=True)
         segment.table = np.concatenate([pool.share(head), fresh])
         if prefix is None or kept is None:
@@ -61,7 +120,7 @@ class SegmentPageTables:
             table_slots(kept, first, covered, page_size),
             table_slots(segment.table, first - segment.base, covered - segment.base, page_size),
         )
-        return self._supply.note_use(prefix, segment, covered)
+        return self._supply.record_use(prefix, segment, covered)
 
     def continue_parent(self, segment: LiveSegment) -> None:
         """Copy folded tokens of the parent that do not fill a page into a segment's own page."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from treegen.common.outputs import Usage
 from treegen.ops.cache.pool import PagedCache, Pages
-from treegen.ops.cache.state_cache import NO_STATE, Slots
+from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
 from treegen.prompts.radix import Tokens
 
 
@@ -45,6 +45,8 @@ class PrefixCache:
     def __init__(self, cache: PagedCache, max_pages: int) -> None:
         """Set up an empty prefix cache."""
         self._cache = cache
+        # Without recurrent layers there is no slot.
+        self._states = cache.states or StateCache((), 0)
         self.max_pages = max_pages
         self._prefixes: list[CachedPrefix] = []
         self._clock = 0
@@ -83,10 +85,7 @@ class PrefixCache:
 
     @property
     def _is_too_much(self) -> bool:
-        if self.num_pages > self.max_pages:
-            return True
-        states = self._cache.states
-        return states is not None and len(self.states()) > states.num_slots // 2
+        return self.num_pages > self.max_pages or len(self.states()) > self._states.num_slots // 2
 
     def touch(self, prefix: CachedPrefix) -> None:
         """Record that a prefix was used now."""
@@ -116,8 +115,8 @@ class PrefixCache:
             if prefix.pages is not None and np.isin(prefix.pages, only_kept).any():
                 self.remove(prefix)
                 return True
-        for prefix in self:
-            if self._cache.states is not None:
+        if self._states.num_slots:
+            for prefix in self:
                 self.remove(prefix)
                 return True
         return False
@@ -128,8 +127,7 @@ class PrefixCache:
             self._prefixes.remove(prefix)
             self._cache.pool.free(prefix.pages)
             prefix.pages = None
-            if self._cache.states is not None:
-                self._cache.states.free([prefix.end_state, prefix.last_state])
+            self._states.free([prefix.end_state, prefix.last_state])
 
     def clear(self) -> None:
         """Drop all prefixes."""

@@ -42,8 +42,8 @@ class PendingScores:
             shape = len(target.tokens), top[0].shape[1]
             if target.likeliest is None:
                 target.likeliest = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-            for known, found in zip(target.likeliest, top, strict=True):
-                known[self.at] = found
+            for stored, new in zip(target.likeliest, top, strict=True):
+                stored[self.at] = new
 
 
 def score_after(
@@ -71,11 +71,11 @@ def score_after(
     for target, rows, at in targets:
         token_N = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
         logits_NV, lse_N = logits_SV[rows], lse_S[rows]
-        found = [logits_NV.gather(1, token_N[:, None])[:, 0] - lse_N, best_S[rows] == token_N]
+        results = [logits_NV.gather(1, token_N[:, None])[:, 0] - lse_N, best_S[rows] == token_N]
         if target.top:
             logit_NK, token_NK = topk_logits(logits_NV, min(target.top, logits_SV.shape[1]))
-            found += [token_NK.int(), logit_NK - lse_N[:, None]]
-        scored.append(PendingScores(target, at, AsyncHostCopy(found)))
+            results += [token_NK.int(), logit_NK - lse_N[:, None]]
+        scored.append(PendingScores(target, at, AsyncHostCopy(results)))
     return scored
 
 
@@ -95,8 +95,12 @@ def collect_score(request: LiveRequest) -> Score:
         first, *rest = [each for each in arrays if each is not None]
         return np.concatenate([first[skip:], *rest])
 
-    num, known = request.spec.top, [s.likeliest for s in path if s.likeliest is not None]
-    top = [concat_scored(arrays[i][:, :num] for arrays in known) for i in range(2)] if num else None
+    num, likeliest = request.spec.top, [s.likeliest for s in path if s.likeliest is not None]
+    top = (
+        [concat_scored(arrays[i][:, :num] for arrays in likeliest) for i in range(2)]
+        if num
+        else None
+    )
     return Score(
         tuple(concat_scored(s.tokens for s in path).tolist()),
         tuple(concat_scored(s.logprobs for s in path).tolist()),

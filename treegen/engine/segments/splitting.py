@@ -19,15 +19,15 @@ def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
     )
     below = [(segment, above + 1, sum(1 for _ in segment.path()))]  # for the two parts
     while below:
-        each, pages, depth = below.pop()
+        part, pages, depth = below.pop()
         # A segment below a cascaded one starts its own table, at another offset in a page.
-        pages += segment_pages(each.base, each.start, each.stop, size) + 1
+        pages += segment_pages(part.base, part.start, part.stop, size) + 1
         depth += 1
-        if any(pages + request.row_pages(size) >= most for request in each.requests):
+        if any(pages + request.row_pages(size) >= most for request in part.requests):
             return False
-        if store.states is not None and not store.states.fit(depth, each.requests):
+        if not store.states.fit(depth, part.requests):
             return False
-        below += ((child, pages, depth) for child in each.children.values())
+        below += ((child, pages, depth) for child in part.children.values())
     return True
 
 
@@ -66,8 +66,8 @@ def split(store: SegmentStore, segment: LiveSegment, cut: int, *, rows: int) -> 
     store.promote(head, rows)
     below = [segment]
     while below:
-        each = below.pop()
-        assert each.parent is not None
-        each.base, each.above = each.parent.base_below, each.parent.chain
-        below += each.children.values()
+        part = below.pop()
+        assert part.parent is not None
+        part.base, part.above = part.parent.base_below, part.parent.chain
+        below += part.children.values()
     return head

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from treegen.engine.segments.page_tables import SegmentPageTables
+from treegen.engine.segments.page_tables import PrefixMatcher, SegmentPageTables
 from treegen.engine.segments.prefix_cache import PrefixCache
-from treegen.engine.segments.prefix_matching import PrefixMatcher
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, SegmentPhase, check_transition
 from treegen.engine.segments.segment_states import SegmentStates
 from treegen.ops.cache.pool import PagedCache, Pages
@@ -28,7 +27,7 @@ class SegmentStore:
     """Segments of one run, by index, and their pages.
 
     tables: completes their page tables.
-    states: their recurrent states; None for a model without recurrent layers.
+    states: their recurrent states.
     rewinds: whether requests may need the last token of a segment computed again.
     rotary: rotary positions of tokens; None if images shift no positions.
     blocks: blocks of tokens that see each other, and so are computed in one pass; None without any.
@@ -40,6 +39,7 @@ class SegmentStore:
         cache: PagedCache,
         kept: PrefixCache,
         *,
+        states: SegmentStates,
         rewinds: bool = False,
         rotary: MRopePositions | None = None,
         blocks: BidirectionalBlocks | None = None,
@@ -50,12 +50,13 @@ class SegmentStore:
             plan: The plan.
             cache: The paged KV cache.
             kept: Prefixes whose pages stay between runs.
+            states: Recurrent states of the segments.
             rewinds: Whether requests may need the last token of a segment computed again.
             rotary: Rotary positions of tokens. Default: images shift no positions.
             blocks: Blocks of tokens that see each other. Default: none.
         """
         self.cache, self.rewinds, self.rotary, self.blocks = cache, rewinds, rotary, blocks
-        self.states = SegmentStates(cache.states, rewinds=rewinds) if cache.states else None
+        self.states = states
         self.segments: dict[int, LiveSegment] = {}
         self._plan, self._supply = plan, PrefixMatcher(kept, self.states)
         self.tables = SegmentPageTables(cache, self._supply, self.states)
@@ -151,7 +152,7 @@ class SegmentStore:
             segment.base, segment.above = base, above
             segment.table, segment.continued = table, True
             segment.computed = segment.was_computed = segment.start + num_computed
-            if self.states is not None and states is not None:
+            if states is not None:
                 num_seen, now, before = states
                 segment.computed = segment.start + num_seen
                 if num_seen:
@@ -178,10 +179,10 @@ class SegmentStore:
         part = self.retain(self.new(segment.parent, tokens))
         part.base, part.above = segment.base, segment.above
         part.reuse = segment.reuse and (segment.reuse[0], min(segment.reuse[1], cut))
-        whole = segment.continued or not segment.reads_on
+        is_shared = segment.continued or not segment.reads_on
         # Within a segment no recurrent state is kept.
-        whole = whole and self.states is None
-        if segment.table is not None and segment.computed >= cut and whole:
+        is_shared = is_shared and not self.states.exist
+        if segment.table is not None and segment.computed >= cut and is_shared:
             part.table = self.cache.pool.share(
                 segment.table[: part.num_pages(self.cache.page_size)]
             )
@@ -217,7 +218,7 @@ class SegmentStore:
         Segments below a folded segment wait for the pass that computes the folded one.
         """
         plan = self._plan
-        can = self.states is None and plan.align == 1 and plan.sharing != "off"
+        can = not self.states.exist and plan.align == 1 and plan.sharing != "off"
         if can and segment.is_untouched:
             segment.kept = True
 
@@ -268,7 +269,7 @@ class SegmentStore:
 
     def slots_to_open(self, request: LiveRequest) -> int:
         """Return the maximum number of recurrent state slots that opening a request takes."""
-        if self.states is None:
+        if not self.states.exist:
             return 0
         again, total = request.rewinds, 0
         for segment in self._list_required(request):
@@ -290,8 +291,7 @@ class SegmentStore:
             again = request.rewinds
             assert again is not None
             start = self._get_computed_stop(again)
-            if self.states is not None:
-                self.states.leave_end(again, start)
+            self.states.leave_end(again, start)
             again.rewound |= start < again.computed == again.stop and bool(again.openers)
             again.computed = start
         for segment in reversed(request.opened):
@@ -306,10 +306,7 @@ class SegmentStore:
 
     def _get_computed_stop(self, segment: LiveSegment) -> int:
         """Return up to where a segment counts as computed if it must give logits again."""
-        last = (
-            segment.stop - 1 if self.states is None else self.states.find_rewind_position(segment)
-        )
-        return min(segment.computed, last)
+        return min(segment.computed, self.states.find_rewind_position(segment))
 
     def _list_required(self, request: LiveRequest) -> list[LiveSegment]:
         """Return the segments that must be in memory for a request's segment, leaf first."""
@@ -319,8 +316,9 @@ class SegmentStore:
             computed = (
                 self._get_computed_stop(segment) if segment is request.rewinds else segment.computed
             )
-            if self.states is not None and computed == segment.start and segment.parent is not None:
-                segment = segment.parent  # The segment continues from the state there.
+            source = self.states.find_source(segment, computed)
+            if source is not None:
+                segment = source
             elif segment.reads_on and not segment.continued:
                 assert segment.parent is not None
                 segment = segment.parent
@@ -341,13 +339,8 @@ class SegmentStore:
             segment: The segment.
             reached: The positions up to which this pass computes other segments, by index.
         """
-        parent = segment.parent
-        if (
-            self.states is not None
-            and segment.computed == segment.start
-            and parent is not None
-            and reached.get(parent.index, parent.computed) != parent.stop
-        ):
+        source = self.states.find_source(segment, segment.computed)
+        if source is not None and reached.get(source.index, source.computed) != source.stop:
             return False
         if segment.reads_on and not segment.continued:
             assert segment.parent is not None
@@ -366,15 +359,13 @@ class SegmentStore:
                 unwanted.append(segment)
                 segment.rewound = False
                 self._mark_idle(segment)
-                if self.states is not None:
-                    self.states.on_idle(segment)
+                self.states.on_idle(segment)
             elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
                 # It is complete for the remaining requests. They may not keep the segments in
                 # memory that are needed to compute it again.
                 unwanted.append(segment)
                 segment.mark_computed(segment.stop)
-                if self.states is not None:
-                    self.states.on_undone(segment)
+                self.states.on_undone(segment)
         request.opened = None
         return unwanted
 
@@ -410,8 +401,7 @@ class SegmentStore:
         self.cache.pool.end_loan(segment.index)  # pages of its expanded keys, if it has any
         self.cache.pool.free(segment.table)
         segment.table = None
-        if self.states is not None:
-            self.states.free(segment)
+        self.states.free(segment)
         segment.computed, segment.continued = segment.start, False
 
     def clear(self) -> None:
@@ -424,13 +414,15 @@ class SegmentStore:
     def check(self) -> None:
         """Assert that the state and flags of every segment agree with its phase."""
         for segment in self.segments.values():
-            phase, told = segment.phase, f"segment {segment.index} is {segment.phase.value}"
-            assert (segment.table is None) == (phase is SegmentPhase.AWAY), f"{told}: pages"
-            assert bool(segment.openers) == (phase is SegmentPhase.OPEN), f"{told}: requests"
+            phase, description = segment.phase, f"segment {segment.index} is {segment.phase.value}"
+            assert (segment.table is None) == (phase is SegmentPhase.AWAY), f"{description}: pages"
+            assert bool(segment.openers) == (phase is SegmentPhase.OPEN), f"{description}: requests"
             is_idle = self._idle.get(segment.index) is segment
-            assert is_idle == (phase is SegmentPhase.IDLE), f"{told}: idle"
-            assert phase is not SegmentPhase.AWAY or not segment.continued, f"{told}: continued"
-            assert phase is SegmentPhase.OPEN or not segment.rewound, f"{told}: rewound"
+            assert is_idle == (phase is SegmentPhase.IDLE), f"{description}: idle"
+            assert phase is not SegmentPhase.AWAY or not segment.continued, (
+                f"{description}: continued"
+            )
+            assert phase is SegmentPhase.OPEN or not segment.rewound, f"{description}: rewound"
 
     def iter_page_tables(self) -> Iterator[Pages]:
         """Return all page tables, for the pool's check."""

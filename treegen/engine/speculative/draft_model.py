@@ -27,6 +27,7 @@ from treegen.common.spec import ModelSpec
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_offsets, make_level
 from treegen.engine.compute.model_runner import ModelRunner, PrefillInputs, StepInputs
 from treegen.engine.drafting.acceptance import AcceptanceEstimator
+from treegen.engine.features.features import Features
 from treegen.engine.passes.prefill_inputs import compute_slot_mapping
 from treegen.engine.passes.sampling_inputs import build_step_rows
 from treegen.engine.rows.engine_run import EngineRun
@@ -99,15 +100,19 @@ class ModelDrafter:
     The last pass only computes the keys of the last draft token, which may be accepted.
     """
 
-    def __init__(self, run: EngineRun, queue: RowQueue, executor: ModelRunner) -> None:
+    def __init__(
+        self, run: EngineRun, queue: RowQueue, features: Features, executor: ModelRunner
+    ) -> None:
         """Set up the drafter of a run.
 
         Args:
             run: Shared state of the run.
             queue: Its rows.
+            features: Its optional features.
             executor: Model runner of the small model.
         """
-        self._run, self._queue, self._executor = run, queue, executor
+        self._run, self._queue, self._features = run, queue, features
+        self._executor = executor
         self._chance = AcceptanceEstimator()
         # By slot: serial number of its last row, and the position up to which keys are computed.
         self._serial = np.empty(0, dtype=np.int64)
@@ -175,7 +180,7 @@ class ModelDrafter:
                     np.where(goes_on, compute_slot_mapping(pages, ends - 1 - base, size), 0),
                     rows.seed[slots],
                     counts,
-                    self._queue.budgets.get_forced_tokens(slots, counts),
+                    self._features.budgets.get_forced_tokens(slots, counts),
                     ends - 1,
                 ]
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.drafter import Drafter
-from treegen.engine.compute.capture_budget import estimate_row_seconds
 from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.model_runner import ModelRunner
-from treegen.engine.compute.padding import pad_num_query_rows
+from treegen.engine.compute.padding import estimate_row_seconds, pad_num_query_rows
 from treegen.engine.drafting.draft_length import DraftLengthController
 from treegen.engine.drafting.function import FunctionDrafter
 from treegen.engine.drafting.ngrams import NgramDrafter
+from treegen.engine.features.features import Features
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.speculative.draft_model import (
@@ -56,7 +56,7 @@ class DrafterFactory:
         self.how: str | DraftFunction | None = options.speculate
         self.executor: ModelRunner | None = None
         self._most = options.draft_tokens or DRAFT_TOKENS
-        weights = sum(each.nbytes for each in model.module.parameters())
+        weights = sum(weight.nbytes for weight in model.module.parameters())
         weight_keys = weights / model.spec.kv_bytes_per_token
         multiple = pad_num_query_rows(1) if model.device.type == "cuda" else 1
         self._pace = DraftLengthController(_FREE_TOKENS[model.device.type], weight_keys, multiple)
@@ -87,11 +87,11 @@ class DrafterFactory:
         if self._draft is None:
             return
         num_pages, size = cache.pool.num_pages, cache.page_size
-        mine = PagedCache(self._draft.new_cache(num_pages + 1, size), num_pages, size)
-        cache.on_copy = mine.copy_tokens
+        draft_cache = PagedCache(self._draft.new_cache(num_pages + 1, size), num_pages, size)
+        cache.on_copy = draft_cache.copy_tokens
         model = VocabAlignedModel(self._draft, self._vocab_size)
         replays = DecodeGraphs(model.forward, estimate_row_seconds(self._draft)) if graphs else None
-        self.executor = ModelRunner(model, mine, replays, "auto")
+        self.executor = ModelRunner(model, draft_cache, replays, "auto")
 
     def make_options(self) -> SpeculationOptions | None:
         """Return how a run drafts tokens; None if it does not."""
@@ -99,9 +99,9 @@ class DrafterFactory:
         if how == "off" or (how is None and beside is None):
             return None
 
-        def make(run: EngineRun, queue: RowQueue) -> Drafter:
+        def make(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
             if beside is not None:
-                return ModelDrafter(run, queue, beside)
+                return ModelDrafter(run, queue, features, beside)
             return FunctionDrafter(how) if callable(how) else NgramDrafter()
 
         return SpeculationOptions(make, self._most, self._pace, _SCOUTS if how == "ngram" else 0)

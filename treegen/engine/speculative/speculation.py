@@ -17,6 +17,7 @@ from treegen.common.drafter import NOTHING, Drafter, Drafts, NewTokens
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.levels import Ints
 from treegen.engine.drafting.draft_length import DraftLengthController
+from treegen.engine.features.features import Features
 from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
@@ -47,7 +48,7 @@ class SpeculationOptions:
     its other samples.
     """
 
-    make: Callable[[EngineRun, RowQueue], Drafter]
+    make: Callable[[EngineRun, RowQueue, Features], Drafter]
     most: int
     pace: DraftLengthController | None = None
     scouts: int = 0
@@ -56,20 +57,23 @@ class SpeculationOptions:
 class SpeculativeDecoder:
     """Proposes the draft tokens of one run, and learns from their acceptance."""
 
-    def __init__(self, run: EngineRun, queue: RowQueue, options: SpeculationOptions) -> None:
+    def __init__(
+        self, run: EngineRun, queue: RowQueue, features: Features, options: SpeculationOptions
+    ) -> None:
         """Set up a run without draft tokens yet.
 
         Args:
             run: Shared state of the run.
             queue: Its rows.
+            features: Its optional features.
             options: Settings of speculative decoding.
         """
         self._run, self._queue, self._options = run, queue, options
-        self._drafter = options.make(run, queue)
+        self._features, self._drafter = features, options.make(run, queue, features)
         # Acceptance of the last step's draft tokens, and how many of them, and of those being
         # verified, are expected to be accepted.
-        self._fared: list[tuple[Ints, Ints, Ints]] = []
-        self._told = self._expected = 0.0
+        self._acceptance: list[tuple[Ints, Ints, Ints]] = []
+        self._last_expected = self._expected = 0.0
         self._keys = 0  # number of keys that the last step read in each layer
         self._captured, self._disturbed = run.executor.num_captured, False
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
@@ -110,8 +114,8 @@ class SpeculativeDecoder:
         is_token_RK = (tokens_RK >= 0) & (tokens_RK < self._vocab_size)
         num_R = np.where(is_token_RK.all(axis=1), tokens_RK.shape[1], is_token_RK.argmin(axis=1))
         num_R = np.minimum(num_R, room_R)
-        if self._queue.grammars.used:
-            num_R = self._queue.grammars.count_allowed_drafts(order, tokens_RK, num_R)
+        if self._features.grammars.used:
+            num_R = self._features.grammars.count_allowed_drafts(order, tokens_RK, num_R)
         if self._options.pace is not None:
             num_R, self._expected = self._options.pace.choose_lengths(
                 num_R, drafts.chance_R, self._keys, self._options.most, drafts.later_R
@@ -121,7 +125,7 @@ class SpeculativeDecoder:
 
     def _insert_forced(self, order: Ints, drafts: Drafts) -> Drafts:
         """Return the drafts, with tokens that a row's grammar forces in place of its drafts."""
-        grammars = self._queue.grammars
+        grammars = self._features.grammars
         forced = grammars.get_forced_tokens(order) if grammars.used else {}
         if not forced:
             return drafts
@@ -144,21 +148,21 @@ class SpeculativeDecoder:
         checked.
         """
         limits = np.minimum(
-            self._run.rows.limit[order], self._queue.budgets.get_check_counts(order, counts)
+            self._run.rows.limit[order], self._features.budgets.get_check_counts(order, counts)
         )
         return np.maximum(limits - counts - 1, 0)
 
     def run_deferred(self) -> None:
         """Learn from recorded results; called while the device computes a pass."""
         self._drafter.run_deferred()
-        for fared in self._fared:
-            self._drafter.update_acceptance(*fared)
+        for acceptance in self._acceptance:
+            self._drafter.update_acceptance(*acceptance)
             if self._options.pace is not None:
-                self._options.pace.record_accepted(self._told, int(fared[2].sum()))
-        self._fared.clear()
-        self._told = self._expected
+                self._options.pace.record_accepted(self._last_expected, int(acceptance[2].sum()))
+        self._acceptance.clear()
+        self._last_expected = self._expected
 
-    def note(self, flight: InFlightStep, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
+    def record(self, flight: InFlightStep, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
         """Record the draws of a step, before they are added to the rows.
 
         Args:
@@ -174,7 +178,7 @@ class SpeculativeDecoder:
             accepted_R = guesses.num_accepted(tokens_N)
             tried_R = np.minimum(accepted_R + 1, guesses.num_R)
             some = guesses.num_R > 0
-            self._fared.append((guesses.kind_R[some], tried_R[some], accepted_R[some]))
+            self._acceptance.append((guesses.kind_R[some], tried_R[some], accepted_R[some]))
             first = guesses.offsets[:-1]
             alive_R = alive_N[first]
             num_R, first = accepted_R[alive_R] + 1, first[alive_R]

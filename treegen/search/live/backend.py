@@ -16,8 +16,8 @@ import numpy as np
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
 from treegen.common.spec import ModelSpec
+from treegen.engine.features.grammar_state import start_state
 from treegen.engine.requests.output_processor import GeneratedSegment
-from treegen.engine.rows.grammars import start_state
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError

@@ -19,7 +19,7 @@ from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.param_set import ParamSet
-from treegen.engine.rows.engine_run import EngineResources
+from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.model.memory import make_cache

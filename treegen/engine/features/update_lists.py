@@ -15,8 +15,9 @@ import numpy as np
 
 from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.model_runner import StateInputs
+from treegen.engine.features.row_states import RecurrentRowStates
+from treegen.engine.rows.feature import CountSiblings
 from treegen.engine.rows.table import RowTable
-from treegen.engine.rows.token_store import grow_arrays
 from treegen.engine.segments.segment_states import StateSpan
 from treegen.model.recurrent.state_batch import fold_lists
 from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
@@ -24,7 +25,7 @@ from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
 _NEVER = 1 << 40
 
 
-class RowUpdateLists:
+class RowUpdateLists(RecurrentRowStates):
     """The windows, pages and state slots that active rows own.
 
     Arrays over the slots of the row table:
@@ -43,18 +44,13 @@ class RowUpdateLists:
 
     def __init__(self, rows: RowTable, cache: StateCache) -> None:
         """Set up a run in which no row owns anything."""
+        super().__init__(rows, cache)
         assert cache.delta is not None
-        self._rows, self._cache, self._spec = rows, cache, cache.delta
+        self._spec = cache.delta
         nothing = np.zeros(0, dtype=np.int64)
         self.base = self.listed = self.fold_at = self.own = nothing
         self.window = self.window_at = self.inputs = self.num_pages = nothing
         self.pages = np.zeros((0, self._spec.pages + self._spec.own_pages), dtype=np.int64)
-
-    def _fit(self) -> None:
-        """Grow the arrays to the length of the row table's."""
-        num = len(self._rows.request)
-        if num > len(self.base):
-            grow_arrays(self, num)
 
     def _needs(self, slots: Ints, siblings: Ints) -> tuple[Ints, Ints]:
         """Return how many pages and slots each new row needs; `siblings` has each row's count."""
@@ -67,31 +63,27 @@ class RowUpdateLists:
         pages = np.where(owns, spec.own_pages, (-(-to_come // spec.page_tokens)).clip(min=1))
         return pages, owns.astype(np.int64)
 
-    def count_startable(self, slots: Ints, siblings: Ints) -> int:
-        """Return how many rows, from the first on, can start.
-
-        Args:
-            slots: Row slots, [rows].
-            siblings: Number of rows of each row's request, [rows].
-        """
+    def count_startable(self, slots: Ints, count_siblings: CountSiblings) -> int:
+        """Return how many rows, from the first on, can start; `slots` are those of the rows."""
         cache, per_slot = self._cache, self._spec.pages
-        pages, owned = (each.cumsum() for each in self._needs(slots, siblings))
+        num_pages, num_owned = self._needs(slots, count_siblings(slots))
+        pages, owned = num_pages.cumsum(), num_owned.cumsum()
         cut = -(-(pages - cache.num_cut_pages).clip(min=0) // per_slot)
         fit = int((owned + cut <= cache.num_free).sum())
         return min(fit, cache.num_free_windows)
 
-    def take(self, slots: Ints, source: int, siblings: int) -> None:
+    def take(self, slots: Ints, source: int, count_siblings: CountSiblings) -> None:
         """Allocate the windows, pages and state slots of rows of one request.
 
         Args:
             slots: Row slots, [rows].
             source: State slot of their prompt.
-            siblings: Number of rows of the request.
+            count_siblings: Returns the number of rows of each slot's request.
         """
         spec, cache = self._spec, self._cache
         self._fit()
-        num_siblings = np.full(len(slots), siblings)
-        num_pages, owned = self._needs(slots, num_siblings)
+        siblings = int(count_siblings(slots[:1])[0])
+        num_pages, owned = self._needs(slots, np.full(len(slots), siblings))
         self.base[slots] = self.window_at[slots] = source
         self.listed[slots] = self.inputs[slots] = 0
         self.window[slots] = cache.allocate_windows(len(slots))
@@ -163,8 +155,8 @@ class RowUpdateLists:
             target = self.own[part] if at == 0 else cache.allocate(len(part) - 1)
             if at:
                 target = np.append(target, cache.spare)
-            told = np.stack([self.base[part], target, self.listed[part]])
-            folds.append(np.concatenate([told, self.pages[part].T]))
+            inputs = np.stack([self.base[part], target, self.listed[part]])
+            folds.append(np.concatenate([inputs, self.pages[part].T]))
             if at:  # the slots of the lists are free once the lists are folded
                 before = self.own[part]
                 cache.spare = int(before[-1])
@@ -200,18 +192,18 @@ class RowUpdateLists:
         """
         inputs, listed = int(self.inputs[slot]), int(self.listed[slot])
         if 0 < inputs <= num_generated:
-            found, wanted = inputs, [listed, listed - 1][: 1 + (inputs > 1)]
+            num_seen, wanted = inputs, [listed, listed - 1][: 1 + (inputs > 1)]
         elif 1 < inputs == num_generated + 1:
-            found, wanted = num_generated, [listed - 1]
+            num_seen, wanted = num_generated, [listed - 1]
         else:
-            found, wanted = 0, []
+            num_seen, wanted = 0, []
         made = [self._materialize_state(slot, num) for num in wanted]
         at = np.array([slot])
         self.release(at)
         if not made or made[0] == NO_STATE:
             self._cache.free(made)
             return 0, NO_STATE, NO_STATE
-        return found, made[0], made[1] if len(made) > 1 else NO_STATE
+        return num_seen, made[0], made[1] if len(made) > 1 else NO_STATE
 
     def _materialize_state(self, slot: int, listed: int) -> int:
         """Compute the state after the first `listed` updates of a row's list.
@@ -222,8 +214,8 @@ class RowUpdateLists:
         if listed < 0 or not cache.num_free:
             return NO_STATE
         target = cache.allocate_one()
-        told = np.array([[self.base[slot]], [target], [listed]])
-        fold_lists(cache, [np.concatenate([told, self.pages[slot, :, None]])])
+        inputs = np.array([[self.base[slot]], [target], [listed]])
+        fold_lists(cache, [np.concatenate([inputs, self.pages[slot, :, None]])])
         behind = int(self.listed[slot]) - listed
         for windows, _ in cache.layers:
             # The first column of a window does not affect later tokens.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from treegen.common.outputs import Usage
+from treegen.engine.compute.model_runner import PrefillInputs
 from treegen.model.batch import ImageRows
 from treegen.model.vision.tower import ImageEmbedding, VisionTower
 from treegen.prompts.images.table import ImageTable, MRopePositions, PlacedImage
@@ -48,21 +51,34 @@ class EncoderCache:
             index = torch.from_numpy(tokens[at] - image.first)
             places.append(at)
             rows.append(encoded.rows_ND[index])
-            added.append([each[index] for each in encoded.added])
+            added.append([layer_rows[index] for layer_rows in encoded.added])
         return ImageRows(
             torch.from_numpy(np.concatenate(places)),
             torch.cat(rows),
             tuple(torch.cat(layer) for layer in zip(*added, strict=True)),
         )
 
+    def add_embeddings(self, inputs: PrefillInputs, usage: Usage) -> PrefillInputs:
+        """Return a pass with the embeddings of its images, and with the placeholders of the model.
+
+        Args:
+            inputs: The pass, in which each image has placeholders of its own.
+            usage: Where images that are encoded for it are counted.
+        """
+        before = self.num_encoded
+        images = self.gather_rows(inputs.tokens)
+        usage.images_encoded += self.num_encoded - before
+        tokens = self.table.restore_placeholders(inputs.tokens)
+        return replace(inputs, images=images, tokens=tokens)
+
     def _get_or_encode(self, image: PlacedImage) -> ImageEmbedding:
-        found = self._encoded.get(image.digest)
-        if found is None:
-            found = self._tower.encode(self.table.inputs(image), image.num)
-            self._encoded[image.digest] = found
-            self._num_bytes += found.nbytes
+        embedding = self._encoded.get(image.digest)
+        if embedding is None:
+            embedding = self._tower.encode(self.table.inputs(image), image.num)
+            self._encoded[image.digest] = embedding
+            self._num_bytes += embedding.nbytes
             while self._num_bytes > _MOST_BYTES and len(self._encoded) > 1:
                 _, gone = self._encoded.popitem(last=False)
                 self._num_bytes -= gone.nbytes
         self._encoded.move_to_end(image.digest)
-        return found
+        return embedding

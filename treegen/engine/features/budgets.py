@@ -16,23 +16,21 @@ from numpy.typing import NDArray
 
 from treegen.engine.compute.levels import Ints
 from treegen.engine.rows.engine_run import EngineRun
-from treegen.engine.rows.token_store import grow_arrays
+from treegen.engine.rows.feature import RowFeature
 from treegen.engine.segments.segment import LiveRequest
 
 _NEVER: Final = -1
 _FAR: Final = 2**62
 
 
-class ThinkingBudgets:
-    """The budgets of the rows of one run.
+class ThinkingBudgets(RowFeature):
+    """The budgets of the rows of one run."""
 
-    used: whether any row has had a budget; until then, rows cost nothing here.
-    """
+    _fill = _NEVER
 
     def __init__(self, run: EngineRun) -> None:
         """Set up a run in which no row has a budget yet."""
-        self._run = run
-        self.used = False
+        super().__init__(run)
         # By slot: the number of tokens at which to check the row; the number of tokens after which
         # tokens are forced; and the forced tokens.
         self._due: Ints = np.empty(0, dtype=np.int64)
@@ -50,8 +48,7 @@ class ThinkingBudgets:
         self.used |= any(budget is not None for budget in budgets)
         if not self.used:
             return
-        if (num := len(self._run.rows.phase)) > len(self._due):
-            grow_arrays(self, num, _NEVER)
+        self._fit()
         self._due[slots_PN] = self._start[slots_PN] = _NEVER
         for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
             tags = self._run.param_sets[request.params].stopping.thinking
@@ -61,7 +58,7 @@ class ThinkingBudgets:
             if not due:  # the prompt opens the thinking, which must end at once
                 self._force(slots, tags.end, 0)
 
-    def decide(self, order: Ints, counts: Ints, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def decide(self, order: Ints, counts: Ints, is_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Check rows whose thinking has used up its budget; return which rows can continue.
 
         It must be called only if a budget is `used`.
@@ -69,13 +66,13 @@ class ThinkingBudgets:
         Args:
             order: Slots of the rows.
             counts: Number of tokens of each row.
-            known: Whether all tokens of a row are known. A row continues unless it must be checked
-                and its tokens are not known.
+            is_known: Whether all tokens of each row are known. A row continues unless it must be
+                checked and its tokens are not known.
         """
         due = self._due[order] == counts
-        ready = due & known
+        ready = due & is_known
         for slot in order[ready].tolist():
-            self._look(slot)
+            self._check(slot)
         going_on: NDArray[np.bool_] = ~due | ready
         return going_on
 
@@ -86,7 +83,7 @@ class ThinkingBudgets:
         due = self._due[order]
         return np.where(due > counts, due, _FAR)
 
-    def _look(self, slot: int) -> None:
+    def _check(self, slot: int) -> None:
         rows = self._run.rows
         request = self._run.requests[int(rows.request[slot])]
         param_set = self._run.param_sets[int(rows.params[slot])]

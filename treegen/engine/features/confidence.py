@@ -1,0 +1,100 @@
+"""Confidence stops: ends rows whose mean confidence over their last tokens is too low."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.engine.compute.levels import Ints
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.feature import RowFeature
+from treegen.engine.segments.segment import LiveRequest
+from treegen.prompts.stops import Ending
+
+
+class ConfidenceStops(RowFeature):
+    """The confidence floors of the rows of one run.
+
+    Arrays over the slots of the row table:
+    floor: the row ends once its mean confidence over its last `window` tokens is lower.
+    window: number of these tokens; 0 for a row without a floor.
+    total: the sum of their confidences.
+    is_low: whether the row ends because of its floor.
+    """
+
+    def __init__(self, run: EngineRun) -> None:
+        """Set up a run in which no row has a floor yet."""
+        super().__init__(run)
+        self.floor = self.total = np.zeros(0, dtype=np.float64)
+        self.window: Ints = np.zeros(0, dtype=np.int64)
+        self.is_low = np.zeros(0, dtype=np.bool_)
+
+    def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> None:
+        """Set the floors of new rows, in place of those of earlier rows in the same slots.
+
+        Args:
+            requests: The requests of the rows.
+            slots_PN: Slots of the rows, [requests, rows of each].
+        """
+        sets = [self._run.param_sets[request.params].params for request in requests]
+        floors = [
+            params.min_confidence if request.floor is None else request.floor
+            for request, params in zip(requests, sets, strict=True)
+        ]
+        self.used |= any(floor is not None for floor in floors)
+        if not self.used:
+            return
+        self._fit()
+        self.window[slots_PN], self.total[slots_PN], self.is_low[slots_PN] = 0, 0.0, False
+        for slots, floor, params in zip(slots_PN, floors, sets, strict=True):
+            if floor is not None:
+                self.floor[slots], self.window[slots] = floor, params.confidence_window
+
+    def update(self, slots: Ints) -> NDArray[np.bool_]:
+        """Add the confidence of each slot's last token; return which rows end by their floor.
+
+        It must be called only if a floor is `used`. Sums are float64, in which adding and
+        subtracting float32 numbers of similar size is exact.
+        """
+        rows, store = self._run.rows, self._run.rows.generated
+        confidences = store.signals[..., 0]
+        count, window = rows.count[slots], self.window[slots]
+        latest = store.at(confidences, slots, count - 1)
+        total = self.total[slots] + latest.astype(np.float64)
+        left = np.flatnonzero((window > 0) & (count > window))  # a token leaves the window
+        if len(left):
+            gone = count[left] - 1 - window[left]
+            total[left] -= store.at(confidences, slots[left], gone)
+        self.total[slots] = total
+        is_whole = (window > 0) & (count >= window)
+        is_low: NDArray[np.bool_] = is_whole & (total / np.maximum(window, 1) < self.floor[slots])
+        self.is_low[slots] = is_low
+        return is_low
+
+    def add_endings(
+        self,
+        endings: dict[int, Ending],
+        slots: Ints,
+        tokens: Sequence[Sequence[int]],
+        requests: Sequence[LiveRequest],
+    ) -> None:
+        """Add the endings of samples that end only because of low confidence.
+
+        Args:
+            endings: How samples end, by index into `slots`.
+            slots: Slots of rows.
+            tokens: The tokens of each.
+            requests: The request of each.
+        """
+        if not self.used:
+            return
+        for at in np.flatnonzero(self.is_low[slots]).tolist():
+            if at not in endings:
+                stopping = self._run.param_sets[requests[at].params].stopping
+                endings[at] = (
+                    "confidence",
+                    None,
+                    stopping.text(requests[at].spec.tokens, tokens[at]),
+                )

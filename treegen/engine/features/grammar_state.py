@@ -1,0 +1,138 @@
+"""The state of a text in its grammar: which tokens it has read, and whether the grammar has begun.
+
+A text that begins with reasoning has no grammar there. In a search, a text continues the grammar of
+the tokens that were drawn for it on the path to its node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treegen.engine.param_set import ParamSet
+from treegen.engine.segments.segment import LiveSegment
+from treegen.errors import InputError
+from treegen.prompts.radix import Tokens
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from treegen.prompts.grammars import Grammar
+
+
+@dataclass(slots=True, eq=False)
+class GrammarState:
+    """The state of a text in its grammar.
+
+    prompt: the end of the prompt before the text.
+    before: drawn tokens on the path to a node of a search; the text begins with them.
+    matcher: the matcher, which has read the text so far.
+    lane: lane of the matcher, as in `Grammar.start`.
+    begins: number of tokens before the grammar begins; None while the text may still be reasoning.
+    num_read: number of tokens of the text that were read.
+    """
+
+    prompt: Tokens
+    before: list[int]
+    matcher: LLMatcher
+    lane: int
+    begins: int | None
+    num_read: int = 0
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the grammar restricts the next token."""
+        return self.num_read == 0 if self.begins is None else self.num_read >= self.begins
+
+    def copy(self) -> GrammarState:
+        """Return an independent copy for another row."""
+        return replace(self, matcher=self.matcher.deep_copy())
+
+    def read(self, tokens: Sequence[int], param_set: ParamSet) -> None:
+        """Read the tokens of a text that were not read yet; `tokens` is the whole text."""
+        start = max(self.num_read, self.begins or 0)
+        if self.begins is None:
+            self.begins = _find_grammar_start(self.prompt, tokens, param_set)
+            start = self.begins or 0
+        if self.begins is not None:
+            self.matcher.consume_tokens(list(tokens[start:]))
+        self.num_read = len(tokens)
+
+
+def start_state(
+    segment: LiveSegment, prompt: Tokens, param_set: ParamSet, grammar: Grammar, lane: int = 0
+) -> GrammarState:
+    """Return the grammar state in which a text below a segment starts.
+
+    Args:
+        segment: The segment at the end of the prompt.
+        prompt: Tokens of the prompt; the end is enough.
+        param_set: Sampling parameters of the text.
+        grammar: Its grammar.
+        lane: As in `Grammar.start`.
+
+    Raises:
+        InputError: the tokens drawn on the path to the segment do not fit the grammar.
+    """
+    stopping = param_set.stopping
+    before = _drawn_before(segment, param_set.params.structure)
+    if before:
+        prompt = segment.path_tokens()[: -len(before)]
+    thinks = stopping.thinking is not None and not stopping.thinking.closes(prompt)
+    state = GrammarState(prompt, before, grammar.start(lane), lane, None if thinks else 0)
+    if before:
+        state.read(before, param_set)
+        if state.begins is not None:  # closing tags that were cut off are not continued
+            state.begins = min(state.begins, len(before))
+    elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
+        state.num_read = -1  # so that the grammar does not restrict the first token
+        if state.is_bound and not state.matcher.is_error():
+            state.matcher.compute_bitmask()  # which fails if no token can follow
+    if state.matcher.is_error():
+        raise InputError(
+            "the text of the node cannot begin a text of its "
+            f"{(param_set.params.structure or '?')[0]} ({describe_failure(state.matcher)}); sample "
+            "it without, or from a node above"
+        )
+    return state
+
+
+def _drawn_before(segment: LiveSegment, structure: object) -> list[int]:
+    """Return the tokens up to a segment's end, from the first one drawn for the same grammar."""
+    path: list[LiveSegment] = []
+    first = 0  # number of segments of the path that count
+    for above in segment.path():
+        path.append(above)
+        if above.drawn and above.structure != structure:
+            break
+        if above.drawn:
+            first = len(path)
+    return [int(token) for above in path[:first][::-1] for token in above.tokens]
+
+
+def get_opening_tokens(state: GrammarState, param_set: ParamSet) -> Sequence[int]:
+    """Return tokens allowed first in addition to the grammar's: the one that opens reasoning."""
+    tags = param_set.stopping.thinking
+    if tags is None or state.begins is not None or state.num_read or tags.opening_id is None:
+        return ()
+    return (tags.opening_id,)
+
+
+def _find_grammar_start(prompt: Tokens, tokens: Sequence[int], param_set: ParamSet) -> int | None:
+    """Return how many tokens of a text precede its grammar; None while it is reasoning."""
+    tags, ids = param_set.stopping.thinking, np.array(tokens, dtype=np.int32)
+    if tags is None or not tags.begins(prompt, ids):
+        return 0
+    if tags.is_open(prompt, ids):
+        return None
+    closed = tags.closed_at(prompt, ids, param_set.params)
+    return None if tags.always and not closed else closed
+
+
+def describe_failure(matcher: LLMatcher) -> str:
+    """Return why a matcher has failed, in one line."""
+    return shorten((matcher.get_error().splitlines() or ["no reason is given"])[0], 200)

@@ -1,0 +1,116 @@
+"""What all runs of an engine use, and how a run is created from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treegen.common.outputs import Usage
+from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.features.budgets import ThinkingBudgets
+from treegen.engine.features.confidence import ConfidenceStops
+from treegen.engine.features.encoder_cache import EncoderCache
+from treegen.engine.features.expanded_kv import ExpandedKVCache, ExpandedKVOptions
+from treegen.engine.features.features import Features, make_row_states, make_segment_states
+from treegen.engine.features.grammars import RowGrammars
+from treegen.engine.param_set import ParamSet, ParamTable
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.table import RowTable
+from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.segments.store import SegmentStore
+from treegen.model.batch import ForwardModel
+from treegen.ops.cache.pool import PagedCache
+from treegen.prompts.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineResources:
+    """The model, the cache and the settings that all runs of an engine use.
+
+    model: the model, as far as the engine sees it.
+    cache: the paged KV cache.
+    kept: prefixes whose pages stay between runs.
+    executor: computes the passes.
+    max_rows: maximum number of rows decoded at once.
+    prefill_chunk: maximum number of tokens of a prefill pass.
+    run_ahead: launch each pass before the results of the last one are known, so that a GPU does not
+    wait for the host. A row that turns out to have ended has then been computed once too often.
+    expanded: which segments get expanded keys and values in addition to latents; None for none.
+    images: image embeddings of prompts; None for a model that takes no images.
+    """
+
+    model: ForwardModel
+    cache: PagedCache
+    kept: PrefixCache
+    executor: ModelRunner
+    max_rows: int
+    prefill_chunk: int
+    run_ahead: bool = False
+    expanded: ExpandedKVOptions | None = None
+    images: EncoderCache | None = None
+
+
+def new_run(
+    plan: Plan,
+    resources: EngineResources,
+    param_sets: Sequence[ParamSet],
+    samples: Sequence[Sequence[int]],
+    *,
+    rewinds: bool,
+) -> tuple[EngineRun, Features]:
+    """Create a run and its features.
+
+    Args:
+        plan: The requests and their segments.
+        resources: The model, the cache and the settings of the engine.
+        param_sets: The sampling parameters known now; at least one set.
+        samples: Indices of the samples to draw, for each request of the plan.
+        rewinds: Whether later requests may need the last token of a segment computed again.
+    """
+    cache, executor, images = resources.cache, resources.executor, resources.images
+    first, *further = param_sets
+    num_logprobs = max(param_set.params.logprobs for param_set in param_sets)
+    cache.pool.peak_used = cache.pool.num_used
+    store = SegmentStore(
+        plan,
+        cache,
+        resources.kept,
+        states=make_segment_states(cache.states, rewinds=rewinds),
+        rewinds=rewinds,
+        rotary=images.rotary if images is not None else None,
+        blocks=images.table.blocks if images is not None else None,
+    )
+    run = EngineRun(
+        model=resources.model,
+        cache=cache,
+        kept=resources.kept,
+        executor=executor,
+        max_rows=resources.max_rows,
+        store=store,
+        rows=RowTable(min(num_logprobs, len(first.stopping.may_end))),
+        usage=Usage(
+            num_pages=cache.pool.num_pages,
+            page_size=cache.page_size,
+            impl=executor.impl,
+            prompt_tokens_unshared=sum(
+                len(request.tokens) * (len(wanted) if request.rows else 1)
+                for request, wanted in zip(plan.requests, samples, strict=True)
+            ),
+        ),
+        param_sets=ParamTable(first),
+    )
+    if any(param_set.params.reports_signals for param_set in param_sets):
+        run.rows.record_signals()
+    for param_set in further:
+        run.param_sets.add(param_set, lambda: range(len(run.param_sets)))
+    expanded = None
+    if resources.expanded is not None:
+        expanded = ExpandedKVCache(cache, store, executor, resources.expanded)
+    return run, Features(
+        states=make_row_states(run.rows, cache.states, rewinds=rewinds),
+        budgets=ThinkingBudgets(run),
+        confidence=ConfidenceStops(run),
+        grammars=RowGrammars(run),
+        images=images,
+        expanded=expanded,
+    )
