@@ -110,7 +110,9 @@ def check_data(tasks: Sequence[str], choices: dict[str, Any]) -> None:
     named = {field.name for field in fields(TaskOptions)}
     options = TaskOptions(**{name: value for name, value in choices.items() if name in named})
     for name in tasks:
-        skipped = load_task_data(get_task(name).configure(options.extra), options).skipped
+        task = get_task(name)
+        task.configure(options.extra)
+        skipped = load_task_data(task, options).skipped
         if skipped:
             raise DataError(
                 f"{len(skipped):,} lines of the data of {name} cannot be used, such as "

@@ -23,7 +23,8 @@ from treegen.bench.timing import Spread, Stopwatch
 from treegen.cli.bench.attention import HEADS, check_heads, measure_rates, medians
 from treegen.cli.bench.options import DEVICE, count, counts
 from treegen.cli.main import script
-from treegen.cli.options.options import add_options, is_number
+from treegen.cli.options.choices import is_number
+from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.errors import InputError
 from treegen.model.memory import empty_device_cache
