@@ -41,7 +41,7 @@ _PADDING: Final = "warn_if_padding_and_no_attention_mask"
 _ABSENT: Final = object()
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 -- users name these arguments
     path: str | os.PathLike[str],
     *,
     dtype: str | torch.dtype = "auto",
