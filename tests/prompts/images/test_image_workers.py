@@ -87,7 +87,7 @@ def test_a_worker_takes_images_with_its_job(llm: LLM, directory: Path) -> None:
         children=[Node(asked(picture(seed), text)) for seed in (50, 51) for text in ("a", "b")],
     )
     want = llm.run(tree, PARAMS)
-    requests = build_sample_requests(tree, llm.tokenizer, PARAMS, llm.spec)
+    requests = build_sample_requests(tree, llm.tokenizer, PARAMS, llm.spec, llm.images)
     table, plan = table_of(llm), llm.engine.plan(requests)
     images = table.export_images([segment.tokens for segment in plan.segments])
     assert all(isinstance(image.source, bytes) for image in images)
