@@ -99,10 +99,10 @@ def judge_all(
     """
     if asked.rubric.pairs != (len(found.runs) > 1):
         raise InputError(
-            f"the rubric {asked.rubric.name} compares pairs; give pairs= with another run"
+            f"the rubric {asked.rubric.name} compares pairs; give {arg('pairs=')} with another run"
             if asked.rubric.pairs
-            else f"pairs= needs a rubric that compares pairs, and {asked.rubric.name} does not; "
-            "use rubric='pairwise', or write `pairs: true` into its file"
+            else f"{arg('pairs=')} needs a rubric that compares pairs, and {asked.rubric.name} does "
+            f"not; use {arg('rubric', 'pairwise')}, or write `pairs: true` into its file"
         )
     _check_references(asked, found.answers)
     for told in asked.rubric.describe_misplaced(asked.wordings):
