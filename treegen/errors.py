@@ -72,7 +72,7 @@ class TreegenError(Exception):
 
     @property
     def parameter(self) -> str | None:
-        """The name of the parameter at fault; None if no single one is."""
+        """The name of the first parameter that the message names; None if it names none."""
         return self.message.parameter
 
 

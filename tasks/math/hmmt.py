@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.evals.arguments import words
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
@@ -46,8 +46,8 @@ class HMMT(Competition):
         contests = words(options.extra, "contest")
         if contests and (options.data != "hf" or not {*contests} <= {*CONTESTS}):
             raise InputError(
-                f"-T contest chooses among {', '.join(CONTESTS)} of data='hf'; leave it out of "
-                "other data"
+                f"-T contest chooses among {', '.join(CONTESTS)} of {arg('data', 'hf')}; leave "
+                "it out of other data"
             )
         return problems_of_all(_tables(options, contests or CONTESTS))
 

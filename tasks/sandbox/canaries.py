@@ -30,7 +30,7 @@ from treegen.tasks.sandbox.runtime import Runtime
 from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
 from treegen.tasks.sandbox.tiers import TIERS, SandboxTier
 
-_OTHER = "try another with sandbox="
+_OTHER = f"try another with {arg('sandbox=')}"
 _LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
 
 # Reads {"secret": path, ...} from stdin and prints which of its attempts succeeded.
@@ -191,7 +191,8 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxRep
         refused.append(f"{name}: {why}")
     raise SandboxError(
         f"no sandbox works here ({'; '.join(refused)}); install bubblewrap, use a kernel with "
-        "Landlock, or accept running model-written code unprotected with sandbox='none'"
+        "Landlock, or accept running model-written code unprotected with "
+        f"{arg('sandbox', 'none')}"
     )
 
 
@@ -232,7 +233,7 @@ def verify_tier(tier: SandboxTier, runtime: Runtime) -> tuple[tuple[str, ...], t
     if escaped:
         raise SandboxError(
             f"the sandbox does not hold: from inside, a program could {', '.join(escaped)}; run no "
-            "programs of models with it, and try another with sandbox="
+            f"programs of models with it, and {_OTHER}"
         )
     passed = tuple(name for name, success in outside.items() if success)
     return passed, tuple(name for name, success in outside.items() if not success)

@@ -77,7 +77,7 @@ def advice(sampling: SamplingParams, spec: ModelSpec) -> Message | None:
     """Return a hint if the sampling differs from the checkpoint's recommendation, else None."""
     if all(getattr(sampling, name) == value for name, value in spec.recommended):
         return None
-    values = ", ".join(f"{name}={value:g}" for name, value in spec.recommended)
+    values = ", ".join(arg(f"{name}={value:g}") for name, value in spec.recommended)
     return Message(
         f"the checkpoint recommends {values}; {arg('sampling_from', 'recommended')} takes it"
     )

@@ -213,7 +213,7 @@ def _make_grammar_error(kind: str, told: str) -> InputError:
     first = textwrap.shorten((told.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
     if "coerce_one_of" in told:
         first = "the ways of a oneOf may overlap, which is not supported; write anyOf"
-    return InputError(f"{kind} cannot be used: {first}; mend it")
+    return InputError(f"{arg(kind)} cannot be used: {first}; mend it")
 
 
 def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
@@ -237,7 +237,9 @@ def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
     if failed:
         raise failed[0]
     if not made:
-        raise InputError(f"{kind} takes more than {_MOST_SECONDS} seconds to compile; simplify it")
+        raise InputError(
+            f"{arg(kind)} takes more than {_MOST_SECONDS} seconds to compile; simplify it"
+        )
     return made[0]
 
 

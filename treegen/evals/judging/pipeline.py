@@ -99,10 +99,10 @@ def judge_all(
     """
     if settings.rubric.pairs != (len(open_runs.runs) > 1):
         raise InputError(
-            f"the rubric {settings.rubric.name} compares pairs; give pairs= with another run"
+            f"the rubric {settings.rubric.name} compares pairs; give {arg('pairs=')} with another run"
             if settings.rubric.pairs
-            else f"pairs= needs a rubric that compares pairs, and {settings.rubric.name} does not; "
-            "use rubric='pairwise', or write `pairs: true` into its file"
+            else f"{arg('pairs=')} needs a rubric that compares pairs, and {settings.rubric.name} does "
+            f"not; use {arg('rubric', 'pairwise')}, or write `pairs: true` into its file"
         )
     _check_references(settings, open_runs.answers)
     for notice in settings.rubric.describe_misplaced(settings.wordings):

@@ -14,12 +14,10 @@ from typing import Any, Final
 
 from transformers import PretrainedConfig
 
-from treegen.errors import ModelError, install
+from treegen.errors import ModelError, arg, install
 
 _ORIGINAL: Final = "use the checkpoint that it was made from"
-_OURS: Final = (
-    "; treegen itself quantises one in 16 bits by quantization='fp8' (--quantization fp8)"
-)
+_OURS: Final = f"; treegen itself quantises one in 16 bits by {arg('quantization', 'fp8')}"
 
 OTHER_REFUSED: Final = "use the checkpoint in bfloat16 or float32"
 EXPANDED_METHODS: Final[Mapping[str, str]] = {
