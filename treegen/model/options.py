@@ -93,11 +93,6 @@ class EngineOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", device_name(self.device))
         check_sharing(self.sharing)
-        if not callable(self.speculate) and self.speculate not in (None, *SPECULATIONS):
-            raise InputError(
-                f"{arg('speculate')} must be {' or '.join(SPECULATIONS)}, or a function; got "
-                f"{self.speculate!r}"
-            )
         check_int("tensor_parallel_size", self.tensor_parallel_size, least=1)
         if self.tensor_parallel_size > 2 and self.reproducible:
             # A sum of two numbers does not depend on their order, a sum of more does.
@@ -106,17 +101,7 @@ class EngineOptions:
                 f"the rows; set {arg('tensor_parallel_size')} to 2, or leave reproducible "
                 "out"
             )
-        if self.draft_model is not None and self.speculate is not None:
-            raise InputError(
-                f"speculate and {arg('draft_model')} both guess tokens; leave out one of the two"
-            )
-        if self.draft_tokens is not None:
-            check_int("draft_tokens", self.draft_tokens, least=1)
-            if not self.speculates:
-                raise InputError(
-                    f"{arg('draft_tokens')} is of no use, because nothing guesses tokens; give "
-                    f"speculate or {arg('draft_model')} too"
-                )
+        self._check_drafting()
         if self.adapter is not None and self.tensor_parallel_size > 1:
             raise InputError(
                 f"adapter does not go with {arg('tensor_parallel_size')} yet; merge it into the "
@@ -156,6 +141,25 @@ class EngineOptions:
                 f"chat_template must be a template or the path of a file, got "
                 f"{self.chat_template!r:.60}"
             )
+
+    def _check_drafting(self) -> None:
+        """Raise InputError for options of speculation that contradict each other."""
+        if not callable(self.speculate) and self.speculate not in (None, *SPECULATIONS):
+            raise InputError(
+                f"{arg('speculate')} must be {' or '.join(SPECULATIONS)}, or a function; got "
+                f"{self.speculate!r}"
+            )
+        if self.draft_model is not None and self.speculate is not None:
+            raise InputError(
+                f"speculate and {arg('draft_model')} both guess tokens; leave out one of the two"
+            )
+        if self.draft_tokens is not None:
+            check_int("draft_tokens", self.draft_tokens, least=1)
+            if not self.speculates:
+                raise InputError(
+                    f"{arg('draft_tokens')} is of no use, because nothing guesses tokens; give "
+                    f"speculate or {arg('draft_model')} too"
+                )
 
     def _check_with_images(self) -> None:
         others = {

@@ -97,12 +97,13 @@ def judge_all(
         InputError: the rubric does not fit these runs.
         TreegenError: a judge cannot be loaded or run, or the folder of the run cannot be written.
     """
-    if settings.rubric.pairs != (len(open_runs.runs) > 1):
+    rubric = settings.rubric
+    if rubric.pairs != (len(open_runs.runs) > 1):
         raise InputError(
-            f"the rubric {settings.rubric.name} compares pairs; give {arg('pairs=')} with another run"
-            if settings.rubric.pairs
-            else f"{arg('pairs=')} needs a rubric that compares pairs, and {settings.rubric.name} does "
-            f"not; use {arg('rubric', 'pairwise')}, or write `pairs: true` into its file"
+            f"the rubric {rubric.name} compares pairs; give {arg('pairs=')} with another run"
+            if rubric.pairs
+            else f"{arg('pairs=')} needs a rubric that compares pairs, and {rubric.name} does not; "
+            f"use {arg('rubric', 'pairwise')}, or write `pairs: true` into its file"
         )
     _check_references(settings, open_runs.answers)
     for notice in settings.rubric.describe_misplaced(settings.wordings):
