@@ -63,7 +63,9 @@ def _section(command: click.Command, name: str) -> str:
     records = [option.get_help_record(context) for option in command.params]
     visible = [record for record in records if record]
     if visible:
-        rows = [f"| {_code(names)} | {_cell(help)} |" for names, help in visible]
+        rows = [
+            f"| {_code(names)} | {_cell(help)} |" for names, help in visible
+        ]
         lines.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
     return "\n\n".join(lines)
 

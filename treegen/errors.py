@@ -20,12 +20,10 @@ def arg(name: str, *value: object) -> str:
 
 
 class Message(str):
-    """A text that knows where it refers to parameters. As text it has Python's names of them.
-
-    parts: texts and references in turn; the first part is a text.
-    """
+    """A text that knows where it refers to parameters. As text it has Python's names of them."""
 
     parts: tuple[str, ...]
+    """Texts and references in turn; the first part is a text."""
 
     def __new__(cls, text: str = "") -> "Message":
         """Return the message of a text that may have references, made by `arg`."""
@@ -57,7 +55,8 @@ class Message(str):
 class TreegenError(Exception):
     """Base of every error that the caller can fix; the CLI prints it in one line.
 
-    message: what is wrong, and what to do.
+    Attributes:
+        message: What is wrong, and what to do.
     """
 
     def __init__(self, message: str = "", *others: object) -> None:

@@ -77,8 +77,9 @@ _ALL: Final = f"{__name__}.all"
 class GroupedCommand(click.Command):
     """A command with many options.
 
-    examples: command lines at the start of its help.
-    file: whether it takes options from a file.
+    Args:
+        examples: Command lines at the start of its help.
+        file: Whether it takes options from a file.
     """
 
     def __init__(

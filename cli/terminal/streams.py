@@ -28,7 +28,11 @@ def guarded_streams() -> Iterator[None]:
 
 
 class _Guarded:
-    """A text stream. on_error: called with the stream and the error if a write fails."""
+    """A text stream.
+
+    Args:
+        on_error: Called with the stream and the error if a write fails.
+    """
 
     def __init__(self, stream: TextIO, on_error: Callable[[TextIO, OSError], None]) -> None:
         self._stream, self._on_error = stream, on_error

@@ -30,20 +30,18 @@ _MAX_DIGITS: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Comparer:
-    """A rule for each kind of program.
-
-    name: its name as `comparer=`.
-    stdout: returns whether the output is right, given the texts (output, expected).
-    value: returns whether the value that a function returned is the expected JSON value, given
-    (output, expected, may_unwrap). may_unwrap is true if every expected value of the problem is a
-    list of one element, so the element itself may be meant.
-    arguments: makes the arguments of a call from JSON.
-    """
+    """A rule for each kind of program."""
 
     name: str
+    """Its name as `comparer=`."""
     stdout: Callable[[str, str], bool]
+    """Returns whether the output is right, given the texts (output, expected)."""
     value: Callable[[Any, Any, bool], bool]
+    """Returns whether the value that a function returned is the expected JSON value, given (output,
+    expected, may_unwrap). may_unwrap is true if every expected value of the problem is a list of
+    one element, so the element itself may be meant."""
     arguments: Callable[[Sequence[Any]], list[Any]]
+    """Makes the arguments of a call from JSON."""
 
 
 def strict_stdout(output: str, expected: str) -> bool:

@@ -34,25 +34,23 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem of the data.
-
-    starter: the starter code; empty if there is none.
-    fn_name: the function that the tests call; None if programs print.
-    digest: a hash of its tests.
-    line: its line in the file, from 1.
-    read: reads the fields of the row again, including input_output and solutions.
-    """
+    """One problem of the data."""
 
     id: str
     question: str
     difficulty: str
     url: str
     starter: str
+    """The starter code; empty if there is none."""
     fn_name: str | None
+    """The function that the tests call; None if programs print."""
     num_tests: int
     digest: str
+    """A hash of its tests."""
     line: int
+    """Its line in the file, from 1."""
     read: Callable[[], Fields]
+    """Reads the fields of the row again, including input_output and solutions."""
 
     @property
     def suite(self) -> Suite:

@@ -26,12 +26,10 @@ from typing import List, Tuple
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """The tests of a problem, and how a program runs on them.
-
-    fn_name: the function to call; None for programs that print.
-    """
+    """The tests of a problem, and how a program runs on them."""
 
     fn_name: str | None
+    """The function to call; None for programs that print."""
     tests: tuple[TestCase, ...]
     compare: Compare
 
@@ -43,16 +41,14 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """All tests of one problem.
-
-    fn_name: the function to call; None for programs that print.
-    inputs: texts for programs that print, otherwise lists of arguments.
-    outputs: texts for programs that print, otherwise expected values.
-    """
+    """All tests of one problem."""
 
     fn_name: str | None
+    """The function to call; None for programs that print."""
     inputs: tuple[Any, ...]
+    """Texts for programs that print, otherwise lists of arguments."""
     outputs: tuple[Any, ...]
+    """Texts for programs that print, otherwise expected values."""
 
     def cases(self, comparer: Comparer) -> Cases:
         """Return the tests for the sandbox."""

@@ -26,23 +26,21 @@ from treegen.tasks.common.text_task import TextTask, select_task_data, with_exam
 
 @dataclass(frozen=True, slots=True)
 class ChoiceItem:
-    """A question, the texts to choose from, and the index of the right one.
-
-    id: its id in the data; empty if it has none.
-    prompt: the text before the choices; empty if each choice has its own.
-    choices: the texts to choose from, as in the data.
-    gold: the index of the right choice, from 0.
-    rest: a text that follows every choice. If there is one, it is scored after each choice.
-    Otherwise the choices are scored after the prompt.
-    metadata: fields that reports may show.
-    """
+    """A question, the texts to choose from, and the index of the right one."""
 
     id: str
+    """Its id in the data; empty if it has none."""
     prompt: str
+    """The text before the choices; empty if each choice has its own."""
     choices: tuple[str, ...]
+    """The texts to choose from, as in the data."""
     gold: int
+    """The index of the right choice, from 0."""
     rest: str | None = None
+    """A text that follows every choice. If there is one, it is scored after each choice. Otherwise
+    the choices are scored after the prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that reports may show."""
 
     def problem(self, id: str) -> Problem:
         """Return the item as a problem. lm-eval puts one space before each scored text."""

@@ -37,12 +37,10 @@ _PRELUDE: Final = f"{NO_INPUT}\n\ndef {_END}(number):\n    return number\n"
 
 @dataclass(frozen=True, slots=True)
 class AssertCases:
-    """One test: the program, followed by its test statements, run to the end.
-
-    suffix: the text of the test statements, which follows the program after a newline.
-    """
+    """One test: the program, followed by its test statements, run to the end."""
 
     suffix: str
+    """The text of the test statements, which follows the program after a newline."""
     tests: tuple[TestCase, ...]
     compare: Compare
 

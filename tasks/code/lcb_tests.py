@@ -55,12 +55,10 @@ PRELUDE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LCBCases:
-    """The tests of one problem.
-
-    fn_name: the function to call; None for programs that print.
-    """
+    """The tests of one problem."""
 
     fn_name: str | None
+    """The function to call; None for programs that print."""
     tests: tuple[TestCase, ...]
 
     @property

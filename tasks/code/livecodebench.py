@@ -60,17 +60,16 @@ _DIFFICULTIES: Final = ("easy", "medium", "hard")
 
 @dataclass(frozen=True, slots=True)
 class ContestProblem:
-    """A problem of a contest.
-
-    public, private: its tests, as the data has them; each may take megabytes.
-    """
+    """A problem of a contest."""
 
     difficulty: str
     platform: str
     day: str
     fn_name: str | None
     public: Any
+    """Its public tests, as the data has them; they may take megabytes."""
     private: Any
+    """Its private tests, as the data has them; they may take megabytes."""
 
     @property
     def cases(self) -> LCBCases:

@@ -57,20 +57,18 @@ _ASK: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MBPPProblem:
-    """A program to write.
-
-    number: its number in the data.
-    text: the description of the program.
-    code: a solution.
-    setup: code that runs after the program and before the tests, such as imports.
-    tests: the tests, one assert each.
-    """
+    """A program to write."""
 
     number: int
+    """Its number in the data."""
     text: str
+    """The description of the program."""
     code: str
+    """A solution."""
     setup: str
+    """Code that runs after the program and before the tests, such as imports."""
     tests: tuple[str, ...]
+    """The tests, one assert each."""
 
     @property
     def asked(self) -> str:

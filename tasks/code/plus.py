@@ -180,15 +180,13 @@ class PlusTask:
 
 
 class PlusBase(CodeTask):
-    """Base class of HumanEval+ and MBPP+.
-
-    kind: which of the two it is, for the rules of single tasks.
-    stops: stop strings in addition to those of both.
-    """
+    """Base class of HumanEval+ and MBPP+."""
 
     filters = ("plus", "base")
     kind: ClassVar[str]
+    """Which of the two it is, for the rules of single tasks."""
     stops: ClassVar[tuple[str, ...]]
+    """Stop strings in addition to those of both."""
     arguments: ClassVar[Mapping[str, str]] = {
         "form": FORM,
         "timeout": TIMEOUT.format(10).replace("test", f"{CALLS} calls"),

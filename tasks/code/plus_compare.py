@@ -44,31 +44,27 @@ _ARRAYS: Final = "numpy.ndarray"
 
 
 class CallValue(NamedTuple):
-    """The result of a call, as it comes from the sandbox.
-
-    kind: VALUE, LISTED or OTHER.
-    value: the result as plain data; None for OTHER.
-    type: the name of its type in the sandbox, with its module.
-    """
+    """The result of a call, as it comes from the sandbox."""
 
     kind: str
+    """VALUE, LISTED or OTHER."""
     value: Any
+    """The result as plain data; None for OTHER."""
     type: str
+    """The name of its type in the sandbox, with its module."""
 
 
 class ExpectedResult(NamedTuple):
-    """The expected result of a call.
-
-    value: the expected result.
-    type: as in `CallValue`.
-    before: the tolerance of the task's own rule.
-    atol: the tolerance of the comparison.
-    """
+    """The expected result of a call."""
 
     value: Any
+    """The expected result."""
     type: str
+    """As in `CallValue`."""
     before: float
+    """The tolerance of the task's own rule."""
     atol: float
+    """The tolerance of the comparison."""
 
 
 def is_listed(kind: str, name: str) -> bool:

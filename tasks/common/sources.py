@@ -61,17 +61,15 @@ def keep_encoded_images(table: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HubTable:
-    """A data set of the Hugging Face hub.
-
-    splits: all splits of the data set; the first is the default.
-    configs: the names of its configurations, all of which are read; empty if it has none.
-    instead: for messages: what a user without access to the hub can use instead.
-    """
+    """A data set of the Hugging Face hub."""
 
     name: str
     splits: tuple[str, ...] = ("test",)
+    """All splits of the data set; the first is the default."""
     configs: tuple[str, ...] = ()
+    """The names of its configurations, all of which are read; empty if it has none."""
     instead: str = "a data file"
+    """For messages: what a user without access to the hub can use instead."""
 
     def rows(self, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the rows of a split, numbered from 1 across all configurations.
@@ -92,18 +90,16 @@ class HubTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The places from which a task's rows can come.
-
-    task: the task's name, for messages.
-    bundled: the file of the task's own problems that comes with treegen.
-    hub: the data set on the hub, whose first split is the default; None if there is none.
-    files: for each split, the names of its published files in a folder. See `file_rows`.
-    """
+    """The places from which a task's rows can come."""
 
     task: str
+    """The task's name, for messages."""
     bundled: str
+    """The file of the task's own problems that comes with treegen."""
     hub: HubTable | None = None
+    """The data set on the hub, whose first split is the default; None if there is none."""
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """For each split, the names of its published files in a folder. See `file_rows`."""
 
     def read(self, data: str | None, split: str | None) -> tuple[Rows, str]:
         """Return the rows of a split and the name of their source; see TaskOptions for `data`.

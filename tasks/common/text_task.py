@@ -96,12 +96,11 @@ class TextTask(Task):
 
     Subclasses define `name`, `filters`, `defaults` and `score`, and override what differs. A
     subclass without solved examples defines `read`; others define their own `load`.
-
-    groups: fields of the metadata by which accuracy is also reported.
     """
 
     version = "1"
     groups: ClassVar[tuple[str, ...]] = ()
+    """Fields of the metadata by which accuracy is also reported."""
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read the problems that the options select.

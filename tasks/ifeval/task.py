@@ -45,12 +45,11 @@ from treegen.tasks.ifeval.instructions import (
 class FollowedVerdict(Verdict):
     """A verdict on an answer to a prompt with several instructions.
 
-    correct: whether all instructions are followed.
-    credit: the share of followed instructions.
-    followed: whether each instruction is followed.
+    correct: whether all instructions are followed. credit: the share of followed instructions.
     """
 
     followed: tuple[bool, ...] = ()
+    """Whether each instruction is followed."""
 
 
 def by_instruction(

@@ -13,12 +13,10 @@ from treegen.tasks.common.jsonl import text_field
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Text with the names of fields in braces.
-
-    parts: each is a text and the name of the field after it, or None.
-    """
+    """Text with the names of fields in braces."""
 
     parts: tuple[tuple[str, str | None], ...]
+    """Each is a text and the name of the field after it, or None."""
 
     @property
     def fields(self) -> list[str]:

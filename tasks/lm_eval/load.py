@@ -25,16 +25,14 @@ _SEED, _NUMPY_SEED = 0, 1234
 
 @dataclass(frozen=True, slots=True)
 class LoadedTasks:
-    """The tasks and groups of a name.
-
-    name: name of the task, group or tag.
-    leaves: its tasks, by name.
-    groups: its groups, outer ones first.
-    """
+    """The tasks and groups of a name."""
 
     name: str
+    """Name of the task, group or tag."""
     leaves: Mapping[str, Any]
+    """Its tasks, by name."""
     groups: tuple[Any, ...]
+    """Its groups, outer ones first."""
 
 
 def lm_eval_version() -> str:
@@ -262,19 +260,17 @@ _FILES: Final = ("arrow", "csv", "json", "pandas", "parquet", "text")
 
 @dataclass(frozen=True, slots=True)
 class TaskListing:
-    """A task, group or tag of lm-eval.
-
-    kind: task, group or tag.
-    output: its output type, such as generate_until; empty if unknown.
-    shots: default number of solved examples.
-    needs: requirements that are not installed with lm-eval.
-    """
+    """A task, group or tag of lm-eval."""
 
     name: str
     kind: str
+    """Task, group or tag."""
     output: str
+    """Its output type, such as generate_until; empty if unknown."""
     shots: int | None
+    """Default number of solved examples."""
     needs: str
+    """Requirements that are not installed with lm-eval."""
 
 
 def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:

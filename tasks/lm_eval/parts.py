@@ -17,22 +17,20 @@ FEWSHOT_SEED = 1234
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskPart:
-    """One task of lm-eval with its settings and documents.
-
-    num_fewshot: number of solved examples.
-    seed: the seed by which examples are drawn.
-    docs: the selected documents by problem id, in the order of the data.
-    indices: their places in the data.
-    is_whole: whether all documents are selected.
-    """
+    """One task of lm-eval with its settings and documents."""
 
     name: str
     task: Any
     num_fewshot: int
+    """Number of solved examples."""
     seed: int
+    """The seed by which examples are drawn."""
     docs: dict[str, Any] = field(default_factory=dict)
+    """The selected documents by problem id, in the order of the data."""
     indices: tuple[int, ...] = ()
+    """Their places in the data."""
     is_whole: bool = True
+    """Whether all documents are selected."""
 
     @property
     def ids(self) -> list[str]:

@@ -28,19 +28,17 @@ _ANSWER_HEADS: Final = ("answer", "target", "label")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One row.
-
-    index: its index in its file, from 0, not counting headers.
-    answer: the letter of the right choice.
-    line: its line in the file, from 1.
-    """
+    """One row."""
 
     subject: str
     index: int
+    """Its index in its file, from 0, not counting headers."""
     text: str
     choices: tuple[str, ...]
     answer: str
+    """The letter of the right choice."""
     line: int
+    """Its line in the file, from 1."""
 
     @property
     def block(self) -> str:
@@ -56,18 +54,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class LoadedQuestions:
-    """The questions of a data set, by subject in alphabetical order.
-
-    test: the questions of the run.
-    dev: questions for the solved examples.
-    skipped: rows that cannot be used.
-    source: name of the data set.
-    """
+    """The questions of a data set, by subject in alphabetical order."""
 
     test: dict[str, list[Question]]
+    """The questions of the run."""
     dev: dict[str, list[Question]]
+    """Questions for the solved examples."""
     skipped: tuple[Skipped, ...]
+    """Rows that cannot be used."""
     source: str
+    """Name of the data set."""
 
 
 def load_questions(

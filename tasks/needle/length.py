@@ -21,16 +21,14 @@ _MAX_TRIES: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A unit of length.
-
-    unit: its name, in the plural.
-    count: returns the length of a text.
-    per_token: approximate number of units per token.
-    """
+    """A unit of length."""
 
     unit: str
+    """Its name, in the plural."""
     count: Callable[[str], int]
+    """Returns the length of a text."""
     per_token: int
+    """Approximate number of units per token."""
 
 
 def measure_of(options: NeedleOptions) -> Measure:

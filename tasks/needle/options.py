@@ -18,7 +18,9 @@ class NeedleOptions:
     """A needle task's own options. Names are checked at once, a value when it is read.
 
     known: the task's `arguments`.
-    unused: further general options that the task does not use.
+
+    Args:
+        unused: Further general options that the task does not use.
 
     Raises:
         InputError: There is no such option, or the task does not use it.

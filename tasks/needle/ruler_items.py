@@ -83,23 +83,22 @@ _FOUND: Final[Mapping[Values, re.Pattern[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the tests: the kind of text, the number of needles, and how many are requested.
-
-    name: the end of the task's name.
-    haystack: the kind of text.
-    keys, values: the kinds of keys and values.
-    num_keys: number of keys; each has a needle for each of its values.
-    num_values: values per key.
-    num_queries: number of requested keys.
-    """
+    """One of the tests: the kind of text, the number of needles, and how many are requested."""
 
     name: str
+    """The end of the task's name."""
     haystack: Literal["essay", "noise", "needles"] = "essay"
+    """The kind of text."""
     keys: Literal["words", "uuids"] = "words"
+    """The kind of the keys."""
     values: Values = "numbers"
+    """The kind of the values."""
     num_keys: int = 1
+    """Number of keys; each has a needle for each of its values."""
     num_values: int = 1
+    """Values per key."""
     num_queries: int = 1
+    """Number of requested keys."""
 
 
 def find_values(text: str, values: Values) -> list[str]:
@@ -110,8 +109,9 @@ def find_values(text: str, values: Values) -> list[str]:
 class RulerItem:
     """One problem, whose filler can still have any size.
 
-    values: the requested values.
-    reply: the beginning of the answer.
+    Attributes:
+        values: The requested values.
+        reply: The beginning of the answer.
     """
 
     def __init__(self, variant: Variant, haystack: Haystack, seed: str) -> None:

@@ -50,18 +50,16 @@ _COLOUR: Final = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class _Dogs:
-    """The dogs, numbered in their order in the text.
-
-    names: their names.
-    colours: the colour of each number.
-    shots: the numbers of dogs in solved questions.
-    asked: the numbers of dogs in the questions of the run.
-    """
+    """The dogs, numbered in their order in the text."""
 
     names: tuple[str, ...]
+    """Their names."""
     colours: Mapping[int, str]
+    """The colour of each number."""
     shots: tuple[int, ...]
+    """The numbers of dogs in solved questions."""
     asked: tuple[int, ...]
+    """The numbers of dogs in the questions of the run."""
 
     def needles(self) -> list[tuple[float, str]]:
         """Return (depth, sentence) of each dog."""

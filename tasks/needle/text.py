@@ -26,13 +26,11 @@ _STOPS: Final = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
 
 @dataclass(frozen=True, slots=True)
 class Haystack:
-    """Filler text in one line.
-
-    source: its name.
-    """
+    """Filler text in one line."""
 
     text: str
     source: str
+    """Its name."""
 
     def take(self, size: int) -> str:
         """Return at most `size` characters from the start.
@@ -60,13 +58,11 @@ class Haystack:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Filler with needles in it.
-
-    starts: index of the first character of each needle.
-    """
+    """Filler with needles in it."""
 
     text: str
     starts: tuple[int, ...]
+    """Index of the first character of each needle."""
 
     def depth(self, index: int) -> float:
         """Return the depth at which a needle begins, from 0 to 1."""

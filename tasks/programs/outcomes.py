@@ -23,22 +23,20 @@ _VERDICTS: Final = {letter: verdict for verdict, letter in _LETTERS.items()}
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutcome:
-    """The outcome of one program.
-
-    program: its short hash; None if the sample has no program.
-    verdict: accepted, or its first kind of failure.
-    tests: a letter for each test, A for accepted.
-    seconds: CPU seconds of its longest test.
-    detail: one line on the first failure.
-    sandbox: the tier of the sandbox that it ran in.
-    """
+    """The outcome of one program."""
 
     program: str | None
+    """Its short hash; None if the sample has no program."""
     verdict: str
+    """Accepted, or its first kind of failure."""
     tests: str
+    """A letter for each test, A for accepted."""
     seconds: float = 0.0
+    """CPU seconds of its longest test."""
     detail: str = ""
+    """One line on the first failure."""
     sandbox: str = ""
+    """The tier of the sandbox that it ran in."""
 
     @property
     def verdicts(self) -> ProgramVerdict:

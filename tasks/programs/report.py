@@ -35,12 +35,11 @@ _RATES: Final = (
 class ProgramVerdict(Verdict):
     """A verdict on a program.
 
-    answer: a short hash of the program.
-    credit: the share of its tests that passed.
-    outcome: accepted, or its first kind of failure.
+    answer: a short hash of the program. credit: the share of its tests that passed.
     """
 
     outcome: str = ""
+    """Accepted, or its first kind of failure."""
 
 
 def report_programs(

@@ -44,7 +44,8 @@ class VerdictFile:
 
     So sampling, scoring and scoring in another way can each stop and resume at any time.
 
-    path: the file.
+    Attributes:
+        path: The file.
     """
 
     def __init__(self, task: ProgramTask, folder: Path, execution: ExecutionOptions | None) -> None:
@@ -133,23 +134,21 @@ PACKAGES: Final = ("numpy",)
 
 @dataclass(slots=True)
 class _PendingProgram:
-    """A program to run, once for all samples with the same program.
-
-    program: its short hash.
-    source: its text.
-    keys: the samples with this program.
-    cases: the tests of its problem, once they are read.
-    results: the results so far.
-    future: the tests that are running; None if none are.
-    """
+    """A program to run, once for all samples with the same program."""
 
     problem_id: str
     program: str
+    """Its short hash."""
     source: str
+    """Its text."""
     keys: list[Key]
+    """The samples with this program."""
     cases: ProgramCases | None = None
+    """The tests of its problem, once they are read."""
     results: list[TestResult] = field(default_factory=list)
+    """The results so far."""
     future: Future[ProgramResult] | None = None
+    """The tests that are running; None if none are."""
 
 
 class SandboxScoring(AccuracyCounter):

@@ -57,22 +57,20 @@ class ProgramCases(Protocol):
 
 
 class ProgramTask(TextTask):
-    """Programs in a sandbox. Sampling needs no permission; scoring runs the programs.
-
-    limits: limits of each run of a program.
-    max_timeouts: after this many timeouts the remaining tests of a program fail without running.
-    all_tests: whether the tests after the first failure run as well.
-    extract: how the program is found in a sample.
-    cases_kept: problems whose tests are cached. Samples of one problem are scored at about the same
-        time, so few are enough.
-    """
+    """Programs in a sandbox. Sampling needs no permission; scoring runs the programs."""
 
     executes_code: Final = True
     limits: Limits
+    """Limits of each run of a program."""
     max_timeouts = 1
+    """After this many timeouts the remaining tests of a program fail without running."""
     all_tests: ClassVar[bool] = False
+    """Whether the tests after the first failure run as well."""
     extract: str
+    """How the program is found in a sample."""
     cases_kept: ClassVar[int] = 64
+    """Problems whose tests are cached. Samples of one problem are scored at about the same time, so
+    few are enough."""
 
     def __init__(self) -> None:
         """Use the default options until `load` sets others."""

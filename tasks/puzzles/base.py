@@ -123,16 +123,14 @@ _LIST_TOKENS: Final = 320
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """A puzzle.
-
-    numbers: the numbers to combine.
-    target: the number to reach.
-    steps: a solution, if the data have one.
-    """
+    """A puzzle."""
 
     numbers: PuzzleState
+    """The numbers to combine."""
     target: int
+    """The number to reach."""
     steps: tuple[PuzzleStep, ...] = ()
+    """A solution, if the data have one."""
 
 
 class PuzzleTask(TextTask, SearchTask):

@@ -132,20 +132,18 @@ thread.join()
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """The chosen sandbox, what it does not protect against, and the attempts made against it.
-
-    tier: the name of the sandbox's tier.
-    missing: what it does not protect against.
-    held: the attempts that succeed outside of the sandbox and failed inside.
-    not_checked: the attempts that fail on this machine even outside.
-    refused: stronger sandboxes, and why they are not used.
-    """
+    """The chosen sandbox, what it does not protect against, and the attempts made against it."""
 
     tier: str
+    """The name of the sandbox's tier."""
     missing: tuple[str, ...]
+    """What it does not protect against."""
     held: tuple[str, ...]
+    """The attempts that succeed outside of the sandbox and failed inside."""
     not_checked: tuple[str, ...]
+    """The attempts that fail on this machine even outside."""
     refused: tuple[str, ...]
+    """Stronger sandboxes, and why they are not used."""
 
     def lines(self) -> list[str]:
         """Return the report for people, one item per line."""

@@ -13,29 +13,27 @@ MIB = 1 << 20
 class Limits:
     """Limits of one run of a program. The first one reached decides the verdict.
 
-    cpu_seconds: seconds of CPU time. The verdict `timeout` depends on it, so scores do not depend
-    on load.
-    wall_seconds: a safety net against programs that wait; by default three times the CPU time.
-    memory: bytes of address space. The interpreter itself takes about 50 MiB.
-    output: bytes of stdout, or of the JSON of a returned value, in addition to four times the
-    length of the expected answer. On stderr 64 times as many are allowed; only the end is kept.
-    threads: threads at once.
-    scratch: bytes in the scratch directory.
-    files: files in the scratch directory.
-    open_files: open files at once.
-
     Raises:
         InputError: A limit is too low.
     """
 
     cpu_seconds: float = 4.0
+    """Seconds of CPU time. The verdict `timeout` depends on it, so scores do not depend on load."""
     wall_seconds: float | None = None
+    """A safety net against programs that wait; by default three times the CPU time."""
     memory: int = 1024 * MIB
+    """Bytes of address space. The interpreter itself takes about 50 MiB."""
     output: int = MIB
+    """Bytes of stdout, or of the JSON of a returned value, in addition to four times the length of
+    the expected answer. On stderr 64 times as many are allowed; only the end is kept."""
     threads: int = 64
+    """Threads at once."""
     scratch: int = 16 * MIB
+    """Bytes in the scratch directory."""
     files: int = 256
+    """Files in the scratch directory."""
     open_files: int = 64
+    """Open files at once."""
 
     def __post_init__(self) -> None:
         for name in ("cpu_seconds", "output", "threads", "scratch", "files"):

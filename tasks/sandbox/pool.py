@@ -138,17 +138,21 @@ class SandboxPool:
 
     Its threads only wait for sandboxes, so they leave the interpreter to sampling.
 
-    sandbox: "auto" uses the strongest sandbox that works here. "bubblewrap" and "landlock" use
-    these. "none" gives no protection, and is used only on request.
-    limits: the limits of each run.
-    workers: maximum programs that run at once; by default one for each core.
-    packages: installed packages, such as "numpy", that programs may import in addition to the
-    standard library.
-    report: the sandbox in use and its gaps. Every record must include it.
+    Args:
+        sandbox: "auto" uses the strongest sandbox that works here. "bubblewrap" and "landlock" use
+            these. "none" gives no protection, and is used only on request.
+        limits: The limits of each run.
+        workers: Maximum programs that run at once; by default one for each core.
+        packages: Installed packages, such as "numpy", that programs may import in addition to the
+            standard library.
 
     Raises:
         InputError: There is no such sandbox or package, or `workers` is below 1.
         SandboxError: No allowed sandbox holds here. The message says what is missing.
+
+    Attributes:
+        limits: The limits of each run.
+        report: The sandbox in use and its gaps. Every record must include it.
     """
 
     def __init__(

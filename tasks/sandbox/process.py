@@ -43,22 +43,20 @@ _TIMES_EXPECTED = 4
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """Everything observed of one run. `ended` comes from the helper, the rest from the program.
-
-    ended: status, cpu, wall, memory, killed, dirty.
-    stdout: what the program printed, up to the cap.
-    stderr: the end of its output on stderr.
-    report: the lines on the report descriptor.
-    cap: maximum bytes of stdout.
-    overflow: whether the program wrote more than allowed.
-    """
+    """Everything observed of one run. `ended` comes from the helper, the rest from the program."""
 
     ended: dict[str, Any]
+    """Status, cpu, wall, memory, killed, dirty."""
     stdout: bytes
+    """What the program printed, up to the cap."""
     stderr: bytes
+    """The end of its output on stderr."""
     report: bytes
+    """The lines on the report descriptor."""
     cap: int
+    """Maximum bytes of stdout."""
     overflow: bool
+    """Whether the program wrote more than allowed."""
 
 
 class SandboxProcess:

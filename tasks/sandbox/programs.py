@@ -42,57 +42,52 @@ class Program:
 
     A program without `fn_name` reads stdin and runs as `__main__`. A call-based program runs as a
     module named `solution`, so code under its `__main__` guard does not run.
-
-    source: the source.
-    fn_name: the function to call. It is looked up in the module, then as a method of a class
-    `Solution`. None for a stdin program.
-    prelude: source that runs first in the same namespace, such as common imports.
-    may_return: whether a stdin program may run as the body of a function if it is not a valid
-    script because it has a `return` or `nonlocal` at its top level.
     """
 
     source: str
+    """The source."""
     fn_name: str | None = None
+    """The function to call. It is looked up in the module, then as a method of a class `Solution`.
+    None for a stdin program."""
     prelude: str = ""
+    """Source that runs first in the same namespace, such as common imports."""
     may_return: bool = False
+    """Whether a stdin program may run as the body of a function if it is not a valid script because
+    it has a `return` or `nonlocal` at its top level."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestCase:
-    """One input and its expected answer.
-
-    stdin: the input of a stdin program.
-    args: the positional arguments of a call-based program: None, bool, int, float, complex, str
-    and lists, tuples, dicts and sets of them.
-    expected: the expected answer. Only the trusted process ever sees it.
-    """
+    """One input and its expected answer."""
 
     __test__ = False  # pytest must not collect this class
 
     stdin: str | bytes = b""
+    """The input of a stdin program."""
     args: Sequence[Any] = ()
+    """The positional arguments of a call-based program: None, bool, int, float, complex, str and
+    lists, tuples, dicts and sets of them."""
     expected: Any = None
+    """The expected answer. Only the trusted process ever sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """The verdict of one test.
-
-    seconds: CPU seconds.
-    wall_seconds: elapsed seconds, including waiting.
-    memory: peak resident bytes.
-    detail: one line for people: exit status, last line of stderr. The text cannot be trusted.
-    retried: whether the test was run a second time, after a timeout by wall time only.
-    """
+    """The verdict of one test."""
 
     __test__ = False
 
     verdict: ProgramStatus
     seconds: float = 0.0
+    """CPU seconds."""
     wall_seconds: float = 0.0
+    """Elapsed seconds, including waiting."""
     memory: int = 0
+    """Peak resident bytes."""
     detail: str = ""
+    """One line for people: exit status, last line of stderr. The text cannot be trusted."""
     retried: bool = False
+    """Whether the test was run a second time, after a timeout by wall time only."""
 
     @property
     def accepted(self) -> bool:
@@ -110,17 +105,16 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The results of one program.
-
-    tests: results in the order of the tests. There are fewer if running stopped early: at the first
-    failure if requested, and always at a judge error. A compile error is repeated for every test.
-    num_tests: number of tests.
-    sandbox: the tier of the sandbox.
-    """
+    """The results of one program."""
 
     tests: tuple[TestResult, ...]
+    """Results in the order of the tests. There are fewer if running stopped early: at the first
+    failure if requested, and always at a judge error. A compile error is repeated for every
+    test."""
     num_tests: int
+    """Number of tests."""
     sandbox: str
+    """The tier of the sandbox."""
 
     @property
     def verdict(self) -> ProgramStatus:

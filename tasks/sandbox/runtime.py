@@ -76,24 +76,22 @@ _PROBE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The interpreter and the paths that programs may read.
-
-    python: the path of the interpreter.
-    read: files and directories; programs may read everything below them.
-    hidden: directories below `read` that programs may not read.
-    shown: directories below `hidden` that programs may read nevertheless.
-    library_path: directory of the interpreter's own library if it is in no standard place.
-    packages: the extra packages that programs may import.
-    packages_path: the directories that contain these packages.
-    """
+    """The interpreter and the paths that programs may read."""
 
     python: str
+    """The path of the interpreter."""
     read: tuple[str, ...]
+    """Files and directories; programs may read everything below them."""
     hidden: tuple[str, ...]
+    """Directories below `read` that programs may not read."""
     shown: tuple[str, ...]
+    """Directories below `hidden` that programs may read nevertheless."""
     library_path: str
+    """Directory of the interpreter's own library if it is in no standard place."""
     packages: tuple[str, ...]
+    """The extra packages that programs may import."""
     packages_path: tuple[str, ...]
+    """The directories that contain these packages."""
 
     @property
     def keep_read(self) -> bool:

@@ -68,20 +68,18 @@ SOMETIMES: Final = _table(_SOMETIMES)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of one argument of a call.
-
-    index: index of the argument, from 0.
-    values: allowed values of the masked argument.
-    mask: the bits to compare.
-    wide: whether all 64 bits are compared.
-    pretended: values for which the call does nothing and returns 0.
-    """
+    """A check of one argument of a call."""
 
     index: int
+    """Index of the argument, from 0."""
     values: tuple[int, ...]
+    """Allowed values of the masked argument."""
     mask: int = 0xFFFFFFFF
+    """The bits to compare."""
     wide: bool = False
+    """Whether all 64 bits are compared."""
     pretended: tuple[int, ...] = ()
+    """Values for which the call does nothing and returns 0."""
 
 
 # Any access mode is allowed. O_TRUNC needs write access, because Landlock before version 3 does not

@@ -46,34 +46,30 @@ sys.modules["treegen.tasks.sandbox.helper"].main(int(sys.argv[1]))
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything needed to start a helper.
-
-    command: the command line.
-    environment: its environment variables.
-    setup: the first message to the helper.
-    """
+    """Everything needed to start a helper."""
 
     command: list[str]
+    """The command line."""
     environment: dict[str, str]
+    """Its environment variables."""
     setup: dict[str, Any]
+    """The first message to the helper."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxTier:
-    """One way to confine programs.
-
-    launch: returns how to start a helper, given (runtime, limits, control, sources). The last two
-    are descriptors.
-    unavailable: returns why the tier cannot be used here; empty if it can.
-    missing: returns what the tier does not protect against here, in words.
-    gaps: the same for any machine, for verdicts that may come from another one.
-    """
+    """One way to confine programs."""
 
     name: str
     launch: Callable[[Runtime, Limits, int, int], Launch]
+    """Returns how to start a helper, given (runtime, limits, control, sources). The last two are
+    descriptors."""
     unavailable: Callable[[], str]
+    """Returns why the tier cannot be used here; empty if it can."""
     missing: Callable[[], tuple[str, ...]]
+    """Returns what the tier does not protect against here, in words."""
     gaps: tuple[str, ...]
+    """The same for any machine, for verdicts that may come from another one."""
 
 
 def helper_sources() -> str:

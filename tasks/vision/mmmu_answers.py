@@ -120,14 +120,12 @@ _WHOLE: Final = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswers:
-    """The possible answers in a text.
-
-    found: its readings; numbers are rounded to two places.
-    shown: the reading used for votes: the last number, otherwise the last words.
-    """
+    """The possible answers in a text."""
 
     found: frozenset[Reading]
+    """Its readings; numbers are rounded to two places."""
     shown: str
+    """The reading used for votes: the last number, otherwise the last words."""
 
     def has(self, answers: Iterable[str]) -> bool:
         """Return whether a reading is one of the right answers, or contains one of them."""

@@ -23,21 +23,18 @@ _LOADING: Final = ("device", "memory", "max_rows", "reproducible", "eager")
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingPlan:
-    """The models that judge a run's samples, and how they judge.
-
-    Attributes:
-        judges: models by directory or hub name, or loaded models.
-        rubric: as `treegen.judge` takes it; None for the task's own.
-        wordings: how many wordings of the rubric to use; None for all.
-        verdicts: "likelihood" or "samples"; None for the rubric's default.
-        options: how the judges are loaded, by the names of LLM's arguments.
-    """
+    """The models that judge a run's samples, and how they judge."""
 
     judges: "tuple[str | BaseLLM, ...]"
+    """Models by directory or hub name, or loaded models."""
     rubric: str | Path | Mapping[str, Any] | Rubric | None = None
+    """As `treegen.judge` takes it; None for the task's own."""
     wordings: int | None = None
+    """How many wordings of the rubric to use; None for all."""
     verdicts: Verdicts | None = None
+    """"likelihood" or "samples"; None for the rubric's default."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """How the judges are loaded, by the names of LLM's arguments."""
 
     def check(self) -> None:
         """Raise the InputError or ModelError that `judge` would raise, before a run is sampled."""

@@ -38,23 +38,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Judgings:
-    """The judgements of a run's samples by models. In a notebook it shows its tables.
-
-    path: the directory of the run.
-    summaries: one for each rubric and each way in which it was used; its judges are one jury.
-    flagged: answers of the run that seem to address their judge; None if there are none.
-    done, planned: the number of judgements of the call that returned it, or of all that are stored.
-    work: the tokens that the call computed, by judge run.
-    about: lines that say what the run is, and how the runs of its pairs differ from it.
-    """
+    """The judgements of a run's samples by models. In a notebook it shows its tables."""
 
     path: Path
+    """The directory of the run."""
     summaries: tuple[Summary, ...]
+    """One for each rubric and each way in which it was used; its judges are one jury."""
     flagged: Table | None = None
+    """Answers of the run that seem to address their judge; None if there are none."""
     done: int = 0
+    """Number of judgements that the call that returned this object made, or that are stored."""
     planned: int = 0
+    """The value of `done` once judging is complete."""
     work: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The tokens that the call computed, by judge run."""
     about: tuple[str, ...] = ()
+    """Lines that say what the run is, and how the runs of its pairs differ from it."""
 
     @property
     def complaints(self) -> list[str]:
@@ -342,7 +341,15 @@ def _resolve_judge_settings(
     drawn: Mapping[str, float | None] | None = None,
     **how: Any,
 ) -> JudgeSettings:
-    """Return the settings of a judge run. drawn: the user's sampling parameters."""
+    """Return the settings of a judge run.
+
+    Args:
+        rubric: The rubric.
+        wordings: As for `judge`.
+        verdicts: "likelihood" or "samples".
+        drawn: The user's sampling parameters.
+        **how: Further fields of `JudgeSettings`.
+    """
     sampling: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
     if sampling and verdicts == "likelihood":
         raise InputError(

@@ -46,8 +46,9 @@ class Run(Frames):
     In a notebook it shows its metrics as a table. `metrics`, `samples`, `problems`, `nodes` and
     `progress` return pandas frames.
 
-    path: its directory.
-    view: the loaded run; see `treegen.report.view.RunView`.
+    Attributes:
+        path: Its directory.
+        view: The loaded run; see `treegen.report.view.RunView`.
     """
 
     @property

@@ -29,32 +29,28 @@ _Samples = dict[tuple[str, int], tuple[tuple[int, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """One way to run a part of the job, compared with the normal run of the whole job.
-
-    name: what is different, for display.
-    samples: samples that it draws.
-    same: samples with the same tokens.
-    to_the_bit: samples that also have the same log-probability.
-    preemptions: number of rows that were preempted and recomputed.
-    """
+    """One way to run a part of the job, compared with the normal run of the whole job."""
 
     name: str
+    """What is different, for display."""
     samples: int
+    """Samples that it draws."""
     same: int
+    """Samples with the same tokens."""
     to_the_bit: int
+    """Samples that also have the same log-probability."""
     preemptions: int
+    """Number of rows that were preempted and recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheckResult:
-    """The results of all arrangements of a job.
-
-    promised: whether samples are promised to be the same.
-    document: all results, as JSON.
-    """
+    """The results of all arrangements of a job."""
 
     promised: bool
+    """Whether samples are promised to be the same."""
     document: dict[str, Any]
+    """All results, as JSON."""
     table: PrintableTable
 
     @property
@@ -151,7 +147,12 @@ class SelfCheck:
         )
 
     def _run(self, problems: _Problems, skip: int | None = None) -> tuple[_Samples, Usage]:
-        """Return samples of problems. skip: 0 leaves out every second sample, 1 keeps the first."""
+        """Return samples of problems.
+
+        Args:
+            problems: The problems to sample.
+            skip: 0 leaves out every second sample, 1 keeps only the first; None keeps all.
+        """
         skipped = {None: [], 0: range(0, _SAMPLES, 2), 1: range(1, _SAMPLES)}[skip]
         done = [(name, index) for name in problems for index in skipped]
         with self._llm.stream(_tree(problems), self._params, skip=done) as stream:

@@ -42,15 +42,14 @@ _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of one attention layer.
-
-    q_heads, kv_heads: query heads and key heads.
-    width: numbers in a query, a key and a value of one head.
-    """
+    """The heads of one attention layer."""
 
     q_heads: int = 8
+    """Number of query heads."""
     kv_heads: int = 1
+    """Number of key heads."""
     width: int = 128
+    """Numbers in a query, a key and a value of one head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +62,39 @@ class LevelShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionResult:
-    """The result of one configuration; times in microseconds, spreads over repeats.
-
-    rows, prefix, suffix: rows, keys of the prefix, and keys of each suffix.
-    shared: by implementation, the time of both levels.
-    fastest: the fastest implementation.
-    prefix_us: the time of the prefix's level alone, with the fastest implementation.
-    unshared: by kernel and how it reads the prefix, the time without sharing.
-    over_copies: speedup of the fastest implementation over the fastest kernel that reads a copy of
-    the prefix for each row; None if no such kernel was timed.
-    over_reread: speedup over kernels in which all rows read one prefix again, largely from a cache.
-    prefix_flops: FLOP/s in the prefix's level.
-    prefix_share: these as a share of the attention ceiling.
-    floor_us: the least time of both levels.
-    share: the floor as a share of the fastest implementation's time.
-    error: see `Cascade.check`.
-    skipped: what was not timed, and why.
-    """
+    """The result of one configuration; times in microseconds, spreads over repeats."""
 
     rows: int
+    """Number of rows."""
     prefix: int
+    """Number of keys of the shared prefix."""
     suffix: int
+    """Number of keys of each row's suffix."""
     shared: dict[str, Spread]
+    """By implementation, the time of both levels."""
     fastest: str
+    """The fastest implementation."""
     prefix_us: Spread
+    """The time of the prefix's level alone, with the fastest implementation."""
     unshared: dict[str, Spread]
+    """By kernel and how it reads the prefix, the time without sharing."""
     over_copies: float | None
+    """Speedup of the fastest implementation over the fastest kernel that reads a copy of the prefix
+    for each row; None if no such kernel was timed."""
     over_reread: float | None
+    """Speedup over kernels in which all rows read one prefix again, largely from a cache."""
     prefix_flops: float
+    """FLOP/s in the prefix's level."""
     prefix_share: float
+    """These as a share of the attention ceiling."""
     floor_us: float
+    """The least time of both levels."""
     share: float
+    """The floor as a share of the fastest implementation's time."""
     error: float
+    """See `Cascade.check`."""
     skipped: dict[str, str] = field(default_factory=dict)
+    """What was not timed, and why."""
 
 
 def implementations(device: torch.device) -> list[str]:
@@ -138,7 +137,8 @@ def measure(
 class Cascade:
     """Random queries, a pool of random keys and values, and levels over it.
 
-    tables: the pages [G, P] of each part.
+    Attributes:
+        tables: The pages [G, P] of each part.
     """
 
     def __init__(

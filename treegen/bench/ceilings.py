@@ -20,22 +20,20 @@ from treegen.ops.attention.types import FP8
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Sustained rates of one device in one dtype.
-
-    dtype: the type, such as "bfloat16".
-    matmul: FLOP/s of a large matrix product.
-    attention: FLOP/s of dense attention by torch's fastest kernel.
-    memory: bytes/s of a large copy, counting bytes read and bytes written.
-    attention_kernel: the name of that kernel.
-    fp8: FLOP/s of a large matrix product in FP8; None if it was not measured.
-    """
+    """Sustained rates of one device in one dtype."""
 
     dtype: str
+    """The type, such as "bfloat16"."""
     matmul: float
+    """FLOP/s of a large matrix product."""
     attention: float
+    """FLOP/s of dense attention by torch's fastest kernel."""
     memory: float
+    """Bytes/s of a large copy, counting bytes read and bytes written."""
     attention_kernel: str
+    """The name of that kernel."""
     fp8: float | None = None
+    """FLOP/s of a large matrix product in FP8; None if it was not measured."""
 
     def __str__(self) -> str:
         """Return one line for display."""

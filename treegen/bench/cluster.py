@@ -21,18 +21,16 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """Problems after one prefix; lengths in tokens. Samples end at random.
-
-    mean_tokens: mean length of a sample, before the limit. max_tokens: limit of a sample's length;
-    None for four times the mean.
-    """
+    """Problems after one prefix; lengths in tokens. Samples end at random."""
 
     problems: int = 64
     samples: int = 16
     prefix: int = 512
     problem_tokens: int = 64
     mean_tokens: int = 64
+    """Mean length of a sample, before the limit."""
     max_tokens: int | None = None
+    """Limit of a sample's length; None for four times the mean."""
 
     def params(self, vocab_size: int) -> SamplingParams:
         """Return sampling parameters under which some tokens end a sample.
@@ -91,8 +89,10 @@ class RandomModelFactory:
 class ClusterBench(Closeable):
     """Workers that are started and warmed up once, for jobs on some or all of them.
 
-    startup_seconds: time until all workers have loaded the model. warm_up_seconds: time of the
-    first run of the whole job on all workers, including compilation.
+    Attributes:
+        startup_seconds: Time until all workers have loaded the model.
+        warm_up_seconds: Time of the first run of the whole job on all workers, including
+            compilation.
     """
 
     def __init__(

@@ -39,85 +39,83 @@ _WARM_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure.
-
-    repeats: timed runs of each mode.
-    time_limit: seconds. A run whose least time is longer is skipped.
-    memory: memory of the key-value cache, as for `LLM`.
-    eager: whether to run without compiling and without CUDA graphs.
-    reproducible: whether rows are computed as if each were alone, as for `LLM`.
-    """
+    """How to measure."""
 
     repeats: int = 3
+    """Timed runs of each mode."""
     time_limit: float = TIME_LIMIT
+    """Seconds. A run whose least time is longer is skipped."""
     memory: str | None = None
+    """Memory of the key-value cache, as for `LLM`."""
     eager: bool = False
+    """Whether to run without compiling and without CUDA graphs."""
     reproducible: bool = False
+    """Whether rows are computed as if each were alone, as for `LLM`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadResult:
-    """The result of one workload in one mode; spreads are over repeats.
-
-    rows: rows decoded at once.
-    skipped: why the workload was not run; other fields are then unset.
-    tokens_per_second: tokens of decode steps over their time, if the engine reports it separately.
-    job: the samples' tokens over the whole time, including prefill.
-    seconds: the whole time.
-    startup_seconds: the time to make the engine, if it was made for this workload, plus that of the
-    untimed run, in which layers are compiled and steps captured.
-    step_ms: the median decode step of each repeat with all rows live.
-    busy: the share of the time in which the GPU was in a pass; see `PassTimer.share`.
-    prefill_seconds: the time of prefill passes.
-    floor_ms, floor_parts_ms: the least time of the mean decode step, in total and by part.
-    share: the floor as a share of the measured step.
-    impl, kernels: the attention implementation, and its kernels as in `Usage`.
-    levels: (name, segments, keys) of the levels that are read once for all rows below.
-    read_bytes: bytes of keys and values that decode steps read.
-    saved_bytes: bytes that they would have read in addition if each row read its own prompt.
-    prompt_tokens, unshared_prompt_tokens: prompt tokens computed, and computed without sharing.
-    kv_bytes, device_bytes: peak bytes in use, of the cache and of the device.
-    notes: why graphs, compiled layers or the roofline are missing.
-    """
+    """The result of one workload in one mode; spreads are over repeats."""
 
     workload: Workload
     mode: str
     rows: int
+    """Rows decoded at once."""
     skipped: str = ""
+    """Why the workload was not run; other fields are then unset."""
     tokens_per_second: Spread | None = None
+    """Tokens of decode steps over their time, if the engine reports it separately."""
     job: Spread | None = None
+    """The samples' tokens over the whole time, including prefill."""
     seconds: Spread | None = None
+    """The whole time."""
     startup_seconds: float | None = None
+    """The time to make the engine, if it was made for this workload, plus that of the untimed run,
+    in which layers are compiled and steps captured."""
     step_ms: Spread | None = None
+    """The median decode step of each repeat with all rows live."""
     busy: Spread | None = None
+    """The share of the time in which the GPU was in a pass; see `PassTimer.share`."""
     prefill_seconds: Spread | None = None
+    """The time of prefill passes."""
     floor_ms: float | None = None
+    """The least time of the mean decode step, in milliseconds."""
     floor_parts_ms: dict[str, float] | None = None
+    """The parts of `floor_ms`."""
     share: float | None = None
+    """The floor as a share of the measured step."""
     impl: str = ""
+    """The attention implementation."""
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The kernels of the implementation, as in `Usage`."""
     levels: tuple[tuple[str, int, int], ...] = ()
+    """(name, segments, keys) of the levels that are read once for all rows below."""
     read_bytes: int = 0
+    """Bytes of keys and values that decode steps read."""
     saved_bytes: int = 0
+    """Bytes that they would have read in addition if each row read its own prompt."""
     prompt_tokens: int = 0
+    """Number of prompt tokens computed."""
     unshared_prompt_tokens: int = 0
+    """Number of prompt tokens computed if no prompt were shared."""
     kv_bytes: int = 0
+    """Peak number of bytes in use in the cache."""
     device_bytes: int | None = None
+    """Peak number of bytes in use on the device."""
     notes: tuple[str, ...] = ()
+    """Why graphs, compiled layers or the roofline are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of the engine.
-
-    steps: seconds of each decode step with all rows live.
-    busy: the share of the time in which the GPU was in a pass.
-    """
+    """One run of the engine."""
 
     usage: Usage
     plan: Plan
     steps: tuple[float, ...]
+    """Seconds of each decode step with all rows live."""
     busy: float | None
+    """The share of the time in which the GPU was in a pass."""
 
 
 class Bench:

@@ -19,17 +19,17 @@ from treegen.report.tables import PrintableTable
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """The time of passes of one size, run one after another below a prefix.
-
-    passes: passes per run. milliseconds: time per pass. floor_ms: the least time of a pass on this
-    device; None if no roofline is available. note: why it is not available.
-    """
+    """The time of passes of one size, run one after another below a prefix."""
 
     tokens: int
     prefix: int
     passes: int
+    """Passes per run."""
     milliseconds: Spread
+    """Time per pass."""
     floor_ms: float | None
+    """The least time of a pass on this device; None if no roofline is available. note: why it is
+    not available."""
     note: str = ""
 
     @property

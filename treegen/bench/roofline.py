@@ -42,15 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSize:
-    """The experts of all layers.
-
-    weights: numbers in the matrices of one expert, over all layers.
-    num: experts of a layer. per_row: experts that a row is routed to.
-    """
+    """The experts of all layers."""
 
     weights: int
+    """Numbers in the matrices of one expert, over all layers."""
     num: int
+    """Experts of a layer."""
     per_row: int
+    """Experts that a row is routed to."""
 
     def read(self, rows: float) -> float:
         """Return the expected number of weights that a step of `rows` rows reads."""
@@ -59,41 +58,37 @@ class ExpertSize:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What a decode step of a model reads and computes.
-
-    layer_weights: numbers in the matrices of all layers.
-    hidden: the width of the output matrix.
-    vocab_size: logits of a row.
-    q_heads: query heads of a layer.
-    layers: keys and values of each layer.
-    itemsize: bytes of one number.
-    weight_itemsize: bytes of one number in the matrices of the layers; 0 for `itemsize`, 1 is FP8.
-    cache_itemsize: bytes of one number in keys and values; 0 for `itemsize`.
-    experts: sizes of mixtures of experts, in addition to the matrices for all rows; None for none.
-    """
+    """What a decode step of a model reads and computes."""
 
     layer_weights: int
+    """Numbers in the matrices of all layers."""
     hidden: int
+    """The width of the output matrix."""
     vocab_size: int
+    """Logits of a row."""
     q_heads: int
+    """Query heads of a layer."""
     layers: tuple[LayerSpec, ...]
+    """Keys and values of each layer."""
     itemsize: int
+    """Bytes of one number."""
     weight_itemsize: int = 0
+    """Bytes of one number in the matrices of the layers; 0 for `itemsize`, 1 is FP8."""
     cache_itemsize: int = 0
+    """Bytes of one number in keys and values; 0 for `itemsize`."""
     experts: ExpertSize | None = None
+    """Sizes of mixtures of experts, in addition to the matrices for all rows; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelWork:
-    """The attention of one level in one layer.
-
-    pairs: number of (row, visible key) pairs.
-    keys: number of keys that are read.
-    """
+    """The attention of one level in one layer."""
 
     name: str
     pairs: float
+    """Number of (row, visible key) pairs."""
     keys: float
+    """Number of keys that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +260,14 @@ def step_floor(
     memory, itemsize = ceilings.memory, size.itemsize
 
     def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
-        """Return the least seconds of one layer; widths: of a key plus of a value."""
+        """Return the least seconds of one layer.
+
+        Args:
+            level: The work of the level.
+            numbers: Elements read per key.
+            widths: Width of a key plus that of a value.
+            itemsize: Bytes per element.
+        """
         flops = 2 * level.pairs * size.q_heads * widths
         return max(flops / ceilings.attention, level.keys * numbers * itemsize / memory)
 

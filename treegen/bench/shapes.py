@@ -29,25 +29,24 @@ _CONTEXT: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a decoder-only transformer with gated feed-forward layers.
-
-    model_type: transformers' name of the architecture.
-    hidden, intermediate: widths of the model and of its feed-forward layers.
-    tied: whether the output matrix is the embedding.
-    settings: further settings of the configuration, for other kinds of models.
-    """
+    """The sizes of a decoder-only transformer with gated feed-forward layers."""
 
     name: str
     model_type: str
+    """Transformers' name of the architecture."""
     hidden: int
+    """Width of the model."""
     intermediate: int
+    """Width of the feed-forward layers."""
     layers: int
     q_heads: int
     kv_heads: int
     head_dim: int
     vocab_size: int
     tied: bool = False
+    """Whether the output matrix is the embedding."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further settings of the configuration, for other kinds of models."""
 
     @property
     def num_weights(self) -> int:

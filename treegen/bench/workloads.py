@@ -34,31 +34,30 @@ _MOST_LENGTHS: Final = 4  # the longest sample has this many times the mean leng
 class Workload:
     """A tree: prefixes, problems under each, samples under each problem. Lengths are in tokens.
 
-    prefix: the length of a prefix.
-    new_tokens: the length of a sample, or its mean with `random_ends`.
-    samples: samples of each problem.
-    problems: problems under each prefix.
-    problem_tokens: the length of a problem; 0 puts the samples under the prefixes.
-    prefixes: number of roots, which share nothing.
-    max_rows: maximum samples decoded at once; None for as many as memory admits in the mode.
-    equal: if max_rows is None, whether all modes decode only as many rows as fit in each of them.
-    random_ends: whether each token ends its sample with probability 1 / new_tokens, if all tokens
-    are about equally likely, as with random weights. A stop string is searched for too.
-
     Raises:
         InputError: a number is too low, or several problems have no tokens.
     """
 
     name: str
     prefix: int
+    """The length of a prefix."""
     new_tokens: int
+    """The length of a sample, or its mean with `random_ends`."""
     samples: int
+    """Samples of each problem."""
     problems: int = 1
+    """Problems under each prefix."""
     problem_tokens: int = 0
+    """The length of a problem; 0 puts the samples under the prefixes."""
     prefixes: int = 1
+    """Number of roots, which share nothing."""
     max_rows: int | None = None
+    """Maximum samples decoded at once; None for as many as memory admits in the mode."""
     equal: bool = False
+    """If max_rows is None, whether all modes decode only as many rows as fit in each of them."""
     random_ends: bool = False
+    """Whether each token ends its sample with probability 1 / new_tokens, if all tokens are about
+    equally likely, as with random weights. A stop string is searched for too."""
 
     def __post_init__(self) -> None:
         for name in ("prefix", "new_tokens", "samples", "problems", "prefixes"):

@@ -26,33 +26,34 @@ _WAIT: Final = 0.2  # seconds after which a step returns even without results
 
 @dataclass(slots=True)
 class _WorkerState:
-    """State of one worker process in a run.
-
-    turns: queued turns.
-    usage, status, levels: as reported with the last batch of results.
-    seen: time of the last batch.
-    rate: tokens per second between the last two batches.
-    last: number of results of the last turn.
-    relieved: whether it was asked to return work and has not returned any since.
-    silence: timer for its answer.
-    """
+    """State of one worker process in a run."""
 
     turns: deque[Any]
+    """Queued turns."""
     usage: Usage
+    """The usage reported with the last batch of results."""
     status: Status
+    """The status reported with the last batch of results."""
     seen: float
+    """Time of the last batch."""
     levels: tuple[LevelRows, ...] = ()
+    """The levels reported with the last batch of results."""
     rate: float = 0.0
+    """Tokens per second between the last two batches."""
     last: int = 0
+    """Number of results of the last turn."""
     relieved: bool = False
+    """Whether it was asked to return work and has not returned any since."""
     silence: WaitTimer = field(default_factory=WaitTimer)
+    """Timer for its answer."""
 
 
 class ClusterRun:
     """A run that is assigned to a pool of workers; `step` returns results.
 
-    usage: usage of all workers, one object that each step updates.
-    left_out: keys that were left out, with the reason for each.
+    Attributes:
+        usage: Usage of all workers, one object that each step updates.
+        left_out: Keys that were left out, with the reason for each.
     """
 
     _number = 0

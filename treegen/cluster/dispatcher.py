@@ -26,18 +26,16 @@ _SNAP: Final = 0.05  # part of a lane's share within which a lane ends at the en
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Work that belongs together.
-
-    key: what the work belongs to, such as a problem.
-    indices: its parts, such as samples.
-    weight: cost of each part, in tokens.
-    whole: whether its parts are one piece of work, such as greedy samples.
-    """
+    """Work that belongs together."""
 
     key: int
+    """What the work belongs to, such as a problem."""
     indices: tuple[int, ...]
+    """Its parts, such as samples."""
     weight: float = 1.0
+    """Cost of each part, in tokens."""
     whole: bool = False
+    """Whether its parts are one piece of work, such as greedy samples."""
 
     @property
     def size(self) -> int:
@@ -60,7 +58,8 @@ class WorkItem:
 class Dispatcher:
     """Assigns items to workers, which are identified by numbers and may join and leave.
 
-    left_out: keys that are not assigned any more, because they crash workers.
+    Attributes:
+        left_out: Keys that are not assigned any more, because they crash workers.
     """
 
     def __init__(self, items: Sequence[WorkItem], workers: Iterable[int]) -> None:

@@ -32,16 +32,14 @@ _NONE = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PackedPlan:
-    """A plan without prompts, which its segments contain, and sampling parameters.
-
-    plan: the plan, with requests without tokens.
-    params: the distinct sampling parameters.
-    params_of: index into `params` for each request.
-    """
+    """A plan without prompts, which its segments contain, and sampling parameters."""
 
     plan: Plan
+    """The plan, with requests without tokens."""
     params: tuple[SamplingParams, ...]
+    """The distinct sampling parameters."""
     params_of: tuple[int, ...]
+    """Index into `params` for each request."""
 
     @staticmethod
     def of(plan: Plan, params: Sequence[SamplingParams]) -> PackedPlan:
@@ -73,12 +71,10 @@ Result = tuple[int, int, Any]
 
 
 class JobShare(ABC):
-    """A worker's share of a job.
-
-    run: the run that computes it, and reports usage and status.
-    """
+    """A worker's share of a job."""
 
     run: OnDemandStream | SearchRun
+    """The run that computes it, and reports usage and status."""
 
     @abstractmethod
     def add_work(self, parts: Iterable[Part]) -> None:

@@ -17,18 +17,16 @@ _MOST_A_CORE: Final = 16  # CPU workers per core; more would overload a machine
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where workers run.
-
-    device: "cuda" or "cpu".
-    count: number of GPUs, or of workers on CPUs; None for all GPUs.
-    gpus: indices of this machine's GPUs.
-    address: address of a Ray cluster; None starts Ray here.
-    """
+    """Where workers run."""
 
     device: str
+    """"cuda" or "cpu"."""
     count: int | None
+    """Number of GPUs, or of workers on CPUs; None for all GPUs."""
     gpus: tuple[int, ...] = ()
+    """Indices of this machine's GPUs."""
     address: str | None = None
+    """Address of a Ray cluster; None starts Ray here."""
 
 
 def parse_placement(

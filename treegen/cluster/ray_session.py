@@ -53,7 +53,8 @@ class RaySession:
 
     Ray also ends with this process, however the process ends: the kernel stops Ray's processes.
 
-    ray: the module.
+    Attributes:
+        ray: The module.
     """
 
     def __init__(self, places: Placement, cpus: int) -> None:

@@ -29,14 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """A failure in a worker.
-
-    told: description in one line.
-    error: the error, as one LLM raises it, if the caller can fix it; None if the worker is broken.
-    """
+    """A failure in a worker."""
 
     told: str
+    """Description in one line."""
     error: TreegenError | None = None
+    """The error, as one LLM raises it, if the caller can fix it; None if the worker is broken."""
 
     @staticmethod
     def of(error: BaseException) -> WorkerFailure:
@@ -51,42 +49,40 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Facts about a worker whose model is loaded.
-
-    facts: facts about its model, without the tokenizer and the images.
-    fingerprint: identifies the weights.
-    device: name of its device.
-    where: name of its machine.
-    pid: id of its process.
-    num_pages: number of pages of its cache.
-    warnings: warnings of loading the model.
-    """
+    """Facts about a worker whose model is loaded."""
 
     facts: ModelInfo
+    """Facts about its model, without the tokenizer and the images."""
     fingerprint: str
+    """Identifies the weights."""
     device: str
+    """Name of its device."""
     where: str
+    """Name of its machine."""
     pid: int
+    """Id of its process."""
     num_pages: int
+    """Number of pages of its cache."""
     warnings: tuple[str, ...] = ()
+    """Warnings of loading the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """The results of a turn.
-
-    results: the finished parts.
-    given_back: parts that the worker returns, so that other workers can do them.
-    usage, status, levels: those of the worker's run after the turn.
-    failure: why the turn failed; None if it did not.
-    """
+    """The results of a turn."""
 
     results: list[Result] = field(default_factory=list)
+    """The finished parts."""
     given_back: list[Part] = field(default_factory=list)
+    """Parts that the worker returns, so that other workers can do them."""
     usage: Usage = field(default_factory=Usage)
+    """The usage of the worker's run after the turn."""
     status: Status = field(default_factory=lambda: Status(0, 0, 0))
+    """The status of the worker's run after the turn."""
     levels: tuple[LevelRows, ...] = ()
+    """The levels of the worker's run after the turn."""
     failure: WorkerFailure | None = None
+    """Why the turn failed; None if it did not."""
 
 
 class Worker:

@@ -53,28 +53,26 @@ _LOOK: Final = 5.0  # seconds between checks for GPUs that have joined
 
 @dataclass(eq=False, slots=True)
 class WorkerSlot:
-    """A place for a worker, which may be filled by several processes in turn.
-
-    number: number of the worker.
-    actor: its Ray actor.
-    placed: Ray reference that is ready once the actor has a process.
-    loading: Ray reference to the result of loading the model; None once it was read.
-    loaded: facts about the worker, once its model is loaded.
-    life: number of processes so far.
-    failures: number of deaths since its last result.
-    over: whether the worker is given up or stopped.
-    told: why the last process ended or is not used.
-    """
+    """A place for a worker, which may be filled by several processes in turn."""
 
     number: int
+    """Number of the worker."""
     actor: Any = None
+    """Its Ray actor."""
     placed: Any = None
+    """Ray reference that is ready once the actor has a process."""
     loading: Any = None
+    """Ray reference to the result of loading the model; None once it was read."""
     loaded: WorkerInfo | None = None
+    """Facts about the worker, once its model is loaded."""
     life: int = 0
+    """Number of processes so far."""
     failures: int = 0
+    """Number of deaths since its last result."""
     over: bool = False
+    """Whether the worker is given up or stopped."""
     told: str = ""
+    """Why the last process ended or is not used."""
 
     @property
     def name(self) -> str:
@@ -84,31 +82,30 @@ class WorkerSlot:
 
 @dataclass(slots=True)
 class WorkerPool:
-    """All workers of one Cluster.
-
-    session: the Ray session.
-    options: options of each worker's LLM.
-    before: functions that each worker calls before it loads its model.
-    make: makes an LLM from the options.
-    cpus, gpus: Ray resources of each worker.
-    threads: number of threads of each worker.
-    grows: whether GPUs that join the Ray cluster become workers too.
-    slots: the workers.
-    starting: whether the first workers are loading their models.
-    devices: names of the workers' devices.
-    """
+    """All workers of one Cluster."""
 
     session: RaySession
+    """The Ray session."""
     options: Mapping[str, Any]
+    """Options of each worker's LLM."""
     before: Sequence[Any]
+    """Functions that each worker calls before it loads its model."""
     make: Callable[[dict[str, Any]], LLM]
+    """Makes an LLM from the options."""
     cpus: float
+    """Number of Ray CPUs of each worker."""
     gpus: float
+    """Number of Ray GPUs of each worker."""
     threads: int
+    """Number of threads of each worker."""
     grows: bool
+    """Whether GPUs that join the Ray cluster become workers too."""
     slots: list[WorkerSlot] = field(default_factory=list)
+    """The workers."""
     starting: bool = False
+    """Whether the first workers are loading their models."""
     devices: set[str] = field(default_factory=set)
+    """Names of the workers' devices."""
     _look_due: float = 0.0
     _roomless: WaitTimer = field(default_factory=WaitTimer)
 

@@ -20,18 +20,16 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """A sample being decoded, as a drafting function gets it.
-
-    prompt_id: the id of its prompt.
-    sample_index: its index among the samples of the prompt.
-    prompt: the token ids of the prompt; in a search at least the last of them.
-    tokens: the token ids that the sample has generated so far.
-    """
+    """A sample being decoded, as a drafting function gets it."""
 
     prompt_id: str
+    """The id of its prompt."""
     sample_index: int
+    """Its index among the samples of the prompt."""
     prompt: Sequence[int]
+    """The token ids of the prompt; in a search at least the last of them."""
     tokens: Sequence[int]
+    """The token ids that the sample has generated so far."""
 
 
 DraftFunction = Callable[[Sequence[DraftContext]], Sequence[Sequence[int]]]
@@ -40,39 +38,35 @@ DraftFunction = Callable[[Sequence[DraftContext]], Sequence[Sequence[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """The tokens that are proposed for R rows, at most K per row.
-
-    tokens_RK: the tokens; NOTHING after the last one of a row.
-    chance_R: probability that the first token of each row is accepted.
-    kind_R: how they were proposed; the drafter is told the acceptance of each kind.
-    later_R: probability that each further token is accepted, if the earlier ones were; None for the
-    same probability as the first.
-    """
+    """The tokens that are proposed for R rows, at most K per row."""
 
     tokens_RK: Ints
+    """The tokens; NOTHING after the last one of a row."""
     chance_R: NDArray[np.float64]
+    """Probability that the first token of each row is accepted."""
     kind_R: Ints
+    """How they were proposed; the drafter is told the acceptance of each kind."""
     later_R: NDArray[np.float64] | None = None
+    """Probability that each further token is accepted, if the earlier ones were; None for the same
+    probability as the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """The tokens that R rows have drawn.
-
-    slots: the slots of the rows.
-    request: the number of each row's request.
-    sample: the index of each row's sample.
-    count: the number of tokens that each row had before.
-    tokens_RA: the new tokens; only the first `num_R` of each row are used.
-    num_R: the number of new tokens of each row.
-    """
+    """The tokens that R rows have drawn."""
 
     slots: Ints
+    """The slots of the rows."""
     request: Ints
+    """The number of each row's request."""
     sample: Ints
+    """The index of each row's sample."""
     count: Ints
+    """The number of tokens that each row had before."""
     tokens_RA: Ints
+    """The new tokens; only the first `num_R` of each row are used."""
     num_R: Ints
+    """The number of new tokens of each row."""
 
 
 class PromptInfo(Protocol):

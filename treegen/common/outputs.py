@@ -19,18 +19,16 @@ OWN_KEYS: Final = "own keys"
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The reasoning in a sample, which comes before its answer.
-
-    num_tokens: number of tokens of the reasoning, including both tags.
-    end: number of characters of the sample's text that are reasoning, including the tags.
-    is_closed: whether the reasoning ended; otherwise there is no answer.
-    is_forced: whether it was ended because its budget (`max_thinking_tokens`) was used up.
-    """
+    """The reasoning in a sample, which comes before its answer."""
 
     num_tokens: int
+    """Number of tokens of the reasoning, including both tags."""
     end: int
+    """Number of characters of the sample's text that are reasoning, including the tags."""
     is_closed: bool
+    """Whether the reasoning ended; otherwise there is no answer."""
     is_forced: bool = False
+    """Whether it was ended because its budget (`max_thinking_tokens`) was used up."""
 
 
 def answer_after(text: str, thinking: Thinking | None) -> str:
@@ -40,14 +38,12 @@ def answer_after(text: str, thinking: Thinking | None) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopLogprobs:
-    """The likeliest tokens at each of N positions.
-
-    tokens: int32 [N, K], the likeliest first.
-    logprobs: float32 [N, K], natural logarithms.
-    """
+    """The likeliest tokens at each of N positions."""
 
     tokens: NDArray[np.int32]
+    """int32 [N, K], the likeliest first."""
     logprobs: NDArray[np.float32]
+    """float32 [N, K], natural logarithms."""
 
     def pairs(self) -> tuple[tuple[tuple[int, float], ...], ...]:
         """Return (token id, logprob) pairs for each position, as in `Completion.top_logprobs`."""
@@ -57,18 +53,16 @@ class TopLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Log-likelihood of one continuation given its context.
-
-    tokens: the token ids of the continuation.
-    logprobs: the natural-log probability of each token.
-    is_greedy: whether every token is the model's likeliest.
-    top: the likeliest tokens at each position, if requested.
-    """
+    """Log-likelihood of one continuation given its context."""
 
     tokens: tuple[int, ...]
+    """The token ids of the continuation."""
     logprobs: tuple[float, ...]
+    """The natural-log probability of each token."""
     is_greedy: bool
+    """Whether every token is the model's likeliest."""
     top: TopLogprobs | None = field(default=None, compare=False)
+    """The likeliest tokens at each position, if requested."""
 
     @property
     def logprob(self) -> float:
@@ -78,42 +72,40 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished sample.
-
-    prompt_id: the id of its prompt.
-    sample_index: its index among the samples of the prompt, from 0.
-    seed: the seed of its draws. It follows from the seed of the run, the prompt's id (or tokens, if
-    it has no id) and the number of earlier samples of the prompt.
-    text: the generated text, cut before the stop string and without special tokens.
-    tokens: all generated token ids, including those of the stop.
-    logprobs: natural-log probability of each token under the model, before temperature, unless
-    `SamplingParams.logprobs_mode` requests that of the sampled distribution.
-    finish_reason: "stop" (a stop string, a stop token or end of sequence), "length", "confidence"
-    (its confidence fell below `SamplingParams.min_confidence`), or "error" (its structure, such as
-    a grammar, allows no further token or is too much for llguidance; a warning says why).
-    stop: the stop string or the stop token id that ended it; None for other reasons. A stop string
-    that is a special token is given as the string, the model's own end of sequence as its id.
-    top_logprobs: for each token the likeliest (token id, logprob) pairs, if requested.
-    confidences: the confidence at each token, if requested; see `SamplingParams.confidence`.
-    certainties: the self-certainty at each token, if requested.
-    thinking: the reasoning in it, if it has some and `reasoning_tags` is set.
-    prompt_logprobs: log-probabilities of the prompt's tokens except the first, if requested by
-    `SamplingParams.prompt_logprobs`. All samples of a prompt share one object.
-    """
+    """One finished sample."""
 
     prompt_id: str
+    """The id of its prompt."""
     sample_index: int
+    """Its index among the samples of the prompt, from 0."""
     seed: int
+    """The seed of its draws. It follows from the seed of the run, the prompt's id (or tokens, if it
+    has no id) and the number of earlier samples of the prompt."""
     text: str
+    """The generated text, cut before the stop string and without special tokens."""
     tokens: tuple[int, ...]
+    """All generated token ids, including those of the stop."""
     logprobs: tuple[float, ...]
+    """Natural-log probability of each token under the model, before temperature, unless
+    `SamplingParams.logprobs_mode` requests that of the sampled distribution."""
     finish_reason: FinishReason
+    """"stop" (a stop string, a stop token or end of sequence), "length", "confidence" (its
+    confidence fell below `SamplingParams.min_confidence`), or "error" (its structure, such as a
+    grammar, allows no further token or is too much for llguidance; a warning says why)."""
     stop: str | int | None = None
+    """The stop string or the stop token id that ended it; None for other reasons. A stop string
+    that is a special token is given as the string, the model's own end of sequence as its id."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each token the likeliest (token id, logprob) pairs, if requested."""
     confidences: tuple[float, ...] = ()
+    """The confidence at each token, if requested; see `SamplingParams.confidence`."""
     certainties: tuple[float, ...] = ()
+    """The self-certainty at each token, if requested."""
     thinking: Thinking | None = None
+    """The reasoning in it, if it has some and `reasoning_tags` is set."""
     prompt_logprobs: Score | None = None
+    """Log-probabilities of the prompt's tokens except the first, if requested by
+    `SamplingParams.prompt_logprobs`. All samples of a prompt share one object."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:60]}..."
@@ -166,8 +158,9 @@ class Completion:
 class RequestOutput(list[Completion]):
     """The completions of one prompt: a list of them that also has vLLM's names.
 
-    request_id: the index of the prompt in its call, as text.
-    prompt_token_ids: the token ids of the prompt.
+    Attributes:
+        request_id: The index of the prompt in its call, as text.
+        prompt_token_ids: The token ids of the prompt.
     """
 
     def __init__(
@@ -219,40 +212,36 @@ class RequestOutput(list[Completion]):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The current load.
-
-    rows: number of samples being decoded.
-    pages: number of pages in use.
-    num_pages: number of pages of the cache.
-    """
+    """The current load."""
 
     rows: int
+    """Number of samples being decoded."""
     pages: int
+    """Number of pages in use."""
     num_pages: int
+    """Number of pages of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """The current state of one worker of a cluster.
-
-    name: its name.
-    where: its machine.
-    tokens: number of tokens decoded in this run.
-    tokens_per_second: its recent speed.
-    rows: number of samples being decoded.
-    pages: number of pages in use.
-    num_pages: number of pages of its cache.
-    deaths: how often its process was lost.
-    """
+    """The current state of one worker of a cluster."""
 
     name: str
+    """Its name."""
     where: str
+    """Its machine."""
     tokens: int
+    """Number of tokens decoded in this run."""
     tokens_per_second: float
+    """Its recent speed."""
     rows: int
+    """Number of samples being decoded."""
     pages: int
+    """Number of pages in use."""
     num_pages: int
+    """Number of pages of its cache."""
     deaths: int
+    """How often its process was lost."""
 
     def __str__(self) -> str:
         return (
@@ -263,70 +252,72 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class LevelRows:
-    """One level of the tree that is being sampled now.
-
-    depth: number of segments above it, from 0.
-    segments: number of segments of this depth that have rows below them.
-    rows: number of these rows.
-    kept: number of these rows whose segment of this depth is kept.
-    """
+    """One level of the tree that is being sampled now."""
 
     depth: int
+    """Number of segments above it, from 0."""
     segments: int
+    """Number of segments of this depth that have rows below them."""
     rows: int
+    """Number of these rows."""
     kept: int
+    """Number of these rows whose segment of this depth is kept."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What a run computed, and what its samples would have taken without sharing.
-
-    prompt_tokens_computed: prompt tokens that went through the model.
-    prompt_tokens_reused: prompt tokens whose keys and values were kept from an earlier call.
-    prompt_tokens_unshared: prompt tokens if each sample had computed its own prompt.
-    images_encoded: images that went through the model's vision tower.
-    decoded_tokens: generated tokens of finished and live samples.
-    drafted_tokens, accepted_tokens: draft tokens, and the number of them that were accepted.
-    recomputed_tokens: tokens that were computed again after their pages had been freed.
-    prefill_steps, decode_steps: number of passes of each kind.
-    preemptions: how often a row lost its pages to other rows.
-    peak_rows, peak_pages: maximum number of rows and pages in use at a time.
-    num_pages, page_size: number of pages of the cache, and tokens per page.
-    key_tokens_read: keys that decode steps read in each layer.
-    key_tokens_unshared: keys that they would have read if each row read its whole context.
-    seconds, prefill_seconds, decode_seconds: time in total, and of each kind of pass.
-    impl: the attention implementation.
-    kernels: for each level, the number of decode steps by kernel that read it. "level 0" is nearest
-    the root. The last level is "own keys", which each row reads separately.
-    eager_because: why decode steps were not replayed as CUDA graphs; empty if they were, if graphs
-    were turned off, and on a CPU.
-    uncompiled_because: why layers ran uncompiled; empty in the same cases.
-    """
+    """What a run computed, and what its samples would have taken without sharing."""
 
     prompt_tokens_computed: int = 0
+    """Prompt tokens that went through the model."""
     prompt_tokens_reused: int = 0
+    """Prompt tokens whose keys and values were kept from an earlier call."""
     prompt_tokens_unshared: int = 0
+    """Prompt tokens if each sample had computed its own prompt."""
     images_encoded: int = 0
+    """Images that went through the model's vision tower."""
     decoded_tokens: int = 0
+    """Generated tokens of finished and live samples."""
     drafted_tokens: int = 0
+    """Number of draft tokens."""
     accepted_tokens: int = 0
+    """Number of accepted draft tokens."""
     recomputed_tokens: int = 0
+    """Tokens that were computed again after their pages had been freed."""
     prefill_steps: int = 0
+    """Number of prefill passes."""
     decode_steps: int = 0
+    """Number of decode steps."""
     preemptions: int = 0
+    """How often a row lost its pages to other rows."""
     peak_rows: int = 0
+    """Maximum number of rows in use at a time."""
     peak_pages: int = 0
+    """Maximum number of pages in use at a time."""
     num_pages: int = 0
+    """Number of pages of the cache."""
     page_size: int = 0
+    """Number of tokens per page."""
     key_tokens_read: int = 0
+    """Keys that decode steps read in each layer."""
     key_tokens_unshared: int = 0
+    """Keys that they would have read if each row read its whole context."""
     seconds: float = 0.0
+    """Time in total."""
     prefill_seconds: float = 0.0
+    """Time of prefill passes."""
     decode_seconds: float = 0.0
+    """Time of decode steps."""
     impl: str = ""
+    """The attention implementation."""
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    """For each level, the number of decode steps by kernel that read it. "level 0" is nearest the
+    root. The last level is "own keys", which each row reads separately."""
     eager_because: str = ""
+    """Why decode steps were not replayed as CUDA graphs; empty if they were, if graphs were turned
+    off, and on a CPU."""
     uncompiled_because: str = ""
+    """Why layers ran uncompiled; empty in the same cases."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -77,108 +77,105 @@ class SamplingParams:
     presence_penalty, no_repeat_ngram_size and bad_words, temperature, min_p, top_k, top_p (each
     filter applies to what the previous one left, renormalised), then one draw.
 
-    temperature: 0 is greedy decoding; then all samples of a prompt are one decode.
-    top_p: keep the fewest most likely tokens whose probabilities sum to at least this, in (0, 1].
-    top_k: keep this many most likely tokens; 0 or -1 keeps all.
-    min_p: keep tokens at least this fraction as likely as the likeliest, in [0, 1].
-    max_tokens: maximum number of generated tokens, including the stop token.
-    min_tokens: number of generated tokens before which no stop token is drawn and no stop string
-    ends the sample.
-    stop: strings that end a sample. They may span tokens, and are cut from the sample's text. A
-    string that is a special token of the tokenizer stops at that token.
-    stop_token_ids: token ids that end a sample, in addition to the model's end-of-sequence ids.
-    ignore_eos: whether to continue after the model's end-of-sequence ids.
-    seed: decides every draw, together with the prompt's name and the sample's index. None is 0,
-    with one difference: a prompt without a name then gets further samples in each further call; see
-    `LLM.generate`.
-    logprobs: number of likeliest alternatives to report per token.
-    prompt_logprobs: report the log-probabilities of the prompt's tokens too, with this many
-    likeliest alternatives; None does not. Searches do not report them.
-    confidence: report the confidence at each token: minus the mean log-probability of this many
-    likeliest tokens, as in DeepConf, which uses 20. 0 reports none.
-    min_confidence: end a sample once the mean confidence of its last `confidence_window` tokens is
-    lower than this; its finish reason is "confidence". None never does.
-    confidence_window: number of tokens of this mean. A sample with fewer tokens is not ended.
-    self_certainty: report at each token how far the model's distribution is from the uniform one:
-    their Kullback-Leibler divergence, in nats.
-    logprobs_mode: "raw_logprobs" reports log-probabilities of the model's own distribution,
-    "processed_logprobs" those of the sampled one, after temperature, biases and filters.
-    n: samples per prompt, for flat prompts (`LLM.generate`); trees give it per node.
-    include_stop: keep the stop string, or the text of the stop token, in the text. vLLM's name
-    include_stop_str_in_output is accepted too.
-    logit_bias: token id -> number added to its logit, from -100 (practically never drawn) to 100.
-    allowed_token_ids: the only token ids that a sample may contain. None allows all. A sample can
-    end before max_tokens only if an end-of-sequence id or a stop is among them.
-    presence_penalty: subtracted from the logit of each token that the sample contains, from -2 to
-    2.
-    frequency_penalty: subtracted from a token's logit once for each time that the sample contains
-    it, from -2 to 2. In a search both penalties count the tokens generated on the path to a node as
-    the sample's.
-    repetition_penalty: divides the logit of each token of the prompt or the sample if the logit is
-    positive, and multiplies it if negative, as in transformers. Above 0; 1 changes nothing.
-    no_repeat_ngram_size: never draw a token that completes a sequence of this many tokens which the
-    prompt or the sample already contains, as in transformers; 0 allows all.
-    bad_words: strings that a sample may not contain, as tokenized at the start of a text and after
-    a space; strings of whitespace alone, such as a newline, only as tokenized without a space.
-    Where bad_words and no_repeat_ngram_size exclude every token, they exclude none.
-    json_schema: a sample must be JSON of this schema: a mapping, JSON as text, or a pydantic model.
-    regex: a sample must match this regular expression, from its first character to its last.
-    grammar: a sample must be a text of this grammar, in Lark's or GBNF's form.
-    choice: a sample must be one of these texts. At most one of json_schema, regex, grammar and
-    choice may be given. Each draw is from the tokens that may come next, renormalised; where only
-    one text can come next, its tokens are those of the tokenizer. A sample ends where it may end
-    and draws the end, and always at max_tokens. If a sample reasons first, the grammar starts after
-    its reasoning. Needs the extra "structured".
-    structured_outputs: vLLM's form of these four: a mapping with one of json, regex, grammar,
-    choice or json_object.
-    max_thinking_tokens: maximum number of reasoning tokens, not counting the opening tag; 0 turns
-    reasoning off. A sample that still reasons then gets the tokens of `thinking_end`, and continues
-    with its answer. These tokens count as generated tokens, with the model's log-probabilities.
-    reasoning_tags: the tags before and after the reasoning, such as ("<think>", "</think>"), by
-    which `Completion.thinking` separates reasoning and answer; "auto" takes the known tags of the
-    tokenizer or the chat template. With max_thinking_tokens, None is "auto".
-    thinking_end: the text that ends the reasoning when its budget is used up; by default a newline,
-    the closing tag and two newlines.
-
     Raises:
         InputError: A value is out of range or not supported.
     """
 
     temperature: float = 1.0
+    """0 is greedy decoding; then all samples of a prompt are one decode."""
     top_p: float = 1.0
+    """Keep the fewest most likely tokens whose probabilities sum to at least this, in (0, 1]."""
     top_k: int = 0
+    """Keep this many most likely tokens; 0 or -1 keeps all."""
     min_p: float = 0.0
+    """Keep tokens at least this fraction as likely as the likeliest, in [0, 1]."""
     max_tokens: int = 256
+    """Maximum number of generated tokens, including the stop token."""
     min_tokens: int = 0
+    """Number of generated tokens before which no stop token is drawn and no stop string ends the
+    sample."""
     stop: str | Sequence[str] | None = ()
+    """Strings that end a sample. They may span tokens, and are cut from the sample's text. A string
+    that is a special token of the tokenizer stops at that token."""
     stop_token_ids: Sequence[int] = ()
+    """Token ids that end a sample, in addition to the model's end-of-sequence ids."""
     ignore_eos: bool = False
+    """Whether to continue after the model's end-of-sequence ids."""
     seed: int | None = None
+    """Decides every draw, together with the prompt's name and the sample's index. None is 0, with
+    one difference: a prompt without a name then gets further samples in each further call; see
+    `LLM.generate`."""
     logprobs: int = 0
+    """Number of likeliest alternatives to report per token."""
     prompt_logprobs: int | None = None
+    """Report the log-probabilities of the prompt's tokens too, with this many likeliest
+    alternatives; None does not. Searches do not report them."""
     confidence: int = 0
+    """Report the confidence at each token: minus the mean log-probability of this many likeliest
+    tokens, as in DeepConf, which uses 20. 0 reports none."""
     min_confidence: float | None = None
+    """End a sample once the mean confidence of its last `confidence_window` tokens is lower than
+    this; its finish reason is "confidence". None never does."""
     confidence_window: int = 2048
+    """Number of tokens of this mean. A sample with fewer tokens is not ended."""
     self_certainty: bool = False
+    """Report at each token how far the model's distribution is from the uniform one: their
+    Kullback-Leibler divergence, in nats."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    """"raw_logprobs" reports log-probabilities of the model's own distribution,
+    "processed_logprobs" those of the sampled one, after temperature, biases and filters."""
     n: int = 1
+    """Samples per prompt, for flat prompts (`LLM.generate`); trees give it per node."""
     include_stop: bool = False
+    """Keep the stop string, or the text of the stop token, in the text. vLLM's name
+    include_stop_str_in_output is accepted too."""
     logit_bias: Mapping[int, float] | None = None
+    """Token id -> number added to its logit, from -100 (practically never drawn) to 100."""
     allowed_token_ids: Sequence[int] | None = None
+    """The only token ids that a sample may contain. None allows all. A sample can end before
+    max_tokens only if an end-of-sequence id or a stop is among them."""
     presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that the sample contains, from -2 to 2."""
     frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once for each time that the sample contains it, from -2 to 2.
+    In a search both penalties count the tokens generated on the path to a node as the sample's."""
     repetition_penalty: float = 1.0
+    """Divides the logit of each token of the prompt or the sample if the logit is positive, and
+    multiplies it if negative, as in transformers. Above 0; 1 changes nothing."""
     no_repeat_ngram_size: int = 0
+    """Never draw a token that completes a sequence of this many tokens which the prompt or the
+    sample already contains, as in transformers; 0 allows all."""
     bad_words: Sequence[str] | None = ()
+    """Strings that a sample may not contain, as tokenized at the start of a text and after a space;
+    strings of whitespace alone, such as a newline, only as tokenized without a space. Where
+    bad_words and no_repeat_ngram_size exclude every token, they exclude none."""
     json_schema: Any = None
+    """A sample must be JSON of this schema: a mapping, JSON as text, or a pydantic model."""
     regex: str | None = None
+    """A sample must match this regular expression, from its first character to its last."""
     grammar: str | None = None
+    """A sample must be a text of this grammar, in Lark's or GBNF's form."""
     choice: Sequence[str] | None = None
+    """A sample must be one of these texts. At most one of json_schema, regex, grammar and choice
+    may be given. Each draw is from the tokens that may come next, renormalised; where only one text
+    can come next, its tokens are those of the tokenizer. A sample ends where it may end and draws
+    the end, and always at max_tokens. If a sample reasons first, the grammar starts after its
+    reasoning. Needs the extra "structured"."""
     max_thinking_tokens: int | None = None
+    """Maximum number of reasoning tokens, not counting the opening tag; 0 turns reasoning off. A
+    sample that still reasons then gets the tokens of `thinking_end`, and continues with its answer.
+    These tokens count as generated tokens, with the model's log-probabilities."""
     reasoning_tags: str | Sequence[str] | None = None
+    """The tags before and after the reasoning, such as ("<think>", "</think>"), by which
+    `Completion.thinking` separates reasoning and answer; "auto" takes the known tags of the
+    tokenizer or the chat template. With max_thinking_tokens, None is "auto"."""
     thinking_end: str | None = None
+    """The text that ends the reasoning when its budget is used up; by default a newline, the
+    closing tag and two newlines."""
     include_stop_str_in_output: InitVar[bool | None] = None
     structured_outputs: InitVar[Mapping[str, Any] | None] = None
+    """VLLM's form of these four: a mapping with one of json, regex, grammar, choice or
+    json_object."""
 
     def __post_init__(
         self,

@@ -15,19 +15,18 @@ class LatentSpec:
 
     The cache keeps one latent per token, from which each head derives its key and its value by a
     product. The last numbers of a key are rotated, and the same for all heads.
-
-    heads: number of query heads, which is also the number of key and value heads.
-    rank: numbers per latent.
-    rope: rotated numbers per token, which are stored after the latent.
-    nope: numbers of a head's key that are derived from the latent.
-    v_dim: numbers of a head's value.
     """
 
     heads: int
+    """Number of query heads, which is also the number of key and value heads."""
     rank: int
+    """Numbers per latent."""
     rope: int
+    """Rotated numbers per token, which are stored after the latent."""
     nope: int
+    """Numbers of a head's key that are derived from the latent."""
     v_dim: int
+    """Numbers of a head's value."""
 
     @property
     def kept(self) -> int:
@@ -59,21 +58,20 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Shape of the keys and values of one attention layer.
-
-    kv_heads: number of key heads, which is also the number of value heads.
-    k_dim, v_dim: numbers in one head's key and value.
-    shared_with: index of an earlier layer whose keys and values this layer reuses. Such a layer
-    needs no memory of its own.
-    latent: how keys and values are derived from latents; None if they are stored themselves. With
-    latents, one head is stored, and its value is the first v_dim numbers of its key, the latent.
-    """
+    """Shape of the keys and values of one attention layer."""
 
     kv_heads: int
+    """Number of key heads, which is also the number of value heads."""
     k_dim: int
+    """Number of elements of one head's key."""
     v_dim: int
+    """Number of elements of one head's value."""
     shared_with: int | None = None
+    """Index of an earlier layer whose keys and values this layer reuses. Such a layer needs no
+    memory of its own."""
     latent: LatentSpec | None = None
+    """How keys and values are derived from latents; None if they are stored themselves. With
+    latents, one head is stored, and its value is the first v_dim numbers of its key, the latent."""
 
     @property
     def numbers(self) -> int:
@@ -88,22 +86,20 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """One tensor of the state that a recurrent layer keeps per sequence.
-
-    kind: its kind in the layer: "conv", "recurrent" or "linear".
-    index: its index among the tensors of that kind.
-    shape: its shape for one sequence.
-    dtype: name of its torch type.
-    itemsize: bytes per number.
-    is_stepwise: whether the layer can continue from it only one token at a time.
-    """
+    """One tensor of the state that a recurrent layer keeps per sequence."""
 
     kind: str
+    """Its kind in the layer: "conv", "recurrent" or "linear"."""
     index: int
+    """Its index among the tensors of that kind."""
     shape: tuple[int, ...]
+    """Its shape for one sequence."""
     dtype: str
+    """Name of its torch type."""
     itemsize: int
+    """Bytes per number."""
     is_stepwise: bool = False
+    """Whether the layer can continue from it only one token at a time."""
 
     @property
     def num_bytes(self) -> int:
@@ -118,21 +114,21 @@ class DeltaSpec:
     Rows that start from one shared state need no state of their own for a while: each keeps a list
     of its updates, with a key and a value per token. Lists are stored in pages. A state slot can be
     cut into `pages` pages, each with room for `page_tokens` updates.
-
-    k_heads: heads of keys and queries; each serves v_heads / k_heads heads of values.
-    v_heads: heads of values.
-    k_dim, v_dim: numbers in a key and in a value.
-    itemsize: bytes per number of a list.
-    corrects: whether a value is corrected by what the state holds under its key, as in the gated
-    delta rule, but not in Mamba2.
     """
 
     k_heads: int
+    """Heads of keys and queries; each serves v_heads / k_heads heads of values."""
     v_heads: int
+    """Heads of values."""
     k_dim: int
+    """Number of elements of a key."""
     v_dim: int
+    """Number of elements of a value."""
     itemsize: int
+    """Bytes per number of a list."""
     corrects: bool = True
+    """Whether a value is corrected by what the state holds under its key, as in the gated delta
+    rule, but not in Mamba2."""
 
     @property
     def token_bytes(self) -> int:
@@ -219,45 +215,43 @@ _FEWEST_UPDATES = 8  # minimum number of updates per page
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model: its layers, its vocabulary, its context.
-
-    name: its name in messages: its directory or its hub name.
-    model_type: the name of its family in transformers.
-    layers: its attention layers.
-    vocab_size: logits per token.
-    context_length: maximum number of tokens of a text.
-    eos_token_ids: the ids that end a text.
-    itemsize: bytes per number in the cache.
-    windows: the sliding window of each attention layer; None for a layer that sees all keys.
-    unreached: parts of the model that a text never reaches (image and sound towers).
-    states: the state tensors of each recurrent layer; empty for a model without recurrent layers.
-    num_weights: numbers in all weights that a text reaches.
-    num_in_linears: number of these in linear layers that may run in FP8.
-    delta: sizes of update lists of these states; None if every row has its own states.
-    recommended: sampling parameters that the checkpoint recommends, as pairs of names and values of
-    SamplingParams; empty if it recommends none.
-    recommended_note: one line on how samples with these parameters differ from those of
-    transformers' `generate`; empty if they do not.
-    copy_pages: for a model with latents, the number of pages for expanded keys and values per page
-    of tokens, in the type of the computation.
-    """
+    """One model: its layers, its vocabulary, its context."""
 
     name: str
+    """Its name in messages: its directory or its hub name."""
     model_type: str
+    """The name of its family in transformers."""
     layers: tuple[LayerSpec, ...]
+    """Its attention layers."""
     vocab_size: int
+    """Logits per token."""
     context_length: int
+    """Maximum number of tokens of a text."""
     eos_token_ids: tuple[int, ...]
+    """The ids that end a text."""
     itemsize: int
+    """Bytes per number in the cache."""
     windows: tuple[int | None, ...] = ()
+    """The sliding window of each attention layer; None for a layer that sees all keys."""
     unreached: tuple[str, ...] = ()
+    """Parts of the model that a text never reaches (image and sound towers)."""
     states: tuple[tuple[StateSpec, ...], ...] = ()
+    """The state tensors of each recurrent layer; empty for a model without recurrent layers."""
     num_weights: int = 0
+    """Numbers in all weights that a text reaches."""
     num_in_linears: int = 0
+    """Number of these in linear layers that may run in FP8."""
     delta: DeltaSpec | None = None
+    """Sizes of update lists of these states; None if every row has its own states."""
     recommended: tuple[tuple[str, Any], ...] = ()
+    """Sampling parameters that the checkpoint recommends, as pairs of names and values of
+    SamplingParams; empty if it recommends none."""
     recommended_note: str = ""
+    """One line on how samples with these parameters differ from those of transformers' `generate`;
+    empty if they do not."""
     copy_pages: int = 0
+    """For a model with latents, the number of pages for expanded keys and values per page of
+    tokens, in the type of the computation."""
 
     def take_recommended(self) -> dict[str, Any]:
         """Return the recommended sampling parameters, and warn about those that are not supported.

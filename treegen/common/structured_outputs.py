@@ -12,20 +12,18 @@ STRUCTURES: Final = ("json_schema", "regex", "grammar", "choice")
 
 
 class StructuredOutputsParams(TypedDict, total=False):
-    """The structure of a sample in vLLM's form, for `SamplingParams.structured_outputs`.
-
-    json: a JSON schema: a mapping, JSON as text, or a pydantic model.
-    regex: a regular expression.
-    grammar: a grammar in Lark's or GBNF's form.
-    choice: texts, one of which the sample must be.
-    json_object: whether the sample must be a JSON object.
-    """
+    """The structure of a sample in vLLM's form, for `SamplingParams.structured_outputs`."""
 
     json: Any
+    """A JSON schema: a mapping, JSON as text, or a pydantic model."""
     regex: str | None
+    """A regular expression."""
     grammar: str | None
+    """A grammar in Lark's or GBNF's form."""
     choice: Sequence[str] | None
+    """Texts, one of which the sample must be."""
     json_object: bool | None
+    """Whether the sample must be a JSON object."""
 
 
 _OF_VLLM: Final = {"json": "json_schema", **{name: name for name in STRUCTURES[1:]}}

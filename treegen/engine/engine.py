@@ -35,19 +35,20 @@ from treegen.prompts.plan.requests import plan_requests
 class Engine:
     """Computes the runs of one model, one at a time.
 
-    cache: the paged KV cache, with the slots of recurrent states.
-    kept: prefixes whose pages stay between runs.
-    graphs: CUDA graphs of decode steps; None computes them eagerly.
-    prefills: CUDA graphs of small prefill passes; None computes them eagerly.
-    guesser: makes the drafters of runs.
-    encodings: image embeddings of prompts; None for a model that takes no images.
-    impl: the attention implementation.
-    align: attention levels begin at multiples of this number of positions.
-    sharing: which tree levels become attention levels of their own.
-    max_rows: maximum number of rows decoded at once.
-    prefill_chunk: maximum number of tokens of a prefill pass.
-    run_ahead: whether runs launch each pass before the tokens of the previous one are known.
-    searches_ahead: the same for searches.
+    Attributes:
+        cache: The paged KV cache, with the slots of recurrent states.
+        kept: Prefixes whose pages stay between runs.
+        graphs: CUDA graphs of decode steps; None computes them eagerly.
+        prefills: CUDA graphs of small prefill passes; None computes them eagerly.
+        guesser: Makes the drafters of runs.
+        encodings: Image embeddings of prompts; None for a model that takes no images.
+        impl: The attention implementation.
+        align: Attention levels begin at multiples of this number of positions.
+        sharing: Which tree levels become attention levels of their own.
+        max_rows: Maximum number of rows decoded at once.
+        prefill_chunk: Maximum number of tokens of a prefill pass.
+        run_ahead: Whether runs launch each pass before the tokens of the previous one are known.
+        searches_ahead: The same for searches.
     """
 
     def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:

@@ -25,29 +25,27 @@ from treegen.prompts.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResources:
-    """The model, the cache and the settings that all runs of an engine use.
-
-    model: the model, as far as the engine sees it.
-    cache: the paged KV cache.
-    kept: prefixes whose pages stay between runs.
-    executor: computes the passes.
-    max_rows: maximum number of rows decoded at once.
-    prefill_chunk: maximum number of tokens of a prefill pass.
-    run_ahead: launch each pass before the results of the last one are known, so that a GPU does not
-    wait for the host. A row that turns out to have ended has then been computed once too often.
-    expanded: which segments get expanded keys and values in addition to latents; None for none.
-    images: image embeddings of prompts; None for a model that takes no images.
-    """
+    """The model, the cache and the settings that all runs of an engine use."""
 
     model: ForwardModel
+    """The model, as far as the engine sees it."""
     cache: PagedCache
+    """The paged KV cache."""
     kept: PrefixCache
+    """Prefixes whose pages stay between runs."""
     executor: ModelRunner
+    """Computes the passes."""
     max_rows: int
+    """Maximum number of rows decoded at once."""
     prefill_chunk: int
+    """Maximum number of tokens of a prefill pass."""
     run_ahead: bool = False
+    """Launch each pass before the results of the last one are known, so that a GPU does not wait
+    for the host. A row that turns out to have ended has then been computed once too often."""
     expanded: ExpandedKVOptions | None = None
+    """Which segments get expanded keys and values in addition to latents; None for none."""
     images: EncoderCache | None = None
+    """Image embeddings of prompts; None for a model that takes no images."""
 
 
 def new_run(

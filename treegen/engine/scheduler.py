@@ -48,12 +48,13 @@ _InFlight = InFlightPrefill | InFlightStep  # a pass whose results are not recor
 class Scheduler:
     """Runs a plan, and requests added later, one forward pass at a time.
 
-    run: the state that the parts of the engine share.
-    features: the optional features of the run.
-    usage, scores, grown: the same objects as in `run`.
-    queue: moves rows between phases.
-    flight: the pass whose results are not recorded yet; None if there is none.
-    closed: whether the run is over and its pages are free for another run.
+    Attributes:
+        run: The state that the parts of the engine share.
+        features: The optional features of the run.
+        usage, scores, grown: The same objects as in `run`.
+        queue: Moves rows between phases.
+        flight: The pass whose results are not recorded yet; None if there is none.
+        closed: Whether the run is over and its pages are free for another run.
     """
 
     def __init__(

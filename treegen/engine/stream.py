@@ -23,8 +23,9 @@ from treegen.prompts.plan.plan import Plan
 class Stream(Iterator[Completion], Closeable, Synchronized):
     """Completions of one run as they finish; closing it frees its memory. Threads may share it.
 
-    plan: the plan of the run.
-    usage: the usage so far.
+    Attributes:
+        plan: The plan of the run.
+        usage: The usage so far.
     """
 
     def __init__(
@@ -187,7 +188,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
     """Scores of one run as they become known: (index of the pair, score) tuples; `close` ends it.
 
-    usage: the usage so far.
+    Attributes:
+        usage: The usage so far.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -243,16 +245,14 @@ class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished run.
-
-    completions: the completions, in the order that the tree declares.
-    usage: tokens, pages and seconds used.
-    plan: what was shared, stored and read.
-    """
+    """A finished run."""
 
     completions: tuple[Completion, ...]
+    """The completions, in the order that the tree declares."""
     usage: Usage
+    """Tokens, pages and seconds used."""
     plan: Plan
+    """What was shared, stored and read."""
 
     def of(self, prompt_id: str) -> list[Completion]:
         """Return the completions of one prompt, by sample index."""

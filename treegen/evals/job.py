@@ -51,22 +51,20 @@ class AnyJob:
 
 @dataclass(frozen=True, slots=True)
 class Job(AnyJob):
-    """A task with its problems and their prompt tree.
-
-    settings: the settings of the run.
-    tree: the prompts as they are run, with chat format and system text.
-    bare: the tree as the task made it.
-    dropped: by problem id, how many nodes were left out to make the prompt fit.
-    task_requests: the requests of a task that tokenizes its prompts itself and has done so.
-    images: the hashes of a problem's images, by problem id; only problems with images.
-    """
+    """A task with its problems and their prompt tree."""
 
     settings: EvalSettings
+    """The settings of the run."""
     tree: Node
+    """The prompts as they are run, with chat format and system text."""
     bare: Node
+    """The tree as the task made it."""
     dropped: Mapping[str, int] = field(default_factory=dict)
+    """By problem id, how many nodes were left out to make the prompt fit."""
     task_requests: OwnRequests | None = None
+    """The requests of a task that tokenizes its prompts itself and has done so."""
     images: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The hashes of a problem's images, by problem id; only problems with images."""
 
     @property
     def planned(self) -> int:
@@ -155,18 +153,16 @@ def _check_votes(task: Task, data: TaskData) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job whose prompts fit a model, with the tokens of the prompts and their plan.
-
-    job: the job with its final prompts; too long ones are shortened as the task allows.
-    facts: the facts of the model.
-    plan: the plan of the requests; it has the tokens of every prompt.
-    choice_prompts: the scored texts of each problem; empty if samples are drawn.
-    """
+    """A job whose prompts fit a model, with the tokens of the prompts and their plan."""
 
     job: Job
+    """The job with its final prompts; too long ones are shortened as the task allows."""
     facts: "ModelInfo"
+    """The facts of the model."""
     plan: Plan
+    """The plan of the requests; it has the tokens of every prompt."""
     choice_prompts: Sequence[ChoicePrompt] = ()
+    """The scored texts of each problem; empty if samples are drawn."""
 
     def plan_for(self, llm: "BaseLLM", scored: Sequence[ChoicePrompt] | None = None) -> Plan:
         """Return the plan for the loaded model, which may share or store differently.
@@ -213,15 +209,13 @@ def prepare_job(job: Job, facts: "ModelInfo") -> PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class FittedJob:
-    """A job with its final prompts and their tokens; it has one kind of prompts.
-
-    prompts: the prompts that samples are drawn after.
-    choice_prompts: the scored texts of each problem.
-    """
+    """A job with its final prompts and their tokens; it has one kind of prompts."""
 
     job: Job
     prompts: "Sequence[TokenPrompt]" = ()
+    """The prompts that samples are drawn after."""
     choice_prompts: Sequence[ChoicePrompt] = ()
+    """The scored texts of each problem."""
 
     def requests(self, facts: "ModelInfo") -> list[Request]:
         """Return the requests of the prompts to a model."""

@@ -22,18 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoicePrompt:
-    """A problem's prompt and its choices.
-
-    id: the problem's id.
-    context: the tokens of the prompt; with openings, the tokens that all choices share before them.
-    whole: for each choice, the tokens of the prompt, its opening and the choice.
-    start: for each choice, the number of tokens of `whole` before the choice.
-    """
+    """A problem's prompt and its choices."""
 
     id: str
+    """The problem's id."""
     context: "Tokens"
+    """The tokens of the prompt; with openings, the tokens that all choices share before them."""
     whole: tuple["Tokens", ...]
+    """For each choice, the tokens of the prompt, its opening and the choice."""
     start: tuple[int, ...]
+    """For each choice, the number of tokens of `whole` before the choice."""
 
     @property
     def longest(self) -> int:

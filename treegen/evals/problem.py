@@ -13,34 +13,32 @@ from treegen.prompts.images.loading import ImageFile
 @checked_class
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem to solve.
-
-    id: its name, unique among a task's problems.
-    question: the text of the question, as the data has it.
-    answer: the reference, in whatever form the task's `score` compares with.
-    metadata: JSON values that a report may show; scoring does not need them.
-    group: problems of one group, such as questions on one passage, are not independent draws, so
-        error bars are clustered by it. Empty for an independent problem.
-    choices: texts that may follow the prompt. If there are any, nothing is drawn: the likeliest
-        of them is the sample. Either all problems of a task have choices, or none has.
-    openings: for each choice, a text between the prompt and the choice. The model reads it, and it
-        is not scored. So openings can differ while the scored text, the choice, is the same for
-        all. Empty if the choices follow the prompt itself.
-    images: the images of the question. In the question, "<image 1>" marks the first, and so on;
-        images that the question does not mention are placed before it.
-    messages: the chat that the model gets, if it is not the question alone; the question is its
-        readable form. A part {"type": "image", "image": 0} marks the first image, and so on.
-    """
+    """A problem to solve."""
 
     id: str
+    """Its name, unique among a task's problems."""
     question: str
+    """The text of the question, as the data has it."""
     answer: str
+    """The reference, in whatever form the task's `score` compares with."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values that a report may show; scoring does not need them."""
     choices: tuple[str, ...] = ()
+    """Texts that may follow the prompt. If there are any, nothing is drawn: the likeliest of them
+    is the sample. Either all problems of a task have choices, or none has."""
     group: str = ""
+    """Problems of one group, such as questions on one passage, are not independent draws, so error
+    bars are clustered by it. Empty for an independent problem."""
     openings: tuple[str, ...] = ()
+    """For each choice, a text between the prompt and the choice. The model reads it, and it is not
+    scored. So openings can differ while the scored text, the choice, is the same for all. Empty if
+    the choices follow the prompt itself."""
     images: tuple[ImageFile, ...] = ()
+    """The images of the question. In the question, "<image 1>" marks the first, and so on; images
+    that the question does not mention are placed before it."""
     messages: tuple[Mapping[str, Any], ...] = ()
+    """The chat that the model gets, if it is not the question alone; the question is its readable
+    form. A part {"type": "image", "image": 0} marks the first image, and so on."""
 
     @property
     def content(self) -> list[str]:

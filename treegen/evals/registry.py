@@ -74,15 +74,13 @@ _OF_LM_EVAL: Final = "treegen.tasks.lm_eval.task:LmEvalTask"
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task that a name finds.
-
-    target: the place of its class, "module:Class".
-    source: the package that it comes from.
-    """
+    """A task that a name finds."""
 
     name: str
     target: str
+    """The place of its class, "module:Class"."""
     source: str
+    """The package that it comes from."""
 
 
 def list_tasks() -> list[TaskInfo]:

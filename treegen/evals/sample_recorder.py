@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class SampleRecorder:
     """Stores the samples of a run as they end, scores each, and counts the right ones.
 
-    run: the run.
-    account: the usage of the run.
-    rounds: early stopping, which receives every sample; None without it.
-    tally: the accuracy so far; None if samples are not scored during sampling.
+    Attributes:
+        run: The run.
+        account: The usage of the run.
+        rounds: Early stopping, which receives every sample; None without it.
+        tally: The accuracy so far; None if samples are not scored during sampling.
     """
 
     def __init__(

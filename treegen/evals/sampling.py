@@ -127,7 +127,11 @@ class _ProgressTracker:
         self._seen: dict[str, Any] = {}
 
     def look(self, *, last: bool) -> RunProgress:
-        """Return the progress of the run. last: whether this is the last report."""
+        """Return the progress of the run.
+
+        Args:
+            last: Whether this is the last report.
+        """
         if self._glance(now=last or not self._seen.get("levels")):
             self._seen = {
                 "levels": self._stream.levels(),

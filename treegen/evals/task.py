@@ -30,33 +30,31 @@ if TYPE_CHECKING:
 @checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """The user's choices about a task's data; every task takes the same ones.
-
-    data: a file, a directory with one file per split, or a name that the task knows. None is the
-        small data set that comes with treegen.
-    split: which split of a directory or a named data set; None is the task's own default.
-    num_fewshot: solved examples before each problem; None is the task's own default.
-    fewshot_file: a JSONL file of examples, taken from its start.
-    fewshot_data: draw the examples by `seed` from this file; "train" is the data's train split.
-    limit: the number of problems to run, from the first; a fraction below 1; or "10-20", the tenth
-        to the twentieth.
-    ids: run these problems only, in this order.
-    seed: decides which examples are drawn from `fewshot_data`.
-    extra: arguments that only this task knows, by name; see its `arguments`.
-    kept: the directory of a run that is resumed or read. Its stored images replace images that
-        can no longer be read. None for a new run; users do not set it.
-    """
+    """The user's choices about a task's data; every task takes the same ones."""
 
     data: str | None = None
+    """A file, a directory with one file per split, or a name that the task knows. None is the small
+    data set that comes with treegen."""
     split: str | None = None
+    """Which split of a directory or a named data set; None is the task's own default."""
     num_fewshot: int | None = None
+    """Solved examples before each problem; None is the task's own default."""
     fewshot_file: str | None = None
+    """A JSONL file of examples, taken from its start."""
     fewshot_data: str | None = None
+    """Draw the examples by `seed` from this file; "train" is the data's train split."""
     limit: int | float | str | None = None
+    """The number of problems to run, from the first; a fraction below 1; or "10-20", the tenth to
+    the twentieth."""
     ids: Sequence[str] | None = None
+    """Run these problems only, in this order."""
     seed: int = 0
+    """Decides which examples are drawn from `fewshot_data`."""
     extra: Mapping[str, str] = field(default_factory=dict)
+    """Arguments that only this task knows, by name; see its `arguments`."""
     kept: Path | None = None
+    """The directory of a run that is resumed or read. Its stored images replace images that can no
+    longer be read. None for a new run; users do not set it."""
 
     def __post_init__(self) -> None:
         if self.num_fewshot is not None and self.num_fewshot < 0:
@@ -80,32 +78,30 @@ class TaskDefaults:
 @checked_class
 @dataclass(frozen=True, slots=True)
 class TaskData:
-    """What `Task.load` returns: the problems to run and the text that all of them share.
-
-    problems: in the order in which they run.
-    source: where they come from, for people.
-    fewshot: the solved examples, formatted as the text before every problem; may be empty.
-    num_fewshot: how many examples each problem has.
-    skipped: unusable lines of the data; everything else runs.
-    fewshot_of: examples by group of problems; empty if all problems share theirs.
-    turns: the examples of `fewshot` as questions and answers, for chat.
-    form: the name of the prompt form, if problems and examples do not imply it.
-    label: distinguishes these problems or prompts from others of the task, for tables.
-    notes: lines that a reader of the scores must know.
-    scored: whether the model scores fixed texts of each problem instead of drawing samples.
-    """
+    """What `Task.load` returns: the problems to run and the text that all of them share."""
 
     problems: tuple[Problem, ...]
+    """In the order in which they run."""
     source: str
+    """Where they come from, for people."""
     fewshot: str = ""
+    """The solved examples, formatted as the text before every problem; may be empty."""
     num_fewshot: int = 0
+    """How many examples each problem has."""
     skipped: tuple[Skipped, ...] = ()
+    """Unusable lines of the data; everything else runs."""
     fewshot_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Examples by group of problems; empty if all problems share theirs."""
     turns: tuple[Turn, ...] = ()
+    """The examples of `fewshot` as questions and answers, for chat."""
     form: str = ""
+    """The name of the prompt form, if problems and examples do not imply it."""
     label: str = ""
+    """Distinguishes these problems or prompts from others of the task, for tables."""
     notes: tuple[str, ...] = ()
+    """Lines that a reader of the scores must know."""
     scored: bool = False
+    """Whether the model scores fixed texts of each problem instead of drawing samples."""
 
     @property
     def examples(self) -> Any:

@@ -16,10 +16,11 @@ def droppable(node: Node) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedTree:
-    """A tree of shortened prompts. dropped: by prompt id, how many nodes were left out."""
+    """A tree of shortened prompts."""
 
     tree: Node
     dropped: Mapping[str, int] = field(default_factory=dict)
+    """By prompt id, how many nodes were left out."""
 
 
 def truncate_prompts(

@@ -11,18 +11,16 @@ from treegen.errors import InputError
 @checked_class
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of reading one text by one filter.
-
-    answer: in canonical form, so that equal answers are equal strings; None if none was found. If
-        the filter has an answer type, only a run's verdicts have this form: see
-        `treegen.evals.answer_types`.
-    correct: whether it matches the reference; an answer that was not found never does.
-    credit: partial credit from 0 to 1, if the task gives it. None is 1 if correct, otherwise 0.
-    """
+    """The result of reading one text by one filter."""
 
     answer: str | None
+    """In canonical form, so that equal answers are equal strings; None if none was found. If the
+    filter has an answer type, only a run's verdicts have this form: see
+    `treegen.evals.answer_types`."""
     correct: bool
+    """Whether it matches the reference; an answer that was not found never does."""
     credit: float | None = None
+    """Partial credit from 0 to 1, if the task gives it. None is 1 if correct, otherwise 0."""
 
     def __post_init__(self) -> None:
         if self.answer is None and self.correct:
@@ -33,33 +31,29 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class MetricVerdict(Verdict):
-    """A verdict with further measures.
-
-    measures: the values that the task's own metrics are computed from, by their names.
-    response: the judged text, if several samples are judged together.
-    """
+    """A verdict with further measures."""
 
     measures: Mapping[str, Any] = field(default_factory=dict)
+    """The values that the task's own metrics are computed from, by their names."""
     response: Any = None
+    """The judged text, if several samples are judged together."""
 
 
 @dataclass(slots=True)  # a frozen class takes three times as long to create, and runs have many
 class SampleScore:
-    """The verdicts on one sample, by filter.
-
-    by_length: if the sample is the likeliest of several choices, the verdicts on the choice with
-    the highest log-probability per character.
-    numbers: values that votes may weight the sample by, by name; see
-    `treegen.evals.statistics.weighted`.
-    num_tokens: its generated tokens.
-    closed: whether its reasoning ended; None if it has none.
-    """
+    """The verdicts on one sample, by filter."""
 
     problem_id: str
     sample_index: int
     finish_reason: str
     verdicts: Mapping[str, Verdict]
     by_length: Mapping[str, Verdict] = field(default_factory=dict)
+    """If the sample is the likeliest of several choices, the verdicts on the choice with the
+    highest log-probability per character."""
     numbers: Mapping[str, float] = field(default_factory=dict)
+    """Values that votes may weight the sample by, by name; see
+    `treegen.evals.statistics.weighted`."""
     num_tokens: int = 0
+    """Its generated tokens."""
     closed: bool | None = None
+    """Whether its reasoning ended; None if it has none."""

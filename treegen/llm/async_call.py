@@ -19,30 +19,29 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 @dataclass(slots=True, eq=False)
 class AsyncCall:
-    """One call: prompts with the same parameters, and their state.
-
-    params: sampling parameters; None only scores the prompts.
-    streams: whether tokens are handed out as they are drawn.
-    loop: the caller's event loop.
-    rows: rows that count towards the limit of waiting samples; 0 once no caller waits.
-    due: number of results that the engine has not handed out.
-    first: with a seed, index of the first sample to draw.
-    top: number of likeliest tokens to report per token, where prompts are only scored.
-    prompts, requests: token ids of the prompts, and their requests, once they are encoded.
-    queue: batches of (index of the prompt, item), or an error, for the caller.
-    numbers: numbers of its requests in the run.
-    is_over: whether the engine has finished or dropped the call.
-    """
+    """One call: prompts with the same parameters, and their state."""
 
     params: SamplingParams | None
+    """Sampling parameters; None only scores the prompts."""
     streams: bool
+    """Whether tokens are handed out as they are drawn."""
     loop: asyncio.AbstractEventLoop
+    """The caller's event loop."""
     rows: int
+    """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
     due: int
+    """Number of results that the engine has not handed out."""
     first: int = 0
+    """With a seed, index of the first sample to draw."""
     top: int = 0
+    """Number of likeliest tokens to report per token, where prompts are only scored."""
     prompts: list[Tokens] = field(default_factory=list)
+    """Token ids of the prompts, once they are encoded."""
     requests: list[Request] = field(default_factory=list)
+    """Requests of the prompts, once they are encoded."""
     queue: asyncio.Queue[list[tuple[int, Any]] | Exception] = field(default_factory=asyncio.Queue)
+    """Batches of (index of the prompt, item), or an error, for the caller."""
     numbers: list[int] = field(default_factory=list)
+    """Numbers of its requests in the run."""
     is_over: bool = False
+    """Whether the engine has finished or dropped the call."""

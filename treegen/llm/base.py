@@ -60,15 +60,18 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
     Use it in a `with` statement, or `close` it, to release its resources.
 
-    tokenizer, spec, images: those of the model; `images` is None if it takes none.
-    facts: the tokenizer, the spec, the images and everything else that plans depend on.
-    fingerprint: identifies the weights; empty for a module that is not from a checkpoint.
+    Attributes:
+        images: Those of the model; `images` is None if it takes none.
     """
 
     tokenizer: Any
+    """The model's tokenizer."""
     spec: ModelSpec
+    """The sizes of the model."""
     facts: ModelInfo
+    """The tokenizer, the spec, the images and everything else that plans depend on."""
     fingerprint: str
+    """Identifies the weights; empty for a module that is not from a checkpoint."""
     _before: DrawCounter
 
     @property

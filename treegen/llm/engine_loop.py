@@ -24,11 +24,13 @@ _MOST_GATHERED: Final = 0.05
 class EngineLoop:
     """Runs the steps of one run that contains all calls, until `end` is called.
 
-    lock: held to read or change the attributes below, and by callers that must exclude a `close`.
-    open_rows: samples of all calls that are neither complete nor cancelled.
-    closing: whether further calls are rejected.
-    failure: the error that ended all service; None while calls can be served.
-    status: the run's status after the last step.
+    Attributes:
+        lock: Held to read or change the attributes below, and by callers that must exclude a
+            `close`.
+        open_rows: Samples of all calls that are neither complete nor cancelled.
+        closing: Whether further calls are rejected.
+        failure: The error that ended all service; None while calls can be served.
+        status: The run's status after the last step.
     """
 
     def __init__(self, llm: LLM) -> None:

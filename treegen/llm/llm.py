@@ -51,8 +51,9 @@ class LLM(BaseLLM):
     closed before the next call. Threads may share a stream; a search run or a session belongs to
     one thread.
 
-    model, tokenizer, spec: the model, its tokenizer and its description.
-    engine: the model's KV cache and CUDA graphs, shared by all runs.
+    Attributes:
+        model, tokenizer, spec: The model, its tokenizer and its description.
+        engine: The model's KV cache and CUDA graphs, shared by all runs.
     """
 
     def __init__(  # noqa: PLR0913 -- users name these settings of an engine

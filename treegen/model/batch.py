@@ -19,17 +19,14 @@ from treegen.ops.cache.pool import LayerKV
 
 @dataclass(frozen=True, slots=True)
 class ImageRows:
-    """The embeddings of images in a pass.
-
-    Attributes:
-        at_I: int64 [I], the places of image tokens among the tokens of the pass.
-        rows_ID: [I, D], the embeddings of these tokens.
-        added: [I, D] each, the numbers to add after each of the first layers (deep-stack).
-    """
+    """The embeddings of images in a pass."""
 
     at_I: Tensor
+    """int64 [I], the places of image tokens among the tokens of the pass."""
     rows_ID: Tensor
+    """[I, D], the embeddings of these tokens."""
     added: tuple[Tensor, ...] = ()
+    """[I, D] each, the numbers to add after each of the first layers (deep-stack)."""
 
     def on(self, device: torch.device) -> ImageRows:
         """Return a copy on a device."""
@@ -39,37 +36,32 @@ class ImageRows:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of one pass, the cache slots of their keys and values, and their attention levels.
-
-    Attributes:
-        tokens_T: int64, token ids.
-        positions_T: int64, the position of each token in its own sequence.
-        slots_T: int64, the cache slot of each token's key and value: page * page_size + offset.
-        logits_at_S: int64, the query rows whose logits are returned, in this order; may be empty.
-        levels: The keys that each query row sees, prepared once for all layers.
-        layers: One page pool for each attention layer of the model.
-        states: The state slots that recurrent layers read and write; None for a model without such
-            layers.
-        gathers_logits: Whether each rank of a tensor-parallel model gets the logits of the whole
-            vocabulary, not only those of its shard.
-        rotary_AT: int64, the position of each token for rotary embeddings; None if equal to
-            `positions_T`.
-        images: The embeddings of images; None without images.
-        windowed: The keys that each query row sees in layers with a window; None if equal to
-            `levels`.
-    """
+    """The tokens of one pass, their cache slots and their attention levels."""
 
     tokens_T: Tensor
+    """int64, token ids."""
     positions_T: Tensor
+    """int64, the position of each token in its own sequence."""
     slots_T: Tensor
+    """int64, the cache slot of each token's key and value: page * page_size + offset."""
     logits_at_S: Tensor
+    """int64, the query rows whose logits are returned, in this order; may be empty."""
     levels: PreparedLevels
+    """The keys that each query row sees, prepared once for all layers."""
     layers: Sequence[LayerKV]
+    """One page pool for each attention layer of the model."""
     states: StateBatch | None = None
+    """The state slots that recurrent layers read and write; None for a model without such
+    layers."""
     gathers_logits: bool = True
+    """Whether each rank of a tensor-parallel model gets the logits of the whole vocabulary, not
+    only those of its shard."""
     rotary_AT: Tensor | None = None
+    """int64, the position of each token for rotary embeddings; None if equal to `positions_T`."""
     images: ImageRows | None = None
+    """The embeddings of images; None without images."""
     windowed: PreparedLevels | None = None
+    """The keys that each query row sees in layers with a window; None if equal to `levels`."""
 
     def levels_of(self, window: int | None) -> PreparedLevels:
         """Return the levels that a layer with this window (None for no window) attends to."""

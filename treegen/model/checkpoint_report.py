@@ -30,39 +30,35 @@ _WIDTH: Final = 100  # columns of a line
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """How treegen would run a checkpoint.
-
-    Attributes:
-        name: The name that the user gave.
-        model_type: The model family; empty if it could not be read.
-        way: The support of the family, one of `families.WAYS`.
-        refused: Why the checkpoint cannot be used; empty if it can.
-        spec: The model's shape; None if it is refused.
-        dtype: The type to compute in.
-        stored: How the weights are quantised; empty if they are not.
-        quantization: "fp8" if matrices run in FP8, "mxfp4" if experts run in 4 bits; else empty.
-        weight_bytes: Bytes of the loaded weights.
-        latent_bytes: Bytes of a token's latents, for a model whose latents cannot be cached; else
-            0.
-        takes: The kinds of input: text, images, sound.
-        image_tokens: Number of tokens of an image, by its width and height in pixels.
-        no_images: Why images cannot be used with this checkpoint although its family takes them;
-            empty if they can.
-    """
+    """How treegen would run a checkpoint."""
 
     name: str
+    """The name that the user gave."""
     model_type: str
+    """The model family; empty if it could not be read."""
     way: str
+    """The support of the family, one of `families.WAYS`."""
     refused: str = ""
+    """Why the checkpoint cannot be used; empty if it can."""
     spec: ModelSpec | None = None
+    """The model's shape; None if it is refused."""
     dtype: str = ""
+    """The type to compute in."""
     stored: str = ""
+    """How the weights are quantised; empty if they are not."""
     quantization: str = ""
+    """"fp8" if matrices run in FP8, "mxfp4" if experts run in 4 bits; else empty."""
     weight_bytes: int = 0
+    """Bytes of the loaded weights."""
     latent_bytes: int = 0
+    """Bytes of a token's latents, for a model whose latents cannot be cached; else 0."""
     takes: tuple[str, ...] = ()
+    """The kinds of input: text, images, sound."""
     image_tokens: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Number of tokens of an image, by its width and height in pixels."""
     no_images: str = ""
+    """Why images cannot be used with this checkpoint although its family takes them; empty if they
+    can."""
 
     def __str__(self) -> str:
         """Return the report as lines of text."""
@@ -280,15 +276,12 @@ def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """Which model families run and how, and which are refused and why.
-
-    Attributes:
-        families: The families of the installed transformers.
-        weights: Formats of quantised weights, and how treegen loads each.
-    """
+    """Which model families run and how, and which are refused and why."""
 
     families: Sequence[Family]
+    """The families of the installed transformers."""
     weights: Mapping[str, str]
+    """Formats of quantised weights, and how treegen loads each."""
 
     @staticmethod
     def of_installed() -> FamilyReport:

@@ -41,47 +41,40 @@ _HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The inputs and options of one call of the attention function.
-
-    Attributes:
-        layer: The number of the layer.
-        q_THK: Its queries [T, H, K].
-        k_TGK: Its keys [T, G, K]; the latents in a layer with latent attention.
-        v_TGV: Its values [T, G, V]; the rotated parts of keys in a layer with latent attention.
-        scale: The factor of logits; None for K ** -0.5.
-        window: Maximum keys that a row sees, including its own; None for all.
-        softcap: The soft bound of logits; None for none.
-        sinks_H: A further logit in the softmax denominator of each head [H]; None for none.
-        latent: How keys and values are made from latents; None for a layer without latent
-            attention.
-    """
+    """The inputs and options of one call of the attention function."""
 
     layer: int
+    """The number of the layer."""
     q_THK: Tensor
+    """Its queries [T, H, K]."""
     k_TGK: Tensor
+    """Its keys [T, G, K]; the latents in a layer with latent attention."""
     v_TGV: Tensor
+    """Its values [T, G, V]; the rotated parts of keys in a layer with latent attention."""
     scale: float | None
+    """The factor of logits; None for K ** -0.5."""
     window: int | None
+    """Maximum keys that a row sees, including its own; None for all."""
     softcap: float | None
+    """The soft bound of logits; None for none."""
     sinks_H: Tensor | None
+    """A further logit in the softmax denominator of each head [H]; None for none."""
     latent: LatentSpec | None = None
+    """How keys and values are made from latents; None for a layer without latent attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Records the attention calls of a forward pass. Each list has one item per call.
-
-    Attributes:
-        calls: The inputs and options of the call.
-        keys_and_values: The tensors of keys and values that the layer passed.
-        sources: The index of the call that first passed these very tensors.
-        modules: The attention module that called.
-    """
+    """Records the attention calls of a forward pass. Each list has one item per call."""
 
     calls: list[AttentionCall] = field(default_factory=list)
+    """The inputs and options of the call."""
     keys_and_values: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """The tensors of keys and values that the layer passed."""
     sources: list[int] = field(default_factory=list)
+    """The index of the call that first passed these very tensors."""
     modules: list[nn.Module] = field(default_factory=list)
+    """The attention module that called."""
 
     def add(self, module: nn.Module, call: AttentionCall, key: Tensor, value: Tensor) -> None:
         """Record a call, and which earlier call passed the same keys and values.

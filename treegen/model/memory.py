@@ -111,17 +111,14 @@ def empty_device_cache(device: torch.device) -> None:
 
 
 class CacheSize(NamedTuple):
-    """The capacity of a cache, without the padding page and the spare state slots.
-
-    Attributes:
-        pages: Pages of keys and values.
-        states: Slots for recurrent states; None without recurrent layers.
-        windows: Additional slots of convolution windows, for rows that keep update lists.
-    """
+    """The capacity of a cache, without the padding page and the spare state slots."""
 
     pages: int
+    """Pages of keys and values."""
     states: int | None
+    """Slots for recurrent states; None without recurrent layers."""
     windows: int = 0
+    """Additional slots of convolution windows, for rows that keep update lists."""
 
 
 def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> CacheSize:

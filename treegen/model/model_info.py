@@ -15,39 +15,35 @@ from treegen.prompts.plan.requests import plan_requests
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model's shape, tokenizer and cache size.
-
-    Attributes:
-        engine: The options from which the other values follow.
-        spec: The model's shape.
-        tokenizer: Its tokenizer.
-        images: The images of prompts; None if the model takes none.
-        dtype: The name of the type to compute in, such as "bfloat16".
-        device_type: "cpu" or "cuda".
-        max_rows: Maximum rows decoded at once.
-        page_size: Tokens per cache page.
-        memory: Bytes of the cache; None if they are known only once the model is loaded, as with
-            the free memory of a GPU.
-        num_pages: Pages of the cache; None if not known, as for `memory`.
-        num_states: Slots for recurrent states; None if not known, or without recurrent layers.
-        align: Attention parts begin at multiples of this many positions.
-        quantization: How matrices are computed, such as "fp8"; None if they are computed in
-            `dtype`.
-    """
+    """A model's shape, tokenizer and cache size."""
 
     engine: EngineOptions
+    """The options from which the other values follow."""
     spec: ModelSpec
+    """The model's shape."""
     tokenizer: Any
+    """Its tokenizer."""
     images: ImageTable | None
+    """The images of prompts; None if the model takes none."""
     dtype: str
+    """The name of the type to compute in, such as "bfloat16"."""
     device_type: str
+    """"cpu" or "cuda"."""
     max_rows: int
+    """Maximum rows decoded at once."""
     page_size: int
+    """Tokens per cache page."""
     memory: int | None
+    """Bytes of the cache; None if they are known only once the model is loaded, as with the free
+    memory of a GPU."""
     num_pages: int | None
+    """Pages of the cache; None if not known, as for `memory`."""
     num_states: int | None
+    """Slots for recurrent states; None if not known, or without recurrent layers."""
     align: int = 1
+    """Attention parts begin at multiples of this many positions."""
     quantization: str | None = None
+    """How matrices are computed, such as "fp8"; None if they are computed in `dtype`."""
 
     def plan(self, requests: Sequence[Request]) -> Plan:
         """Return the plan of requests; raise CacheFullError if one of them can never fit."""

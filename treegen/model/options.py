@@ -37,17 +37,14 @@ DRAFT_TOKENS: Final = 12
 
 
 class Sizes(NamedTuple):
-    """The sizes that an engine works with.
-
-    Attributes:
-        page_size: Tokens per cache page.
-        max_rows: Maximum samples decoded at once.
-        prefill_chunk: Maximum prompt tokens computed in one pass.
-    """
+    """The sizes that an engine works with."""
 
     page_size: int
+    """Tokens per cache page."""
     max_rows: int
+    """Maximum samples decoded at once."""
     prefill_chunk: int
+    """Maximum prompt tokens computed in one pass."""
 
 
 _SIZES: Final = {"cpu": Sizes(16, 256, 2048), "cuda": Sizes(64, 4096, 8192)}

@@ -94,25 +94,22 @@ class _MetaValueMode(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The results of a pass without data.
-
-    Attributes:
-        probe: The attention calls.
-        vocab_size: The number of logits of a row.
-        unreached: Names of the parts that a pass over text never calls, which need no memory.
-        states: The states that each recurrent layer keeps per sequence.
-        num_weights: Numbers in all weights, without parts that text never reaches.
-        num_in_linears: Numbers in layers that may run in FP8.
-        delta: The layout of the rows' update lists; None if rows cannot keep such lists.
-    """
+    """The results of a pass without data."""
 
     probe: Probe
+    """The attention calls."""
     vocab_size: int
+    """The number of logits of a row."""
     unreached: tuple[str, ...]
+    """Names of the parts that a pass over text never calls, which need no memory."""
     states: tuple[tuple[StateSpec, ...], ...]
+    """The states that each recurrent layer keeps per sequence."""
     num_weights: int
+    """Numbers in all weights, without parts that text never reaches."""
     num_in_linears: int
+    """Numbers in layers that may run in FP8."""
     delta: DeltaSpec | None = None
+    """The layout of the rows' update lists; None if rows cannot keep such lists."""
 
 
 def probe_layers(

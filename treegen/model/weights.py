@@ -89,33 +89,30 @@ def _load_base(key: Hashable, read: Callable[[], PreTrainedModel]) -> PreTrained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """All that decides how weights are loaded.
-
-    Attributes:
-        directory: The directory or GGUF file of the checkpoint.
-        config: Its configuration.
-        spec: The shape of the model, with the parts that text never reaches.
-        dtype: The type to compute in.
-        device: The device of the weights.
-        stored: How the weights are quantised; None if they are not.
-        quantization: As in `load_model`.
-        adapter: The adapter to merge; None for none.
-        images: Whether the model takes images too.
-        ranks: As in `load_model`.
-        trust_remote_code: As in `load_model`.
-    """
+    """All that decides how weights are loaded."""
 
     directory: Path
+    """The directory or GGUF file of the checkpoint."""
     config: PretrainedConfig
+    """Its configuration."""
     spec: ModelSpec
+    """The shape of the model, with the parts that text never reaches."""
     dtype: torch.dtype
+    """The type to compute in."""
     device: torch.device
+    """The device of the weights."""
     stored: QuantizationInfo | None
+    """How the weights are quantised; None if they are not."""
     quantization: str | None
+    """As in `load_model`."""
     adapter: Adapter | None
+    """The adapter to merge; None for none."""
     images: bool
+    """Whether the model takes images too."""
     ranks: Ranks | None
+    """As in `load_model`."""
     trust_remote_code: bool
+    """As in `load_model`."""
 
     @property
     def is_first_rank(self) -> bool:

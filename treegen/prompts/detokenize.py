@@ -32,7 +32,12 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, shown: Collection[str] = ()) -> None:
-        """Create a detokenizer. shown: special tokens that still count as text."""
+        """Create a detokenizer.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            shown: Special tokens that still count as text.
+        """
         from tokenizers.decoders import ByteLevel
 
         self._tokenizer = tokenizer

@@ -76,18 +76,16 @@ class Expand:
 
 @dataclass(frozen=True, slots=True)
 class LevelBound:
-    """Upper bounds of the size of one generated level.
-
-    level: its number, from 1.
-    rows: maximum number of samples.
-    kept: maximum number of samples that are expanded further.
-    tokens: maximum number of generated tokens.
-    """
+    """Upper bounds of the size of one generated level."""
 
     level: int
+    """Its number, from 1."""
     rows: int
+    """Maximum number of samples."""
     kept: int
+    """Maximum number of samples that are expanded further."""
     tokens: int
+    """Maximum number of generated tokens."""
 
 
 def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[LevelBound]:

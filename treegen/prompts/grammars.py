@@ -84,8 +84,9 @@ def parse_structure(given: Mapping[str, Any]) -> dict[str, Any]:
 class Grammar:
     """A grammar compiled for one tokenizer.
 
-    num_words: 32-bit words in a mask, which has a bit for each token.
-    num_lanes: number of lanes for `start`.
+    Attributes:
+        num_words: 32-bit words in a mask, which has a bit for each token.
+        num_lanes: Number of lanes for `start`.
     """
 
     def __init__(
@@ -209,7 +210,12 @@ def _named_by_id(lark: str, ids: Mapping[str, int]) -> str:
 
 
 def _make_grammar_error(kind: str, told: str) -> InputError:
-    """Return the error for a grammar that llguidance rejects. told: llguidance's message."""
+    """Return the error for a grammar that llguidance rejects.
+
+    Args:
+        kind: The parameter with the grammar.
+        told: The message of llguidance.
+    """
     first = textwrap.shorten((told.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
     if "coerce_one_of" in told:
         first = "the ways of a oneOf may overlap, which is not supported; write anyOf"

@@ -13,18 +13,16 @@ Tokens = NDArray[np.int32]
 
 @dataclass(slots=True)
 class RadixNode:
-    """Tokens up to `stop`, shared by every sequence at or below this node.
-
-    stop: number of tokens from the start of a sequence to the end of this node.
-    children: the nodes below, in order of first appearance.
-    sequences: indices of the sequences that end exactly here.
-    first: the smallest index of a sequence at or below the node.
-    """
+    """Tokens up to `stop`, shared by every sequence at or below this node."""
 
     stop: int
+    """Number of tokens from the start of a sequence to the end of this node."""
     children: list[RadixNode] = field(default_factory=list)
+    """The nodes below, in order of first appearance."""
     sequences: list[int] = field(default_factory=list)
+    """Indices of the sequences that end exactly here."""
     first: int = 0
+    """The smallest index of a sequence at or below the node."""
 
 
 def build(sequences: Sequence[Tokens]) -> list[RadixNode]:

@@ -61,15 +61,13 @@ IN_WORD: Final = (6, 6)
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A text to encode: a text of the call, or a start that several of them share.
-
-    parent: index of the longest shared start of the text; None if there is none.
-    depth: the number of nested shared starts above it.
-    """
+    """A text to encode: a text of the call, or a start that several of them share."""
 
     text: str
     parent: int | None
+    """Index of the longest shared start of the text; None if there is none."""
     depth: int
+    """The number of nested shared starts above it."""
 
 
 def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
@@ -119,17 +117,16 @@ def _common_length(texts: Sequence[str], agreed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _SplicePoint:
-    """The place where a window is spliced to a shared start.
-
-    kept: tokens of the shared start that stay.
-    own: the first token of the window that follows them.
-    before, after: how many tokens on either side of the place must agree.
-    """
+    """The place where a window is spliced to a shared start."""
 
     kept: int
+    """Tokens of the shared start that stay."""
     own: int
+    """The first token of the window that follows them."""
     before: int
+    """Number of tokens before the place that must agree."""
     after: int
+    """Number of tokens after the place that must agree."""
 
     def holds(self, start: Rows, own: Rows) -> bool:
         """Whether a shared start and a window agree around this place."""

@@ -45,11 +45,12 @@ Ending = tuple[FinishReason, str | int | None, str]
 class StopConditions:
     """The stop conditions of one set of sampling parameters.
 
-    may_end: bool [vocab_size], tokens after which a sample may be over.
-    ids: tokens after which a sample is over.
-    thinking: finds the reasoning in a sample; None if it is not separated from the answer.
-    bad_words: the tokens of words that may not be drawn.
-    grammar: the grammar that a sample must match; None if there is none.
+    Attributes:
+        may_end: Bool [vocab_size], tokens after which a sample may be over.
+        ids: Tokens after which a sample is over.
+        thinking: Finds the reasoning in a sample; None if it is not separated from the answer.
+        bad_words: The tokens of words that may not be drawn.
+        grammar: The grammar that a sample must match; None if there is none.
     """
 
     def __init__(
@@ -228,10 +229,11 @@ def word_tokens(
 class StopStrings:
     """Strings that end a sample: a table of tokens that may complete one, and a search.
 
-    may_end: bool [vocab_size], false only for tokens that cannot complete a stop string.
-
     Raises:
         InputError: a stop string is empty.
+
+    Attributes:
+        may_end: Bool [vocab_size], false only for tokens that cannot complete a stop string.
     """
 
     def __init__(

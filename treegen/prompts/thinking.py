@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags around the reasoning.
-
-    open, close: their text.
-    end: the text that closes reasoning whose budget is used up; it contains the closing tag.
-    """
+    """The tags around the reasoning."""
 
     open: str
+    """Text of the opening tag."""
     close: str
+    """Text of the closing tag."""
     end: str
+    """The text that closes reasoning whose budget is used up; it contains the closing tag."""
 
 
 def _tags(open: str, close: str) -> Tags:
@@ -122,9 +121,10 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
 class ThinkingTags:
     """Finds the reasoning in samples of one tokenizer.
 
-    end: token ids that close reasoning whose budget is used up.
-    opening_id: the token of the opening tag; None if the tag has several tokens.
-    always: whether every sample begins with one of the tags, as with Harmony's channels.
+    Attributes:
+        end: Token ids that close reasoning whose budget is used up.
+        opening_id: The token of the opening tag; None if the tag has several tokens.
+        always: Whether every sample begins with one of the tags, as with Harmony's channels.
     """
 
     def __init__(self, tags: Tags, tokenizer: Any) -> None:

@@ -56,9 +56,10 @@ class ByteSpeller:
     like `<name>` as special: no text of a grammar may contain it, yet forced text is spelled with
     it.
 
-    tokens: the bytes of each token, by id; the name of a token that is not text.
-    special_token_ids: the tokens that are not text.
-    names: ids of added tokens that are text, by their content.
+    Attributes:
+        tokens: The bytes of each token, by id; the name of a token that is not text.
+        special_token_ids: The tokens that are not text.
+        names: Ids of added tokens that are text, by their content.
     """
 
     is_tokenizer_wrapper = True

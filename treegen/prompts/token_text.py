@@ -10,21 +10,19 @@ from treegen.prompts.token_bytes import token_bytes
 
 
 class NamedToken(NamedTuple):
-    r"""One token of a text, or a likely alternative at its position.
-
-    text: the token's own text. Part of a character is shown as its bytes, such as `\xf0\x9f`; a
-    token without text by its name in the vocabulary.
-    bytes: the bytes of its text; joined over all tokens they give the text.
-    logprob: None if it is not known.
-    top: the likeliest tokens at its position.
-    num_characters: the number of characters that it adds to the whole text.
-    """
+    r"""One token of a text, or a likely alternative at its position."""
 
     text: str
+    """The token's own text. Part of a character is shown as its bytes, such as `\xf0\x9f`; a token
+    without text by its name in the vocabulary."""
     bytes: bytes
+    """The bytes of its text; joined over all tokens they give the text."""
     logprob: float | None
+    """None if it is not known."""
     top: "tuple[NamedToken, ...]" = ()
+    """The likeliest tokens at its position."""
     num_characters: int = 0
+    """The number of characters that it adds to the whole text."""
 
 
 def chat_logprobs(tokens: Iterable[NamedToken]) -> list[dict[str, Any]]:
@@ -97,7 +95,12 @@ class TokenText:
         return self.of(before[-CONTEXT_TOKENS:], [token])  # a text may lose its first space
 
     def _name_token(self, shown: str, token: int) -> tuple[str, bytes]:
-        """Return the text of a token and its bytes. shown: the text that it adds to its context."""
+        """Return the text of a token and its bytes.
+
+        Args:
+            shown: The text that the token adds to its context.
+            token: The token id.
+        """
         own = self._bytes(token)
         if _is_piece(own):
             return "".join(f"\\x{byte:02x}" for byte in own), own
@@ -119,7 +122,12 @@ class _Pieces:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, own: bytes, shown: str) -> int:
-        """Return how many characters a token adds. own: its bytes. shown: its text."""
+        """Return how many characters a token adds.
+
+        Args:
+            own: Its bytes.
+            shown: Its text.
+        """
         if _is_piece(own):
             return len(self._decoder.decode(own))
         unfinished = len(self._decoder.decode(b"", final=True))
@@ -136,5 +144,10 @@ def _is_piece(own: bytes) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _bytes_of(tokenizer: Any, size: int) -> Mapping[int, bytes]:
-    """Return the bytes of tokens; empty if unknown. size: the length of the tokenizer."""
+    """Return the bytes of tokens; empty if unknown.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        size: The length of the tokenizer, for the cache.
+    """
     return token_bytes(tokenizer) or {}

@@ -31,32 +31,28 @@ TAIL: Final = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenPrompt:
-    """The prompt of one sampled node.
-
-    id: the id of the node.
-    tokens: the token ids of the prompt.
-    samples: completions to draw after it.
-    node: the node itself.
-    """
+    """The prompt of one sampled node."""
 
     id: str
+    """The id of the node."""
     tokens: Ids
+    """The token ids of the prompt."""
     samples: int
+    """Completions to draw after it."""
     node: Node
+    """The node itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A part of a prompt whose text is tokenised jointly.
-
-    images: the images in it. shown: the text before image markers were expanded; None if equal to
-    `text`.
-    """
+    """A part of a prompt whose text is tokenised jointly."""
 
     text: str
     add_special_tokens: bool
     images: tuple[PlacedImage, ...] = ()
+    """The images in it."""
     shown: str | None = None
+    """The text before image markers were expanded; None if equal to `text`."""
 
 
 def tokenize(
@@ -240,16 +236,14 @@ def _encode_shared(
 
 @dataclass(slots=True, eq=False)
 class GivenPrompt:
-    """A user's prompt to which text can be appended.
-
-    text: the text; None for token ids.
-    special: whether the tokenizer's special tokens surround it.
-    rows: the rows of the text's encoding once they are known; see splice.py.
-    """
+    """A user's prompt to which text can be appended."""
 
     text: str | None
+    """The text; None for token ids."""
     special: bool
+    """Whether the tokenizer's special tokens surround it."""
     rows: Rows | None = None
+    """The rows of the text's encoding once they are known; see splice.py."""
 
     @staticmethod
     def of(content: str | Sequence[int]) -> GivenPrompt:

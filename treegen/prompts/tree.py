@@ -101,16 +101,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of one sampled node.
-
-    id: the id of the node.
-    path: the nodes from the root to it.
-    samples: completions to draw after it.
-    """
+    """The prompt of one sampled node."""
 
     id: str
+    """The id of the node."""
     path: tuple[Node, ...]
+    """The nodes from the root to it."""
     samples: int
+    """Completions to draw after it."""
 
     @property
     def node(self) -> Node:
@@ -125,16 +123,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A node that generates levels.
-
-    id: the id of the node.
-    path: the nodes from the root to it.
-    levels: the levels to generate below it.
-    """
+    """A node that generates levels."""
 
     id: str
+    """The id of the node."""
     path: tuple[Node, ...]
+    """The nodes from the root to it."""
     levels: tuple[Expand, ...]
+    """The levels to generate below it."""
 
     @property
     def text(self) -> str:

@@ -22,16 +22,14 @@ BINS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A bin of samples or problems with similar values of one number.
-
-    mean: the mean of that number.
-    right: the share that is correct, with its interval.
-    num: how many samples or problems the bin has.
-    """
+    """A bin of samples or problems with similar values of one number."""
 
     mean: float
+    """The mean of that number."""
     right: Estimate
+    """The share that is correct, with its interval."""
     num: int
+    """How many samples or problems the bin has."""
 
 
 def bin_values(
@@ -135,19 +133,18 @@ def compute_within_problem_auc(view: RunView, filter: str) -> Estimate | None:
 
 @dataclass(frozen=True, slots=True)
 class ProblemPoint:
-    """A problem as a point of a plot.
-
-    place: its number in the run.
-    right: the share of its samples that is correct. top: the share of the answer with most votes.
-    vote: how correct its vote is, from 0 to 1; tied answers count by their shares.
-    tokens: the mean number of tokens of a sample.
-    """
+    """A problem as a point of a plot."""
 
     place: int
+    """Its number in the run."""
     right: float
+    """The share of its samples that is correct."""
     top: float
+    """The share of the answer with most votes."""
     vote: float
+    """How correct its vote is, from 0 to 1; tied answers count by their shares."""
     tokens: float
+    """The mean number of tokens of a sample."""
 
 
 def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:

@@ -49,49 +49,54 @@ CLUSTERED: Final = "adjusted t interval over clusters of problems, and its p-val
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference between two runs by one metric.
-
-    metric: the name of the metric.
-    filter: the filter that read the answers.
-    a, b: the means over problems of the first and the second run.
-    value: b minus a.
-    low, high: the 95% interval of value; None for a single problem.
-    p_value: two-sided, by the interval's method; None for a single problem.
-    p_holm: p_value adjusted for all lines of the comparison; None if there are fewer than three.
-    better, worse: on how many problems b is above or below a.
-    method: how the interval and the p-value were computed.
-    by_problem: the differences, in the order of the problems.
-    """
+    """The difference between two runs by one metric."""
 
     metric: str
+    """The name of the metric."""
     filter: str
+    """The filter that read the answers."""
     a: float
+    """The mean over problems of the first run."""
     b: float
+    """The mean over problems of the second run."""
     value: float
+    """B minus a."""
     low: float | None
+    """The lower bound of the 95% interval of value; None for a single problem."""
     high: float | None
+    """The upper bound of the 95% interval of value; None for a single problem."""
     p_value: float | None
+    """Two-sided, by the interval's method; None for a single problem."""
     better: int
+    """Number of problems on which b is above a."""
     worse: int
+    """Number of problems on which b is below a."""
     method: str
+    """How the interval and the p-value were computed."""
     by_problem: tuple[float, ...]
+    """The differences, in the order of the problems."""
     p_holm: float | None = None
+    """p_value adjusted for all lines of the comparison; None if there are fewer than three."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """The numbers of tokens that two runs generated for the compared problems.
-
-    a, b: the totals. value: the mean of b minus a over problems; low, high: its 95% t interval over
-    problems or clusters of them, None for a single one. p_value: of Student's paired t-test.
-    """
+    """The numbers of tokens that two runs generated for the compared problems."""
 
     a: int
+    """The total of the first run."""
     b: int
+    """The total of the second run."""
     value: float
+    """The mean of b minus a over problems."""
     low: float | None
+    """The lower bound of its 95% t interval over problems or clusters of problems; None for a
+    single one."""
     high: float | None
+    """The upper bound of its 95% t interval over problems or clusters of problems; None for a
+    single one."""
     p_value: float | None
+    """Of Student's paired t-test."""
 
     @property
     def saved(self) -> float:
@@ -101,28 +106,26 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs and their differences.
-
-    a, b: the names of the runs.
-    what: what each run is: its task, model and key settings.
-    differ_in: the settings in which the runs differ, with both values, such as "temperature 0.7 /
-    1.0".
-    problem_ids: the problems that were compared.
-    left_out: the problems that either run has not finished.
-    differences: one for each metric that both runs have, the headline first.
-    tokens: the tokens that the runs have generated.
-    places: the index of each compared problem among all problems of the runs.
-    """
+    """Two runs and their differences."""
 
     a: str
+    """The name of the first run."""
     b: str
+    """The name of the second run."""
     problem_ids: tuple[str, ...]
+    """The problems that were compared."""
     left_out: tuple[str, ...]
+    """The problems that either run has not finished."""
     differences: tuple[Difference, ...]
+    """One for each metric that both runs have, the headline first."""
     tokens: TokenDifference | None = None
+    """The tokens that the runs have generated."""
     places: tuple[int, ...] = ()
+    """The index of each compared problem among all problems of the runs."""
     what: tuple[str, str] = ("", "")
+    """What each run is: its task, model and key settings."""
     differ_in: tuple[str, ...] = ()
+    """The settings in which the runs differ, with both values, such as "temperature 0.7 / 1.0"."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline includes its differences by problem."""

@@ -31,27 +31,25 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class VoteShares:
-    """The votes of one problem's samples, as shares of all its samples.
-
-    right: the share of correct answers.
-    leading: the share of the most frequent wrong answer.
-    other: the share of all other wrong answers.
-    invalid: the share of samples without an answer.
-    answer: the answer with the most votes, the first of tied ones; None if none was readable.
-    top: its share.
-    tied: whether several answers have the most votes.
-    won: whether a correct answer is among those with the most votes.
-    """
+    """The votes of one problem's samples, as shares of all its samples."""
 
     problem_id: str
     right: float
+    """The share of correct answers."""
     leading: float
+    """The share of the most frequent wrong answer."""
     other: float
+    """The share of all other wrong answers."""
     invalid: float
+    """The share of samples without an answer."""
     answer: str | None
+    """The answer with the most votes, the first of tied ones; None if none was readable."""
     top: float
+    """Its share."""
     tied: bool
+    """Whether several answers have the most votes."""
     won: bool
+    """Whether a correct answer is among those with the most votes."""
 
 
 def some_ks(num_samples: int) -> tuple[int, ...]:

@@ -34,8 +34,9 @@ _FILES: Final = ("*.json", "*.jsonl")
 class WatchedPage:
     """The page of some runs, in their state at the latest check.
 
-    asked: options for reading the runs; see `treegen.evals.config.base.OpenRunOptions`.
-    every: the least number of seconds between two checks of the runs.
+    Args:
+        asked: Options for reading the runs; see `treegen.evals.config.base.OpenRunOptions`.
+        every: The least number of seconds between two checks of the runs.
     """
 
     def __init__(

@@ -111,7 +111,12 @@ def load_run(
 
 
 def _images(path: Path, notices: list[str]) -> RunImages:
-    """Return the images of a run. notices: receives a sentence for missing images."""
+    """Return the images of a run.
+
+    Args:
+        path: The directory of the run.
+        notices: Receives a sentence about missing images.
+    """
     try:
         images = RunImages.read(path)
     except RunError as error:

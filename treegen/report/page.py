@@ -49,18 +49,17 @@ _DPI: Final = 96  # a browser's pixels per inch
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A rendered plot, as the template takes it.
-
-    drawn: its SVG.
-    spots: its parts that link to problems.
-    width, height: in a browser's pixels.
-    """
+    """A rendered plot, as the template takes it."""
 
     plot: Plot
     drawn: bytes
+    """Its SVG."""
     spots: Sequence[PlotLink]
+    """Its parts that link to problems."""
     width: int
+    """Width in CSS pixels."""
     height: int
+    """Height in CSS pixels."""
 
     @classmethod
     def of(cls, plot: Plot) -> "Picture":
@@ -122,14 +121,12 @@ def _across(views: Sequence[RunView]) -> list[Plot]:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A page that is served while its runs are in progress.
-
-    version: the version of its content; the page reloads when the server has another one.
-    every: the number of seconds between its requests for the version.
-    """
+    """A page that is served while its runs are in progress."""
 
     version: str
+    """The version of its content; the page reloads when the server has another one."""
     every: float
+    """The number of seconds between its requests for the version."""
 
 
 def check_name(path: Path, option: str) -> None:

@@ -83,7 +83,12 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
 
 
 def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> str:
-    """Return a plan document as text for people. levels: of the plan."""
+    """Return a plan document as text for people.
+
+    Args:
+        document: The plan document.
+        levels: The levels of the plan.
+    """
     model = document["model"]
     kind = "bytes of latents" if model["latents"] else "KV bytes"
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"

@@ -57,14 +57,13 @@ class PowerQuery:
     """Query of a power analysis: the difference of accuracies to detect, and the power.
 
     The test is that of `treegen compare`.
-
-    num_problems: the number of available problems; None asks only how many are needed.
     """
 
     difference: float
     power: float
     alpha: float
     num_problems: int | None = None
+    """The number of available problems; None asks only how many are needed."""
 
     def rows(self, spread: Variances, ks: Iterable[int]) -> list[dict[str, Any]]:
         """Return the problems needed, and the available ones' power, by number of samples."""

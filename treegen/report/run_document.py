@@ -38,7 +38,12 @@ def problem_of(view: RunView, wanted: str) -> ProblemView:
 
 
 def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:
-    """Return the content of a run as JSON values. shares: as `shares_of` returns them."""
+    """Return the content of a run as JSON values.
+
+    Args:
+        view: The run.
+        shares: The votes that `shares_of` returns.
+    """
     return {
         "task": view.task,
         "planned": view.info.planned,
@@ -84,7 +89,12 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
 
 
 def shares_of(view: RunView, filter: str) -> list[VoteShares]:
-    """Return the votes of a run's problems. filter: reads the answers; "" returns no votes."""
+    """Return the votes of a run's problems.
+
+    Args:
+        view: The run.
+        filter: The filter that reads the answers; "" returns no votes.
+    """
     return vote_shares(view.verdicts(filter)) if filter else []
 
 

@@ -37,16 +37,14 @@ _USUAL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """The settings of a run that say what was measured.
-
-    model: the name of the model, with its adapter if it has one.
-    values: other settings by name, those that every run shows first.
-    weights: the hash of the weights.
-    """
+    """The settings of a run that say what was measured."""
 
     model: str
+    """The name of the model, with its adapter if it has one."""
     values: Mapping[str, Any]
+    """Other settings by name, those that every run shows first."""
     weights: str = ""
+    """The hash of the weights."""
 
     @staticmethod
     def of(view: "RunView") -> "KeySettings":
@@ -81,7 +79,11 @@ class KeySettings:
 
     @staticmethod
     def of_results(results: Mapping[str, Any]) -> "KeySettings":
-        """Return the settings of a run. results: the content of its results.json."""
+        """Return the settings of a run.
+
+        Args:
+            results: The content of its results.json.
+        """
         rows = (results.get("report") or {}).get("metrics", ())
         shots = next((r["num_fewshot"] for r in rows if r["num_fewshot"] is not None), None)
         imported = "imported from" in results.get("versions", {})

@@ -27,28 +27,29 @@ _THIRDS: Final = (("hard", 0.0, 1 / 3), ("middling", 1 / 3, 2 / 3), ("easy", 2 /
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The result of one rule on some problems.
-
-    name: the name of the rule, such as maj@64 or decided:0.95.
-    vote: the mean share of a correct answer, with its interval over problems.
-    tokens, samples: means over problems.
-    less: vote minus the vote of all samples; low, high: its 95% interval over problems, paired.
-    saved: the share of the tokens of all samples that it saves.
-    same_tokens: the vote of a majority of samples with as many tokens.
-    same_vote: the share of tokens that it saves compared with the fewest samples whose majority is
-        as good; None if there is no such number.
-    """
+    """The result of one rule on some problems."""
 
     name: str
+    """The name of the rule, such as maj@64 or decided:0.95."""
     vote: Estimate
+    """The mean share of a correct answer, with its interval over problems."""
     tokens: float
+    """Mean number of tokens over problems."""
     samples: float
+    """Mean number of samples over problems."""
     less: float
+    """Vote minus the vote of all samples."""
     low: float
+    """The lower bound of its 95% interval over problems, paired."""
     high: float
+    """The upper bound of its 95% interval over problems, paired."""
     saved: float
+    """The share of the tokens of all samples that it saves."""
     same_tokens: float
+    """The vote of a majority of samples with as many tokens."""
     same_vote: float | None
+    """The share of tokens that it saves compared with the fewest samples whose majority is as good;
+    None if there is no such number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,16 @@ def _point(
     ids: Sequence[str],
     known: _ReplayCache,
 ) -> Point:
-    """Return the point of a rule. votes: the mean vote of the majority of each k."""
+    """Return the point of a rule.
+
+    Args:
+        name: Name of the rule.
+        found: Outcome of the rule for each problem.
+        curve: Outcomes of the majority of each k.
+        votes: Mean vote of the majority of each k.
+        ids: Ids of the problems.
+        known: Caches what replays share.
+    """
     whole = curve[max(curve)]
     tokens = _mean(found, _tokens)
     clusters = known.clusters(ids)

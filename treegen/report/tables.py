@@ -17,30 +17,26 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A headline number.
-
-    more: its interval, or the total that it is a share of.
-    """
+    """A headline number."""
 
     label: str
     value: str
     more: str = ""
+    """Its interval, or the total that it is a share of."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrintableTable:
-    """A table ready to print.
-
-    numbers: the columns that are aligned to the right.
-    title: the heading above it.
-    lines: sentences below it.
-    """
+    """A table ready to print."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: Sequence[int] = ()
+    """The columns that are aligned to the right."""
     title: str = ""
+    """The heading above it."""
     lines: Sequence[str] = ()
+    """Sentences below it."""
 
     @staticmethod
     def of(

@@ -93,10 +93,13 @@ def run_text(
 
 
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with one line for each run. results: the content of each results.json.
+    """Return a table with one line for each run.
 
     Costs are means over problems. They are in tokens, except for calls and nodes. Re-prompting is
     the cost of prefilling the whole context of each call again. Seconds are those of the whole run.
+
+    Args:
+        results: The content of each results.json.
     """
     head = ["Method", "Solved", "95% interval", *_COSTS, "Failed", "Seconds"]
     rows = [
@@ -154,7 +157,12 @@ def _time(usage: Mapping[str, Any]) -> str:
 
 
 def _metrics(report: Report, shown: Mapping[str, Sequence[str]] | None) -> str:
-    """Return the table of metrics. shown: the filters to show, by task; None for all."""
+    """Return the table of metrics.
+
+    Args:
+        report: The report.
+        shown: The filters to show, by task; None for all.
+    """
     rows = [
         [
             task_label(row.task, report),
@@ -180,7 +188,12 @@ def _hidden_filters(report: Report, shown: Mapping[str, Sequence[str]] | None) -
 
 
 def _majority(report: Report, shown: Sequence[str] | None) -> str:
-    """Return the table of maj@k; "" without votes. shown: the filters to show; None for all."""
+    """Return the table of maj@k; "" without votes.
+
+    Args:
+        report: The report.
+        shown: The filters to show; None for all.
+    """
     rows = [
         [
             row.filter,

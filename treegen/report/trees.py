@@ -22,28 +22,26 @@ _READ: Final = ("depth", "text", "logprob", "n_tokens", "pruned")
 
 @dataclass(frozen=True, slots=True)
 class StoredTree:
-    """A finished search, as its record stores it.
-
-    problem_id: the id of its problem.
-    method: the name of the search method.
-    solved: whether its answer is correct; None if that is not known.
-    answer: the answer that it found, if any.
-    best: the id of the node where the best path ends, if there is one.
-    nodes: the nodes of its tree, parents before their children.
-    stopped: why it ended.
-    usage: what it cost.
-    repeat: its index among the searches of the problem, from 0.
-    """
+    """A finished search, as its record stores it."""
 
     problem_id: str
+    """The id of its problem."""
     method: str
+    """The name of the search method."""
     solved: bool | None
+    """Whether its answer is correct; None if that is not known."""
     answer: str | None
+    """The answer that it found, if any."""
     best: int | None
+    """The id of the node where the best path ends, if there is one."""
     nodes: tuple[TreeNode, ...]
+    """The nodes of its tree, parents before their children."""
     stopped: str = ""
+    """Why it ended."""
     usage: Mapping[str, Any] = field(default_factory=dict)
+    """What it cost."""
     repeat: int = 0
+    """Its index among the searches of the problem, from 0."""
 
     @property
     def num_tokens(self) -> int:

@@ -23,27 +23,25 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)  # a frozen class takes three times as long to create, and runs have many
 class Sample:
-    """A finished sample.
-
-    problem_id: the id of its problem.
-    index: its number among the samples of the problem, from 0.
-    num_tokens: its generated tokens.
-    logprob: natural-log probability of the whole sample, if it is known.
-    finish_reason: why it ended.
-    verdicts: by filter; None if the sample is not scored.
-    searched: whether it is the result of a search.
-    thinking: where its reasoning ends; None if it has none.
-    """
+    """A finished sample."""
 
     problem_id: str
+    """The id of its problem."""
     index: int
+    """Its number among the samples of the problem, from 0."""
     text: str
     num_tokens: int
+    """Its generated tokens."""
     logprob: float | None
+    """Natural-log probability of the whole sample, if it is known."""
     finish_reason: str
+    """Why it ended."""
     verdicts: Mapping[str, Verdict] | None
+    """By filter; None if the sample is not scored."""
     searched: bool = False
+    """Whether it is the result of a search."""
     thinking: Thinking | None = None
+    """Where its reasoning ends; None if it has none."""
 
     @property
     def ended(self) -> str:
@@ -60,24 +58,23 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ProblemView:
-    """A problem with its samples.
-
-    question, answer: empty if the data of the run are not available.
-    prompt_tokens: tokens of its whole prompt; 0 without a sample.
-    samples: its finished samples.
-    group: its cluster for error bars; empty for none.
-    choice_tokens: tokens of its choices, which a likelihood run reads after the prompt.
-    images: the images of the question.
-    """
+    """A problem with its samples."""
 
     id: str
     question: str = ""
+    """The question; empty if the data of the run are not available."""
     answer: str = ""
+    """The reference answer; empty if the data of the run are not available."""
     prompt_tokens: int = 0
+    """Tokens of its whole prompt; 0 without a sample."""
     samples: tuple[Sample, ...] = ()
+    """Its finished samples."""
     group: str = ""
+    """Its cluster for error bars; empty for none."""
     choice_tokens: int = 0
+    """Tokens of its choices, which a likelihood run reads after the prompt."""
     images: tuple[RunImage, ...] = ()
+    """The images of the question."""
 
     @property
     def reference(self) -> str:
@@ -87,46 +84,45 @@ class ProblemView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The current state of a run.
-
-    source: where its problems come from.
-    num_samples: the planned number of samples of each problem.
-    problems: all its problems, with the samples that are finished.
-    filters: the names of the filters, the headline first; empty if nothing is scored.
-    report: the metrics; None if nothing is scored.
-    tree: the declared prompts, if the data of the run are available.
-    usage: the computation of all parts of the run.
-    timeline: the progress of the run over time.
-    trees: its search trees.
-    notices: what is missing here and why, one sentence each.
-    searched: whether its problems were searched. Each sample is then the result of a search.
-    fixed: how many samples of each problem are always drawn; None except for runs with early
-    stopping.
-    voters: for a run with early stopping, how many samples vote, for each stopped problem.
-    summaries, judged: the judgements of its samples, and the same as tables; see `treegen judge`.
-    images: its images.
-    """
+    """The current state of a run."""
 
     name: str
     path: Path
     info: "RunInfo"
     task: str
     source: str
+    """Where its problems come from."""
     num_samples: int
+    """The planned number of samples of each problem."""
     problems: tuple[ProblemView, ...]
+    """All its problems, with the samples that are finished."""
     filters: tuple[str, ...] = ()
+    """The names of the filters, the headline first; empty if nothing is scored."""
     report: Report | None = None
+    """The metrics; None if nothing is scored."""
     tree: "Node | None" = None
+    """The declared prompts, if the data of the run are available."""
     usage: Mapping[str, Any] = field(default_factory=dict)
+    """The computation of all parts of the run."""
     timeline: Sequence[Mapping[str, Any]] = ()
+    """The progress of the run over time."""
     trees: tuple[StoredTree, ...] = ()
+    """Its search trees."""
     notices: tuple[str, ...] = ()
+    """What is missing here and why, one sentence each."""
     searched: bool = False
+    """Whether its problems were searched. Each sample is then the result of a search."""
     fixed: int | None = None
+    """How many samples of each problem are always drawn; None except for runs with early
+    stopping."""
     voters: Mapping[str, int] | None = None
+    """For a run with early stopping, how many samples vote, for each stopped problem."""
     summaries: "tuple[Summary, ...]" = ()
+    """The judgements of its samples; see `treegen judge`."""
     judged: "tuple[Table, ...]" = ()
+    """The judgements of its samples as tables; see `treegen judge`."""
     images: RunImages | None = None
+    """Its images."""
     _verdicts: dict[tuple[str, float], Mapping[str, Sequence[Verdict]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

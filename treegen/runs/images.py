@@ -33,18 +33,16 @@ _MOST_BYTES: Final = 2**26  # bytes of a file; no image that can be opened has m
 
 @dataclass(frozen=True, slots=True)
 class RunImage:
-    """An image of a run.
-
-    sha256: SHA-256 of its file, in hex digits.
-    name: its name in the data, or that of its file.
-    size: its width and height in pixels.
-    tokens: its number of tokens in a prompt; None if unknown.
-    """
+    """An image of a run."""
 
     sha256: str
+    """SHA-256 of its file, in hex digits."""
     name: str
+    """Its name in the data, or that of its file."""
     size: tuple[int, int]
+    """Its width and height in pixels."""
     tokens: int | None = None
+    """Its number of tokens in a prompt; None if unknown."""
 
     def __str__(self) -> str:
         """Return name, size and number of tokens as text."""
@@ -66,16 +64,14 @@ class RunImage:
 
 @dataclass(frozen=True, slots=True)
 class RunImages:
-    """The images of a run.
-
-    path: the run directory.
-    images: the images by hash.
-    problems: by id of the problem, the hashes of its images in order.
-    """
+    """The images of a run."""
 
     path: Path
+    """The run directory."""
     images: Mapping[str, RunImage] = field(default_factory=dict)
+    """The images by hash."""
     problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By id of the problem, the hashes of its images in order."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -27,16 +27,14 @@ _REWRITTEN: Final = ("run.json", "results.json", "images.json")
 
 @dataclass(frozen=True, slots=True)
 class NewDirectory:
-    """The directory of a new run.
-
-    path: the directory.
-    directories: the directory and its parents, as far as they did not exist; outermost first.
-    before: the names that were already in it.
-    """
+    """The directory of a new run."""
 
     path: Path
+    """The directory."""
     directories: tuple[Path, ...]
+    """The directory and its parents, as far as they did not exist; outermost first."""
     before: frozenset[str]
+    """The names that were already in it."""
 
     @classmethod
     def directory(cls, path: Path) -> Self:

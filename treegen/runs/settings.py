@@ -24,28 +24,27 @@ _ABSENT: Final = object()
 class RunSettings:
     """The settings of a run, separated by whether they change samples.
 
-    identity: everything that changes a result (weights and tokenizer hash, chat template, dtype,
-    sampling, seed, number of samples, task and version, data hash, few-shot, limits, treegen's
-    version). Resuming with another value is an error. May be nested.
-    problem_ids: the ids of the problems.
-    planned: how many samples the finished run has.
-    free: all other settings (memory, devices, paths). They are only recorded. May be nested.
-    arguments: how a user sets a field, by the field's dotted name, such as
-    `{"data.problems": "data= or limit="}`; an empty text if no argument sets it. For a field that
-    is not listed, it is the last part of its name and an equals sign.
-    computing: what the last bits of samples depend on in addition to versions, such as the device.
-    It is recorded with the versions. A resume reports changes.
-
     Raises:
         InputError: JSON cannot represent a value, an id occurs twice, or `planned` is below 1.
     """
 
     identity: Mapping[str, Any]
+    """Everything that changes a result (weights and tokenizer hash, chat template, dtype, sampling,
+    seed, number of samples, task and version, data hash, few-shot, limits, treegen's version).
+    Resuming with another value is an error. May be nested."""
     problem_ids: Sequence[str]
+    """The ids of the problems."""
     planned: int
+    """How many samples the finished run has."""
     free: Mapping[str, Any] = field(default_factory=dict)
+    """All other settings (memory, devices, paths). They are only recorded. May be nested."""
     arguments: Mapping[str, str] = field(default_factory=dict)
+    """How a user sets a field, by the field's dotted name, such as `{"data.problems": "data= or
+    limit="}`; an empty text if no argument sets it. For a field that is not listed, it is the last
+    part of its name and an equals sign."""
     computing: Mapping[str, str] = field(default_factory=dict)
+    """What the last bits of samples depend on in addition to versions, such as the device. It is
+    recorded with the versions. A resume reports changes."""
 
     def __post_init__(self) -> None:
         """Raise InputError for settings that cannot be stored and compared."""
@@ -79,24 +78,25 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """The content of run.json.
-
-    fingerprint: a hash of everything that changes a result.
-    created: when the run was started, in UTC.
-    identity, free, problem_ids, planned: as in `RunSettings`, as JSON values.
-    versions: versions of Python, the platform and packages at its start, and `computing`.
-    resumes: the resumes with different free settings or versions than before; each has time, free
-    and versions.
-    """
+    """The content of run.json."""
 
     fingerprint: str
+    """A hash of everything that changes a result."""
     created: str
+    """When the run was started, in UTC."""
     identity: Mapping[str, Any]
+    """As in `RunSettings`, as JSON values."""
     free: Mapping[str, Any]
+    """As in `RunSettings`, as JSON values."""
     problem_ids: tuple[str, ...]
+    """As in `RunSettings`, as JSON values."""
     planned: int
+    """As in `RunSettings`, as JSON values."""
     versions: Mapping[str, str]
+    """Versions of Python, the platform and packages at its start, and `computing`."""
     resumes: tuple[Mapping[str, Any], ...]
+    """The resumes with different free settings or versions than before; each has time, free and
+    versions."""
 
 
 def model_identity(

@@ -37,16 +37,14 @@ MODEL_END: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class TextContext:
-    """The text up to a node.
-
-    tokens: the prompt, if it was given as token ids; otherwise empty.
-    text: the text after these tokens.
-    num_tokens: number of tokens of both.
-    """
+    """The text up to a node."""
 
     tokens: tuple[int, ...]
+    """The prompt, if it was given as token ids; otherwise empty."""
     text: str
+    """The text after these tokens."""
     num_tokens: int
+    """Number of tokens of both."""
 
     def append_text(self, text: str, num_tokens: int) -> TextContext:
         """Return the context with `text` appended, which has `num_tokens` tokens."""
@@ -55,40 +53,36 @@ class TextContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
-    """Samples that a search waits for, one per seed.
-
-    id: the same in every run of the same search, so answers can be stored under it.
-    search: name of the search.
-    context: the text that the samples continue.
-    key: key of the node; the seeds follow from it.
-    indices: index of each sample.
-    seeds: seed of each sample.
-    params: sampling parameters.
-    """
+    """Samples that a search waits for, one per seed."""
 
     id: str
+    """The same in every run of the same search, so answers can be stored under it."""
     search: str
+    """Name of the search."""
     context: TextContext
+    """The text that the samples continue."""
     key: str
+    """Key of the node; the seeds follow from it."""
     indices: range
+    """Index of each sample."""
     seeds: tuple[int, ...]
+    """Seed of each sample."""
     params: SamplingParams
+    """Sampling parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
-    """Log-likelihoods that a search waits for: of each text after a context.
-
-    id: the same in every run of the same search, so answers can be stored under it.
-    search: name of the search.
-    context: the text before the texts.
-    texts: the texts to score.
-    """
+    """Log-likelihoods that a search waits for: of each text after a context."""
 
     id: str
+    """The same in every run of the same search, so answers can be stored under it."""
     search: str
+    """Name of the search."""
     context: TextContext
+    """The text before the texts."""
     texts: tuple[str, ...]
+    """The texts to score."""
 
 
 SearchRequest = SampleRequest | ScoreRequest
@@ -96,18 +90,16 @@ SearchRequest = SampleRequest | ScoreRequest
 
 @dataclass(slots=True, eq=False)
 class _PendingRequest:
-    """A request whose answers the search has not received yet.
-
-    search: the search that waits.
-    future: what the search awaits.
-    call: the request's place in the call queue of the search, if it has one.
-    answers: None until they arrive, and for a cancelled request.
-    """
+    """A request whose answers the search has not received yet."""
 
     search: BudgetedSearch
+    """The search that waits."""
     future: asyncio.Future[Any]
+    """What the search awaits."""
     call: QueuedCall | None = None
+    """The request's place in the call queue of the search, if it has one."""
     answers: Sequence[Any] | None = None
+    """None until they arrive, and for a cancelled request."""
 
     @property
     def is_open(self) -> bool:
@@ -125,16 +117,14 @@ class _PendingRequest:
 
 @dataclass(slots=True)
 class _RequestBackend:
-    """The backend of the searches: it lists requests and waits for their answers.
-
-    count_tokens: counts the tokens of a text; None if they are not counted.
-    new: requests that `ask` has not returned yet.
-    waiting: requests that have no answers yet, or whose answers the search has not received.
-    """
+    """The backend of the searches: it lists requests and waits for their answers."""
 
     count_tokens: Callable[[str], int] | None
+    """Counts the tokens of a text; None if they are not counted."""
     new: list[SearchRequest] = field(default_factory=list)
+    """Requests that `ask` has not returned yet."""
     waiting: dict[SearchRequest, _PendingRequest] = field(default_factory=dict)
+    """Requests that have no answers yet, or whose answers the search has not received."""
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
         """Return the context of a prompt, and count its tokens."""

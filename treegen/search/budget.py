@@ -29,7 +29,8 @@ class StopReason(Enum):
 class BudgetReached(TreegenError):
     """A search made a call after its budget was used up, or after it was stopped.
 
-    by: what ended it.
+    Attributes:
+        by: What ended it.
     """
 
     def __init__(self, message: str = "", by: StopReason = StopReason.BUDGET) -> None:
@@ -52,27 +53,23 @@ class BudgetIgnored(asyncio.CancelledError):
 
 @dataclass(slots=True)
 class SearchUsage:
-    """The cost of one search.
-
-    tokens_decoded: generated tokens, including those of cancelled samples. Under a budget of tokens
-    a cancelled sample counts at most as many as the longest sample that arrived while it was being
-    drawn.
-    tokens_prefilled: given or recomputed tokens that went through the model, each counted once.
-    tokens_reprompted: tokens that would be computed if every call prefilled its whole context
-    again.
-    calls: sample and score calls.
-    nodes: children made; the root does not count.
-    started: when the search began, on the clock of `time.monotonic`.
-    seconds: wall time, once the search has ended.
-    """
+    """The cost of one search."""
 
     tokens_decoded: int = 0
+    """Generated tokens, including those of cancelled samples. Under a budget of tokens a cancelled
+    sample counts at most as many as the longest sample that arrived while it was being drawn."""
     tokens_prefilled: int = 0
+    """Given or recomputed tokens that went through the model, each counted once."""
     tokens_reprompted: int = 0
+    """Tokens that would be computed if every call prefilled its whole context again."""
     calls: int = 0
+    """Sample and score calls."""
     nodes: int = 0
+    """Children made; the root does not count."""
     started: float = field(default_factory=time.monotonic, repr=False, compare=False)
+    """When the search began, on the clock of `time.monotonic`."""
     seconds: float = 0.0
+    """Wall time, once the search has ended."""
 
     def elapsed_seconds(self) -> float:
         """Return the seconds since the search began, or that it took if it has ended."""
@@ -82,11 +79,6 @@ class SearchUsage:
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Limits of one search; None is no limit.
-
-    tokens: decoded tokens, including those of prompts that ask for values.
-    calls: sample and score calls.
-    seconds: wall time.
-    nodes: children, including those of given text.
 
     tokens, calls and nodes are never exceeded. If a call asks for more children than the limits
     allow, only those that are allowed are drawn. Samples count towards the tokens in the order of
@@ -100,9 +92,13 @@ class Budget:
     """
 
     tokens: int | None = None
+    """Decoded tokens, including those of prompts that ask for values."""
     calls: int | None = None
+    """Sample and score calls."""
     seconds: float | None = None
+    """Wall time."""
     nodes: int | None = None
+    """Children, including those of given text."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

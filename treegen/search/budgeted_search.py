@@ -22,13 +22,15 @@ _ENDS: Final = 3
 class BudgetedSearch(NonCopyable):
     """The name, budget, usage and randomness of one problem's search.
 
-    origin: text that the seeds of its samples follow from, in addition to their paths and the seed
-    of the params; by default the name.
-    usage: what the search has cost so far.
-    line: its calls in order, if its budget counts them; otherwise None.
-    stopped: why further calls are not allowed; None while they are.
-    is_abandoned: whether the search was given up, because it kept making calls despite every error.
-    num_asked: pending calls for samples and scores.
+    Attributes:
+        origin: Text that the seeds of its samples follow from, in addition to their paths and the
+            seed of the params; by default the name.
+        usage: What the search has cost so far.
+        line: Its calls in order, if its budget counts them; otherwise None.
+        stopped: Why further calls are not allowed; None while they are.
+        is_abandoned: Whether the search was given up, because it kept making calls despite every
+            error.
+        num_asked: Pending calls for samples and scores.
     """
 
     def __init__(self, name: str, budget: Budget | None, origin: str | None) -> None:

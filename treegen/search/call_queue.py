@@ -26,29 +26,27 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class QueuedCall:
-    """A call for samples or scores.
-
-    num_samples: number of samples requested; 0 for scores.
-    num_open: results still to come.
-    return_: called when the call may return; gets how many of its samples fit the budget.
-    most: maximum number of tokens of one sample.
-    begin: starts samples; gets the place of the first sample in the call, their number, and the
-    maximum number of tokens of each. None if they start by themselves and are never cut.
-    num_begun: samples that have started.
-    held: tokens reserved for samples being drawn.
-    tokens: number of tokens of each sample that has ended, by its place.
-    seen: tokens of the longest sample that another call returned since this call was made.
-    """
+    """A call for samples or scores."""
 
     num_samples: int
+    """Number of samples requested; 0 for scores."""
     num_open: int
+    """Results still to come."""
     return_: Callable[[int], object]
+    """Called when the call may return; gets how many of its samples fit the budget."""
     most: int = 0
+    """Maximum number of tokens of one sample."""
     begin: Callable[[int, int, int], object] | None = None
+    """Starts samples; gets the place of the first sample in the call, their number, and the maximum
+    number of tokens of each. None if they start by themselves and are never cut."""
     num_begun: int = 0
+    """Samples that have started."""
     held: int = 0
+    """Tokens reserved for samples being drawn."""
     tokens: dict[int, int] = field(default_factory=dict)
+    """Number of tokens of each sample that has ended, by its place."""
     seen: int = 0
+    """Tokens of the longest sample that another call returned since this call was made."""
 
     @property
     def num_waiting(self) -> int:

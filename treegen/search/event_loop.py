@@ -75,10 +75,11 @@ class IdleLoop(asyncio.SelectorEventLoop):
     `on_busy` is called if the loop has not waited for a thousand rounds. Some coroutine then polls
     for a result, which must not block the computation of that result.
 
-    backend: computes the samples that are awaited in the loop.
-    behind: tasks that nothing ends.
-    aside: the external calls of its searches.
-    ending: whether all tasks are being cancelled.
+    Attributes:
+        backend: Computes the samples that are awaited in the loop.
+        behind: Tasks that nothing ends.
+        aside: The external calls of its searches.
+        ending: Whether all tasks are being cancelled.
     """
 
     def __init__(

@@ -30,12 +30,10 @@ Y = TypeVar("Y")
 
 
 class SearchLike(Protocol):
-    """A search.
-
-    num_asked: its pending calls of the model.
-    """
+    """A search."""
 
     num_asked: int
+    """Its pending calls of the model."""
 
 
 class NodeLike(Protocol):
@@ -52,29 +50,25 @@ class NodeLike(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """An external call of a search.
-
-    work: the result to come.
-    turn: done when the search may resume with the result.
-    place: place of the node that the call is about.
-    is_new: whether it is a function that has not delayed a pass of the model yet.
-    """
+    """An external call of a search."""
 
     work: asyncio.Future[Any]
+    """The result to come."""
     turn: asyncio.Future[None]
+    """Done when the search may resume with the result."""
     place: Place
+    """Place of the node that the call is about."""
     is_new: bool
+    """Whether it is a function that has not delayed a pass of the model yet."""
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Calls of a `BatchedFunction` that are not computed yet.
-
-    looks: how often they could have been computed.
-    """
+    """Calls of a `BatchedFunction` that are not computed yet."""
 
     calls: list[tuple[Sequence[Any], asyncio.Future[Any]]] = field(default_factory=list)
     looks: int = 0
+    """How often they could have been computed."""
 
 
 class ExternalCallQueue:
@@ -178,8 +172,10 @@ class BatchedFunction(Generic[X, Y]):
 
     compute: gets items and returns one result per item, each a function of its own item only. It
     runs in the searches' own thread, so that it does not disturb what the model computes.
-    size: number of items that is worth a call while the model has other work.
-    patience: number of passes of the model after which fewer items are computed too.
+
+    Attributes:
+        size: Number of items that is worth a call while the model has other work.
+        patience: Number of passes of the model after which fewer items are computed too.
     """
 
     def __init__(

@@ -42,18 +42,16 @@ class SessionFactory(Protocol):
 
 @dataclass(slots=True, eq=False)
 class CrossModelContext:
-    """The text up to a node, in the caches of those LLMs that needed it.
-
-    above: the context that it continues; None for a prompt.
-    content: its own text; for a prompt, the content for each LLM.
-    backends: the backend of each LLM, by the LLM's name.
-    own: the context in each cache, by the LLM's name.
-    """
+    """The text up to a node, in the caches of those LLMs that needed it."""
 
     above: CrossModelContext | None
+    """The context that it continues; None for a prompt."""
     content: str | Parts | Mapping[str, Content]
+    """Its own text; for a prompt, the content for each LLM."""
     backends: Mapping[str, LiveBackend]
+    """The backend of each LLM, by the LLM's name."""
     own: dict[str, Context] = field(default_factory=dict)
+    """The context in each cache, by the LLM's name."""
 
     def of(self, name: str) -> Context:
         """Return the context in one LLM's cache; its text is computed at the first use."""

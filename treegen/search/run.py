@@ -58,11 +58,12 @@ class RunBackend(Backend, Protocol):
 class SearchRun(Iterator[SearchResult], Closeable):
     """Results of searches as they finish; closing it ends unfinished searches.
 
-    names: names of the problems, in their order.
-    closed: whether the run is over.
-
     A search that fails does not end the others: its result has the error and its tree so far.
     Errors of the model itself end the run.
+
+    Attributes:
+        names: Names of the problems, in their order.
+        closed: Whether the run is over.
     """
 
     def __init__(

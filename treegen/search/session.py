@@ -34,18 +34,16 @@ _MANY: Final = 64
 
 @dataclass(slots=True, eq=False)
 class Started(Generic[T]):
-    """A call that `Session.start` started. It is done when `Session.step` has returned it.
-
-    call: the coroutine.
-    tickets: the results that it waits for.
-    is_done: whether it has ended.
-    error: what it raised; None if nothing.
-    """
+    """A call that `Session.start` started. It is done when `Session.step` has returned it."""
 
     call: Coroutine[Any, Any, T]
+    """The coroutine."""
     tickets: list[PendingResults[Any]] = field(default_factory=list)
+    """The results that it waits for."""
     is_done: bool = False
+    """Whether it has ended."""
     error: BaseException | None = None
+    """What it raised; None if nothing."""
     _result: T | None = None
 
     @property

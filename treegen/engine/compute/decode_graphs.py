@@ -36,34 +36,33 @@ _FIRST_ROOM = 4096  # initial capacity for drawn tokens
 
 @dataclass(slots=True, eq=False)
 class _Graph:
-    """A captured step: its inputs, its attention work list and its output.
-
-    step: the step whose tensors are the graph's inputs.
-    state: work list of its attention.
-    copies: work list of its attention to expanded copies; None if it reads none.
-    graph: the CUDA graph.
-    out: the draws, or logits [T, V] if draws are made outside the graph.
-    filled: number of rows whose inputs are set; the inputs of further rows are 0.
-    sampling: the sampling parameters copied last.
-    size: number of rows.
-    several: whether items have several rows each.
-    """
+    """A captured step: its inputs, its attention work list and its output."""
 
     step: DecodeStep
+    """The step whose tensors are the graph's inputs."""
     state: StaticState
+    """Work list of its attention."""
     copies: StaticState | None
+    """Work list of its attention to expanded copies; None if it reads none."""
     graph: torch.cuda.CUDAGraph
+    """The CUDA graph."""
     out: Draws | Tensor
+    """The draws, or logits [T, V] if draws are made outside the graph."""
     filled: int
+    """Number of rows whose inputs are set; the inputs of further rows are 0."""
     sampling: SamplingBatch
+    """The sampling parameters copied last."""
     size: int
+    """Number of rows."""
     several: bool
+    """Whether items have several rows each."""
 
 
 class DecodeGraphs(GraphPool[_Graph]):
     """Captures and replays decode steps of one model.
 
-    num_captured: steps that were captured, or could not be.
+    Attributes:
+        num_captured: Steps that were captured, or could not be.
     """
 
     _kind = "step"

@@ -34,37 +34,30 @@ NUM_INPUTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One decode step of T rows.
-
-    inputs_8T: int64, by first index:
-        TOKEN: the row's last token, if it is known.
-        SOURCE: index of that token in drawn_P1, or -1 if it is known.
-        POSITION: its position.
-        SLOT: the cache slot for its key and value.
-        SEED: the row's seed.
-        COUNT: how many tokens the row has drawn.
-        FORCED: the token that replaces the row's draw, or -1.
-        ROTARY: its rotary position, which images may shift.
-    They may be on the host until `on_device` moves them or a CUDA graph copies them.
-    drawn_P1: the tokens that the previous step draws; None if all of them are known.
-    levels: attention levels of the rows.
-    sampling: sampling parameters of the rows.
-    cache: the cache with the pages that the rows read and write.
-    states: the recurrent states that the rows read and write; None for a model without any.
-    texts: the text before each draw; None if no draw depends on it.
-    ranks: the ranks that compute the step together; None for one process.
-    vocab_size: size of the vocabulary, of which each rank has the logits of a part.
-    """
+    """One decode step of T rows."""
 
     inputs_8T: Tensor
+    """int64, by first index: TOKEN: the row's last token, if it is known. SOURCE: index of that
+    token in drawn_P1, or -1 if it is known. POSITION: its position. SLOT: the cache slot for its
+    key and value. SEED: the row's seed. COUNT: how many tokens the row has drawn. FORCED: the token
+    that replaces the row's draw, or -1. ROTARY: its rotary position, which images may shift. They
+    may be on the host until `on_device` moves them or a CUDA graph copies them."""
     drawn_P1: Tensor | None
+    """The tokens that the previous step draws; None if all of them are known."""
     levels: PreparedLevels
+    """Attention levels of the rows."""
     sampling: SamplingBatch
+    """Sampling parameters of the rows."""
     cache: PagedCache
+    """The cache with the pages that the rows read and write."""
     states: StateBatch | None = None
+    """The recurrent states that the rows read and write; None for a model without any."""
     texts: TokenHistory | None = None
+    """The text before each draw; None if no draw depends on it."""
     ranks: Ranks | None = None
+    """The ranks that compute the step together; None for one process."""
     vocab_size: int = 0
+    """Size of the vocabulary, of which each rank has the logits of a part."""
 
     @property
     def draws_in_parts(self) -> bool:

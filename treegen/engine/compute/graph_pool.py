@@ -24,7 +24,8 @@ _Entry = TypeVar("_Entry")
 class GraphPool(Generic[_Entry]):
     """Graphs of one model and one kind. They share memory, so only one runs at a time.
 
-    off: why graphs are not used; None while they are used.
+    Attributes:
+        off: Why graphs are not used; None while they are used.
     """
 
     _kind: str  # what is captured, for messages

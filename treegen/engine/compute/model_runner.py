@@ -79,92 +79,87 @@ class TokenChecksum:
 
 @dataclass(frozen=True, slots=True)
 class PrefillInputs:
-    """A prefill pass of T tokens.
-
-    tokens: token ids, [T].
-    positions, slots: as in `Batch`, [T].
-    wanted: indices of the tokens after which logits are needed, [S].
-    levels: attention levels of the tokens.
-    pieces: the tokens by sequence, for recurrent layers; None for a model without recurrent layers.
-    rotary: as in `Batch`, [3, T]; None if images shift no positions.
-    windowed: attention levels in layers with a window, if they differ from `levels`.
-    images: embeddings at the places of images, on the host; None without images.
-    """
+    """A prefill pass of T tokens."""
 
     tokens: Ints
+    """Token ids, [T]."""
     positions: Ints
+    """As in `Batch`, [T]."""
     slots: Ints
+    """As in `Batch`, [T]."""
     wanted: Ints
+    """Indices of the tokens after which logits are needed, [S]."""
     levels: Sequence[HostLevel]
+    """Attention levels of the tokens."""
     pieces: Sequence[Piece] | None
+    """The tokens by sequence, for recurrent layers; None for a model without recurrent layers."""
     rotary: Ints | None = None
+    """As in `Batch`, [3, T]; None if images shift no positions."""
     windowed: Sequence[HostLevel] | None = None
+    """Attention levels in layers with a window, if they differ from `levels`."""
     images: ImageRows | None = None
+    """Embeddings at the places of images, on the host; None without images."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
-    """Inputs of decode steps that stay the same while the same rows are decoded.
-
-    levels: the levels above the rows' own tokens.
-    params, biases: their distinct sampling parameters.
-    index: index of each row's sampling parameters, [T].
-    drawn: runs of tokens that were drawn, as in `TokenHistory`, [T, runs, 2]; None if no draw
-    depends on the text before it.
-    masked: whether grammars restrict the draws of some rows; their masks are known later than the
-    other inputs.
-    """
+    """Inputs of decode steps that stay the same while the same rows are decoded."""
 
     levels: Sequence[HostLevel]
+    """The levels above the rows' own tokens."""
     params: Sequence[SamplingParams]
+    """The distinct sampling parameters of the rows."""
     biases: Sequence[Bias]
+    """The distinct logit biases of the rows."""
     index: Ints
+    """Index of each row's sampling parameters, [T]."""
     drawn: Ints | None = None
+    """Runs of tokens that were drawn, as in `TokenHistory`, [T, runs, 2]; None if no draw depends
+    on the text before it."""
     masked: bool = False
+    """Whether grammars restrict the draws of some rows; their masks are known later than the other
+    inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateInputs:
-    """State slots of a decode step of T rows.
-
-    inputs: [2, T] the slots that the rows read and write, or [4 + P, T] as in `RowSlots`.
-    folds: [3 + P, F] each, the update lists to fold into states before the step, in this order. The
-    first index lists, for F lists: the slot of the state to which the list applies, the slot of the
-    new state, the number of updates, and the P pages.
-    """
+    """State slots of a decode step of T rows."""
 
     inputs: Ints
+    """[2, T] the slots that the rows read and write, or [4 + P, T] as in `RowSlots`."""
     folds: Sequence[Ints] = ()
+    """[3 + P, F] each, the update lists to fold into states before the step, in this order. The
+    first index lists, for F lists: the slot of the state to which the list applies, the slot of the
+    new state, the number of updates, and the P pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A decode step of T rows.
-
-    inputs: as in `DecodeStep`, [8, T].
-    own: the level of the rows' own tokens.
-    rows: inputs that depend on the rows only; None if the rows are those of the previous step.
-    goes_on: whether some input tokens are those that the previous step draws.
-    states: state slots of the rows; None for a model without recurrent layers.
-    graphs: whether the step may run as a CUDA graph.
-    number: number of earlier steps of the run.
-    """
+    """A decode step of T rows."""
 
     inputs: Ints
+    """As in `DecodeStep`, [8, T]."""
     own: HostLevel
+    """The level of the rows' own tokens."""
     rows: StepRows | None
+    """Inputs that depend on the rows only; None if the rows are those of the previous step."""
     goes_on: bool
+    """Whether some input tokens are those that the previous step draws."""
     states: StateInputs | None
+    """State slots of the rows; None for a model without recurrent layers."""
     graphs: bool
+    """Whether the step may run as a CUDA graph."""
     number: int = 0
+    """Number of earlier steps of the run."""
 
 
 class ModelRunner:
     """Computes passes with one model and its cache, alone or together with other ranks.
 
-    graphs: CUDA graphs of decode steps; None computes them eagerly.
-    impl: the attention implementation.
-    sampling: caches the sampling inputs of rows.
+    Attributes:
+        graphs: CUDA graphs of decode steps; None computes them eagerly.
+        impl: The attention implementation.
+        sampling: Caches the sampling inputs of rows.
     """
 
     def __init__(

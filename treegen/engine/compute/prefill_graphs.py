@@ -34,20 +34,18 @@ _WASTE: Final = 2  # a graph serves passes with at least 1/_WASTE of its tokens
 
 @dataclass(slots=True, eq=False)
 class _Graph:
-    """A captured pass.
-
-    batch: its inputs, which are views of `memory`.
-    memory: tokens, positions, slots and indices of wanted logits, concatenated.
-    state: work list of its attention.
-    graph: the CUDA graph.
-    out: the logits.
-    """
+    """A captured pass."""
 
     batch: Batch
+    """Its inputs, which are views of `memory`."""
     memory: Tensor
+    """Tokens, positions, slots and indices of wanted logits, concatenated."""
     state: StaticState
+    """Work list of its attention."""
     graph: torch.cuda.CUDAGraph
+    """The CUDA graph."""
     out: Tensor
+    """The logits."""
 
 
 class PrefillGraphs(GraphPool[_Graph]):

@@ -93,20 +93,18 @@ def _size(tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _CostEstimate:
-    """Expected times of passes over some rows, in units of the time of reading the weights.
-
-    num_rows: number of rows.
-    most: maximum number of draft tokens of each row.
-    now: tokens per unit of time without drafts.
-    cost_M: time of a pass that verifies 1, 2, ... draft tokens.
-    pays: whether it pays to verify drafts with the best acceptance rate.
-    """
+    """Expected times of passes over some rows, in units of the time of reading the weights."""
 
     num_rows: int
+    """Number of rows."""
     most: int
+    """Maximum number of draft tokens of each row."""
     now: float
+    """Tokens per unit of time without drafts."""
     cost_M: Floats
+    """Time of a pass that verifies 1, 2, ... draft tokens."""
     pays: bool
+    """Whether it pays to verify drafts with the best acceptance rate."""
 
 
 class DraftLengthController:

@@ -17,11 +17,13 @@ from treegen.prompts.stops import Ending
 class ConfidenceStops(RowFeature):
     """The confidence floors of the rows of one run.
 
-    Arrays over the slots of the row table:
-    floor: the row ends once its mean confidence over its last `window` tokens is lower.
-    window: number of these tokens; 0 for a row without a floor.
-    total: the sum of their confidences.
-    is_low: whether the row ends because of its floor.
+    Arrays over the slots of the row table: floor: the row ends once its mean confidence over its
+    last `window` tokens is lower.
+
+    Attributes:
+        window: Number of these tokens; 0 for a row without a floor.
+        total: The sum of their confidences.
+        is_low: Whether the row ends because of its floor.
     """
 
     def __init__(self, run: EngineRun) -> None:

@@ -22,8 +22,9 @@ _MOST_BYTES: Final = 2**32  # on the host; the least recently used image is drop
 class EncoderCache:
     """Caches the image embeddings of the vision tower by image digest.
 
-    table: the images.
-    rotary: rotary positions of tokens, if images have axes; None otherwise.
+    Attributes:
+        table: The images.
+        rotary: Rotary positions of tokens, if images have axes; None otherwise.
     """
 
     def __init__(self, table: ImageTable, tower: VisionTower) -> None:

@@ -30,15 +30,14 @@ class ExpandedKVOptions:
 
 @dataclass(frozen=True, slots=True)
 class _ExpandedKV:
-    """The copy of one segment.
-
-    blocks: numbers of the blocks of consecutive pages that the pool has lent.
-    table, num_keys: page table and number of keys of the segment when it was copied.
-    """
+    """The copy of one segment."""
 
     blocks: Pages
+    """Numbers of the blocks of consecutive pages that the pool has lent."""
     table: Pages
+    """Page table of the segment when it was copied."""
     num_keys: int
+    """Number of keys of the segment when it was copied."""
 
 
 class ExpandedKVCache:

@@ -35,22 +35,20 @@ from treegen.ops.cache.state_cache import StateCache
 
 @dataclass(slots=True)
 class Features:
-    """The optional features of one run.
-
-    states: recurrent states of the rows.
-    budgets: thinking budgets.
-    confidence: confidence floors.
-    grammars: grammars.
-    images: image embeddings of prompts; None for a model that takes no images.
-    expanded: expanded keys and values; None for a model without latents.
-    """
+    """The optional features of one run."""
 
     states: RowStates
+    """Recurrent states of the rows."""
     budgets: ThinkingBudgets
+    """Thinking budgets."""
     confidence: ConfidenceStops
+    """Confidence floors."""
     grammars: RowGrammars
+    """Grammars."""
     images: EncoderCache | None
+    """Image embeddings of prompts; None for a model that takes no images."""
     expanded: ExpandedKVCache | None
+    """Expanded keys and values; None for a model without latents."""
 
     @property
     def of_rows(self) -> list[RowFeature]:

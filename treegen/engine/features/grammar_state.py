@@ -26,22 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class GrammarState:
-    """The state of a text in its grammar.
-
-    prompt: the end of the prompt before the text.
-    before: drawn tokens on the path to a node of a search; the text begins with them.
-    matcher: the matcher, which has read the text so far.
-    lane: lane of the matcher, as in `Grammar.start`.
-    begins: number of tokens before the grammar begins; None while the text may still be reasoning.
-    num_read: number of tokens of the text that were read.
-    """
+    """The state of a text in its grammar."""
 
     prompt: Tokens
+    """The end of the prompt before the text."""
     before: list[int]
+    """Drawn tokens on the path to a node of a search; the text begins with them."""
     matcher: LLMatcher
+    """The matcher, which has read the text so far."""
     lane: int
+    """Lane of the matcher, as in `Grammar.start`."""
     begins: int | None
+    """Number of tokens before the grammar begins; None while the text may still be reasoning."""
     num_read: int = 0
+    """Number of tokens of the text that were read."""
 
     @property
     def is_bound(self) -> bool:

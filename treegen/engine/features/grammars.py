@@ -48,7 +48,8 @@ _ROWS_OF_LANE: Final = 32  # consecutive rows that use the same lane
 class RowGrammars:
     """The grammars of the rows of one run.
 
-    used: whether any row has had a grammar; until then, rows cost nothing here.
+    Attributes:
+        used: Whether any row has had a grammar; until then, rows cost nothing here.
     """
 
     def __init__(self, run: EngineRun) -> None:

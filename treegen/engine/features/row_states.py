@@ -22,14 +22,12 @@ from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
 
 
 class RecurrentRowStates(RowStates):
-    """What rows with recurrent states have in common.
-
-    per_row: maximum number of slots that a row takes.
-    inputs: number of tokens that each row has computed, by slot of the row table.
-    """
+    """What rows with recurrent states have in common."""
 
     per_row: int
+    """Maximum number of slots that a row takes."""
     inputs: Ints
+    """Number of tokens that each row has computed, by slot of the row table."""
 
     def __init__(self, rows: RowTable, cache: StateCache) -> None:
         """Set up a run in which no row owns a slot."""
@@ -68,10 +66,11 @@ class RecurrentRowStates(RowStates):
 class InPlaceRowStates(RecurrentRowStates):
     """Rows that own slots, which are updated in place.
 
-    Arrays over the slots of the row table:
-    now: slot of the state after the row's last input.
-    before: slot of the state one input earlier.
-    source: slot of the state after the row's prompt.
+    Arrays over the slots of the row table: now: slot of the state after the row's last input.
+
+    Attributes:
+        before: Slot of the state one input earlier.
+        source: Slot of the state after the row's prompt.
     """
 
     def __init__(self, rows: RowTable, cache: StateCache, *, per_row: int) -> None:

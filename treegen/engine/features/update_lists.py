@@ -28,16 +28,17 @@ _NEVER = 1 << 40
 class RowUpdateLists(RecurrentRowStates):
     """The windows, pages and state slots that active rows own.
 
-    Arrays over the slots of the row table:
-    base: slot of the state to which the list applies.
-    listed: number of updates in the list.
-    fold_at: number of updates at which the list is folded.
-    own: the state slot that the row owns; NO_STATE for none.
-    window: the convolution window that the row owns.
-    window_at: where its current window is.
-    inputs: number of tokens that the row has computed.
-    pages: pages of its list, first those that it owns in addition to its slot.
-    num_pages: number of pages that it owns in addition to its slot.
+    Arrays over the slots of the row table: base: slot of the state to which the list applies.
+
+    Attributes:
+        listed: Number of updates in the list.
+        fold_at: Number of updates at which the list is folded.
+        own: The state slot that the row owns; NO_STATE for none.
+        window: The convolution window that the row owns.
+        window_at: Where its current window is.
+        inputs: Number of tokens that the row has computed.
+        pages: Pages of its list, first those that it owns in addition to its slot.
+        num_pages: Number of pages that it owns in addition to its slot.
     """
 
     per_row = 2  # maximum number of slots that a row takes, its pages included

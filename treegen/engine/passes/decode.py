@@ -35,20 +35,18 @@ from treegen.ops.sampling.draw import Draws
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """The draws of a step that may still be running: one or several per row.
-
-    slots: the slot of each draw's row.
-    serials: serial numbers of these rows, which show whether a slot still has the same row.
-    fetch: the draws, being copied to the host.
-    guesses: the draft tokens that the step verifies; None if each row draws once.
-    keys: number of keys read in each layer.
-    """
+    """The draws of a step that may still be running: one or several per row."""
 
     slots: Ints
+    """The slot of each draw's row."""
     serials: Ints
+    """Serial numbers of these rows, which show whether a slot still has the same row."""
     fetch: AsyncDraws
+    """The draws, being copied to the host."""
     guesses: VerifyInput | None = None
+    """The draft tokens that the step verifies; None if each row draws once."""
     keys: int = 0
+    """Number of keys read in each layer."""
 
     @classmethod
     def of(
@@ -73,19 +71,20 @@ class InFlightStep:
 
 @dataclass(frozen=True, slots=True)
 class DeferredStep:
-    """A decode step that draws only once the previous tokens are known, which grammars need.
-
-    undrawn: the logits to draw from.
-    number: number of earlier steps of the run.
-    slots, serials, guesses, keys: as in `InFlightStep`.
-    """
+    """A decode step that draws only once the previous tokens are known, which grammars need."""
 
     slots: Ints
+    """As in `InFlightStep`."""
     serials: Ints
+    """As in `InFlightStep`."""
     undrawn: DeferredDraws
+    """The logits to draw from."""
     number: int
+    """Number of earlier steps of the run."""
     guesses: VerifyInput | None
+    """As in `InFlightStep`."""
     keys: int
+    """As in `InFlightStep`."""
 
 
 class DecodeSteps:

@@ -119,32 +119,28 @@ _MIN_ROWS = 16  # rows of logits that a pass may have for any vocabulary size
 
 @dataclass(frozen=True, slots=True)
 class FirstDraws:
-    """The first tokens of the rows of requests that have equally many rows.
-
-    requests: the requests.
-    at: for each request, the row of the pass's logits from which its tokens are drawn.
-    flight: the draws.
-    """
+    """The first tokens of the rows of requests that have equally many rows."""
 
     requests: Sequence[LiveRequest]
+    """The requests."""
     at: Ints
+    """For each request, the row of the pass's logits from which its tokens are drawn."""
     flight: InFlightStep
+    """The draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightPrefill:
-    """A prefill pass that may still be running.
-
-    spans: the spans of tokens that it computes.
-    lse: log-sum-exp of the logits at each wanted position; None if `first` draws from all of them.
-    scored: scores of tokens of segments.
-    first: draws of first tokens.
-    """
+    """A prefill pass that may still be running."""
 
     spans: Sequence[Span]
+    """The spans of tokens that it computes."""
     lse: AsyncHostCopy | None
+    """Log-sum-exp of the logits at each wanted position; None if `first` draws from all of them."""
     scored: Sequence[PendingScores]
+    """Scores of tokens of segments."""
     first: Sequence[FirstDraws]
+    """Draws of first tokens."""
 
     def wait(self) -> NDArray[np.float32]:
         """Wait for the pass; return log-sum-exp of the logits at each wanted position."""

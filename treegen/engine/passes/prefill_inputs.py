@@ -26,33 +26,31 @@ _LONG = 512  # minimum number of keys for which a level of their own pays in a p
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of one segment or row, computed in one prefill pass.
-
-    key: sort key for depth-first order.
-    tokens: the token ids.
-    start: position of the first token.
-    table: the pages for their keys and values.
-    base: position of the first key in these pages.
-    chain: indices of the cascaded segments above the tokens, root first.
-    wanted: positions whose logits are needed.
-    segment: the segment of the tokens; None if they belong to a row.
-    slot: the slot of the row; -1 if the tokens belong to a segment.
-    shift: shift of rotary positions at the first token; see `MRopePositions`.
-    states: slots of the recurrent states before and after the tokens; None for a model without
-        recurrent layers.
-    """
+    """Consecutive tokens of one segment or row, computed in one prefill pass."""
 
     key: int
+    """Sort key for depth-first order."""
     tokens: Tokens
+    """The token ids."""
     start: int
+    """Position of the first token."""
     table: Pages
+    """The pages for their keys and values."""
     base: int
+    """Position of the first key in these pages."""
     chain: tuple[int, ...]
+    """Indices of the cascaded segments above the tokens, root first."""
     wanted: Ints
+    """Positions whose logits are needed."""
     segment: LiveSegment | None = None
+    """The segment of the tokens; None if they belong to a row."""
     slot: int = -1
+    """The slot of the row; -1 if the tokens belong to a segment."""
     shift: int = 0
+    """Shift of rotary positions at the first token; see `MRopePositions`."""
     states: StateSpan | None = None
+    """Slots of the recurrent states before and after the tokens; None for a model without recurrent
+    layers."""
 
     @property
     def stop(self) -> int:
@@ -126,18 +124,18 @@ class _VisibleRuns(NamedTuple):
 
     A row of a causal run sees keys up to its own. A row of a block sees all keys up to the last
     row's.
-
-    span: index of the span of each run.
-    start, stop: its rows in the pass.
-    end: the position after its last row.
-    is_block: whether all of its rows see each other.
     """
 
     span: Ints
+    """Index of the span of each run."""
     start: Ints
+    """Its first row in the pass."""
     stop: Ints
+    """The row after its last row in the pass."""
     end: Ints
+    """The position after its last row."""
     is_block: NDArray[np.bool_]
+    """Whether all of its rows see each other."""
 
 
 def _runs(spans: Sequence[Span], offsets: Ints, blocks: BidirectionalBlocks | None) -> _VisibleRuns:

@@ -25,8 +25,9 @@ _, WAITING, UNDRAWN, OPEN, OVER = RequestPhase
 class AdmissionController:
     """Opens and closes the requests of one run.
 
-    to_compute: by index, the segments of open requests that are not known to be computed. The last
-    tokens of a segment may be in the running pass.
+    Attributes:
+        to_compute: By index, the segments of open requests that are not known to be computed. The
+            last tokens of a segment may be in the running pass.
     """
 
     def __init__(

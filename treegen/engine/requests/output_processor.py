@@ -34,14 +34,12 @@ _STEPS = 16  # maximum number of steps over which samples that ended together ar
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSegment:
-    """The content of the segment made of a finished sample.
-
-    tokens: its token ids.
-    num_generated: how many of them, counted from the first, the sample has generated itself.
-    """
+    """The content of the segment made of a finished sample."""
 
     tokens: Tokens
+    """Its token ids."""
     num_generated: int
+    """How many of them, counted from the first, the sample has generated itself."""
 
 
 @contextmanager

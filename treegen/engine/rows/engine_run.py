@@ -23,35 +23,33 @@ from treegen.prompts.stops import StopConditions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """One run; the parts of the engine share and change this one object.
-
-    model: the model, as far as the engine sees it.
-    cache: the paged KV cache.
-    kept: prefixes whose pages stay between runs.
-    executor: computes the passes.
-    max_rows: maximum number of rows decoded at once.
-    store: the segments.
-    rows: the samples being decoded, by slot.
-    usage: tokens, pages and seconds used so far.
-    param_sets: sampling parameters; requests refer to them by index. More may be added.
-    requests: the requests that are not over, by index.
-    scores: the scores of finished requests that wanted scores, by index.
-    grown: the segments of finished samples of a search, by request and sample index. Each has one
-    reference, which passes to the caller that removes the segment from here.
-    """
+    """One run; the parts of the engine share and change this one object."""
 
     model: ForwardModel
+    """The model, as far as the engine sees it."""
     cache: PagedCache
+    """The paged KV cache."""
     kept: PrefixCache
+    """Prefixes whose pages stay between runs."""
     executor: ModelRunner
+    """Computes the passes."""
     max_rows: int
+    """Maximum number of rows decoded at once."""
     store: SegmentStore
+    """The segments."""
     rows: RowTable
+    """The samples being decoded, by slot."""
     usage: Usage
+    """Tokens, pages and seconds used so far."""
     param_sets: ParamTable
+    """Sampling parameters; requests refer to them by index. More may be added."""
     requests: dict[int, LiveRequest] = field(default_factory=dict)
+    """The requests that are not over, by index."""
     scores: dict[int, Score] = field(default_factory=dict)
+    """The scores of finished requests that wanted scores, by index."""
     grown: dict[tuple[int, int], LiveSegment] = field(default_factory=dict)
+    """The segments of finished samples of a search, by request and sample index. Each has one
+    reference, which passes to the caller that removes the segment from here."""
 
     @property
     def pool(self) -> PagePool:

@@ -21,7 +21,8 @@ class RowFeature:
 
     A subclass keeps its numbers of rows in arrays over the slots of the row table.
 
-    used: whether any row has used it; until then, a step does not call it.
+    Attributes:
+        used: Whether any row has used it; until then, a step does not call it.
     """
 
     _fill = 0  # value of new elements of its arrays

@@ -37,12 +37,13 @@ ALLOWED: Final = np.array([[after in _NEXT[before] for before in RowPhase] for a
 class RowQueue:
     """Moves the rows of a run from phase to phase; no other class does.
 
-    order: LIVE slots, depth first. It is never changed in place: new rows make a new array, so that
-    `DecodeSteps` can compare arrays by identity.
-    ready: READY slots, depth first.
-    resuming: for each RESUMING slot, the position up to which its keys are computed.
-    states: recurrent states of the rows.
-    features: features that set up new rows.
+    Attributes:
+        order: LIVE slots, depth first. It is never changed in place: new rows make a new array, so
+            that `DecodeSteps` can compare arrays by identity.
+        ready: READY slots, depth first.
+        resuming: For each RESUMING slot, the position up to which its keys are computed.
+        states: Recurrent states of the rows.
+        features: Features that set up new rows.
     """
 
     def __init__(

@@ -45,23 +45,24 @@ class RowPhase(IntEnum):
 class RowTable:
     """Arrays over slots; all grow by doubling.
 
-    phase: a `RowPhase`.
-    request: index of the request.
-    sample: index of the sample in the request.
-    key: sort key of slots, depth first.
-    seed: seed of the sample's draws.
-    stop: number of prompt tokens.
-    limit: maximum number of tokens to generate.
-    params: index of the sampling parameters.
-    serial: a number that no other row of the run has; -1 once the slot is released.
-    count: number of tokens generated so far.
-    last: the last generated token.
-    table: the row's own pages.
-    num_pages: number of these pages.
-    base: position of the first token in these pages.
-    chain: cascaded segments that the row reads above these pages, root first, then -1.
-    generated: the generated tokens, with their log-probabilities and signals.
-    shift: shift of rotary positions by images in the prompt; see `MRopePositions`.
+    Attributes:
+        phase: A `RowPhase`.
+        request: Index of the request.
+        sample: Index of the sample in the request.
+        key: Sort key of slots, depth first.
+        seed: Seed of the sample's draws.
+        stop: Number of prompt tokens.
+        limit: Maximum number of tokens to generate.
+        params: Index of the sampling parameters.
+        serial: A number that no other row of the run has; -1 once the slot is released.
+        count: Number of tokens generated so far.
+        last: The last generated token.
+        table: The row's own pages.
+        num_pages: Number of these pages.
+        base: Position of the first token in these pages.
+        chain: Cascaded segments that the row reads above these pages, root first, then -1.
+        generated: The generated tokens, with their log-probabilities and signals.
+        shift: Shift of rotary positions by images in the prompt; see `MRopePositions`.
     """
 
     def __init__(self, num_logprobs: int = 0) -> None:

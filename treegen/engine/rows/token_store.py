@@ -23,10 +23,12 @@ _Ints = NDArray[np.int64]
 class TokenStore:
     """Tokens of slots, their log-probabilities and signals, in the order of generation.
 
-    tokens, logprobs: [blocks, tokens of a block].
-    top_tokens, top_logprobs: [blocks, tokens of a block, num_logprobs], the likeliest alternatives.
-    signals: [blocks, tokens of a block, 2], confidence and self-certainty; [.., .., 0] until
-    `record_signals` is called.
+    Attributes:
+        tokens, logprobs: [blocks, tokens of a block].
+        top_tokens, top_logprobs: [blocks, tokens of a block, num_logprobs], the likeliest
+            alternatives.
+        signals: [blocks, tokens of a block, 2], confidence and self-certainty; [.., .., 0] until
+            `record_signals` is called.
     """
 
     _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs", "signals")

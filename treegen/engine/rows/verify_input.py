@@ -14,10 +14,11 @@ from treegen.engine.compute.levels import Ints, expand_offsets
 class VerifyInput:
     """Draft tokens of R rows. Each row has one query row more than it has draft tokens.
 
-    num_R: number of draft tokens of each row.
-    kind_R: kind of evidence behind each row's draft tokens.
-    offsets: [R + 1], the query rows of row r are offsets[r] to offsets[r + 1].
-    row_T, place_T: the row of each query row, and its index among those of the row.
+    Attributes:
+        num_R: Number of draft tokens of each row.
+        kind_R: Kind of evidence behind each row's draft tokens.
+        offsets: [R + 1], the query rows of row r are offsets[r] to offsets[r + 1].
+        row_T, place_T: The row of each query row, and its index among those of the row.
     """
 
     def __init__(self, tokens_RK: Ints, num_R: Ints, kind_R: Ints) -> None:

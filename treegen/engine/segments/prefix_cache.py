@@ -21,22 +21,20 @@ from treegen.prompts.radix import Tokens
 
 @dataclass(slots=True, eq=False)
 class CachedPrefix:
-    """One kept prefix.
-
-    name: the caller's name for it; several prefixes may have one name.
-    tokens: its token ids.
-    pages: its page table; None once it has been dropped.
-    last_used: when it was last used, by the clock of `PrefixCache`.
-    end_state: slot of its recurrent state after its last token, which it owns; NO_STATE for none.
-    last_state: slot of its recurrent state before its last token, which it owns; NO_STATE for none.
-    """
+    """One kept prefix."""
 
     name: str
+    """The caller's name for it; several prefixes may have one name."""
     tokens: Tokens
+    """Its token ids."""
     pages: Pages | None
+    """Its page table; None once it has been dropped."""
     last_used: int = 0
+    """When it was last used, by the clock of `PrefixCache`."""
     end_state: int = NO_STATE
+    """Slot of its recurrent state after its last token, which it owns; NO_STATE for none."""
     last_state: int = NO_STATE
+    """Slot of its recurrent state before its last token, which it owns; NO_STATE for none."""
 
 
 class PrefixCache:
@@ -153,8 +151,9 @@ class PrefixCache:
 class Kept:
     """A kept prefix. Leaving its `with` block drops it.
 
-    name: its name, for `LLM.drop`.
-    usage: usage of computing it.
+    Attributes:
+        name: Its name, for `LLM.drop`.
+        usage: Usage of computing it.
     """
 
     def __init__(self, store: PrefixCache, prefixes: list[CachedPrefix], usage: Usage) -> None:

@@ -19,17 +19,15 @@ from treegen.ops.sampling.reductions import argmax_tokens, topk_logits
 
 @dataclass(frozen=True, slots=True)
 class PendingScores:
-    """Scores of some tokens of a segment, being copied to the host.
-
-    segment: the segment.
-    at: indices of the tokens in the segment, [N].
-    fetch: their log-probabilities [N], and whether each is the likeliest token [N]; if requested,
-    also the K likeliest tokens at the place of each [N, K], and their log-probabilities [N, K].
-    """
+    """Scores of some tokens of a segment, being copied to the host."""
 
     segment: LiveSegment
+    """The segment."""
     at: Ints
+    """Indices of the tokens in the segment, [N]."""
     fetch: AsyncHostCopy
+    """Their log-probabilities [N], and whether each is the likeliest token [N]; if requested, also
+    the K likeliest tokens at the place of each [N, K], and their log-probabilities [N, K]."""
 
     def add(self) -> None:
         """Wait for the scores and store them in the segment."""

@@ -88,71 +88,68 @@ def check_transition(now: _Phase, to: _Phase) -> _Phase:
 
 @dataclass(slots=True, eq=False)
 class LiveSegment:
-    """Tokens from position `start` on that everything below shares; see `plan.Segment`.
-
-    index: its number in the run.
-    parent: the segment above it; None for a root.
-    kept: whether it is a cascaded segment, with an attention level of its own, for rows and
-    segments that start below it from now on.
-    base: first position that its page table covers. That is before `start` if segments above are
-    folded into it.
-    above: indices of the cascaded segments above that position, root first.
-    phase: its phase.
-    table: its pages; None while it is not in memory.
-    computed: position up to which its keys and values are computed.
-    was_computed: the highest value that `computed` has had.
-    continued: whether the keys and values before `start` that its table covers are computed too.
-    rewound: whether its last token is computed again although other open requests use it as
-    complete.
-    first_logit: first position whose logits are needed.
-    scored: first position whose logits are needed for scores.
-    top: how many likeliest tokens to report at the places of its scored tokens.
-    refs: number of children, unfinished requests and handles that need it. Only
-    `SegmentStore.retain` and `release` change it.
-    openers: open requests that need it in memory.
-    children: segments that start where it stops, by index.
-    requests: unfinished requests whose prompts end with it.
-    reuse: a kept prefix that has its first tokens, and the position up to which it has them.
-    logprobs: log-probabilities as far as they are known, [tokens].
-    is_best: whether each token is the likeliest one, [tokens].
-    likeliest: the likeliest tokens and their log-probabilities, [tokens, top], if requested.
-    end_state: slot of the recurrent state after its last token, which it owns; see `SegmentStates`.
-    last_state: slot of the recurrent state before its last token, which it owns too.
-    shift: shift of rotary positions at its start, by images above; see `MRopePositions`.
-    drawn: whether a sample of a search has drawn it.
-    structure: the grammar it was drawn with, as in `SamplingParams.structure`.
-    """
+    """Tokens from position `start` on that everything below shares; see `plan.Segment`."""
 
     index: int
+    """Its number in the run."""
     parent: LiveSegment | None
+    """The segment above it; None for a root."""
     start: int
     tokens: Tokens
     kept: bool
+    """Whether it is a cascaded segment, with an attention level of its own, for rows and segments
+    that start below it from now on."""
     base: int
+    """First position that its page table covers. That is before `start` if segments above are
+    folded into it."""
     above: tuple[int, ...]
+    """Indices of the cascaded segments above that position, root first."""
     align: int = 1
     phase: SegmentPhase = SegmentPhase.AWAY
+    """Its phase."""
     table: Pages | None = None
+    """Its pages; None while it is not in memory."""
     computed: int = 0
+    """Position up to which its keys and values are computed."""
     was_computed: int = 0
+    """The highest value that `computed` has had."""
     continued: bool = False
+    """Whether the keys and values before `start` that its table covers are computed too."""
     rewound: bool = False
+    """Whether its last token is computed again although other open requests use it as complete."""
     first_logit: int = NEVER
+    """First position whose logits are needed."""
     scored: int = NEVER
+    """First position whose logits are needed for scores."""
     top: int = 0
+    """How many likeliest tokens to report at the places of its scored tokens."""
     refs: int = 0
+    """Number of children, unfinished requests and handles that need it. Only `SegmentStore.retain`
+    and `release` change it."""
     openers: dict[LiveRequest, None] = field(default_factory=dict)
+    """Open requests that need it in memory."""
     children: dict[int, LiveSegment] = field(default_factory=dict)
+    """Segments that start where it stops, by index."""
     requests: list[LiveRequest] = field(default_factory=list)
+    """Unfinished requests whose prompts end with it."""
     reuse: tuple[CachedPrefix, int] | None = None
+    """A kept prefix that has its first tokens, and the position up to which it has them."""
     logprobs: NDArray[np.float32] | None = None
+    """Log-probabilities as far as they are known, [tokens]."""
     is_best: NDArray[np.bool_] | None = None
+    """Whether each token is the likeliest one, [tokens]."""
     likeliest: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+    """The likeliest tokens and their log-probabilities, [tokens, top], if requested."""
     end_state: int = NO_STATE
+    """Slot of the recurrent state after its last token, which it owns; see `SegmentStates`."""
     last_state: int = NO_STATE
+    """Slot of the recurrent state before its last token, which it owns too."""
     shift: int = 0
+    """Shift of rotary positions at its start, by images above; see `MRopePositions`."""
     drawn: bool = False
+    """Whether a sample of a search has drawn it."""
     structure: tuple[str, str] | None = None
+    """The grammar it was drawn with, as in `SamplingParams.structure`."""
 
     @property
     def stop(self) -> int:
@@ -209,43 +206,41 @@ class LiveSegment:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """An unfinished request and its state.
-
-    index: its number in the run.
-    rank: sort key of requests: depth first, or in a search by order of arrival.
-    spec: the request as submitted.
-    segment: the segment at the end of its prompt.
-    params: index of its sampling parameters.
-    samples: indices of the samples that have not ended. A greedy request that is over keeps all
-    until they are reported.
-    phase: its phase.
-    num_undrawn: rows whose first tokens are still to be drawn, while it is UNDRAWN.
-    slots: slots of the rows that have not ended; None until first tokens are being drawn.
-    opened: segments that it keeps in memory while it is open, leaf first; None while it waits.
-    rewinds: a segment whose last token is computed again, for its logits.
-    added: whether it was added during the run. Idle segments are then evicted before it waits.
-    grows: whether it belongs to a search, so that its samples become segments when they end.
-    floor: a min_confidence that replaces that of its sampling parameters; None for theirs.
-    num_prefilled: tokens computed for it. Tokens that several requests need count for the first.
-    score: the score of its prompt, once it is known, if requested in addition to samples.
-    """
+    """An unfinished request and its state."""
 
     index: int
+    """Its number in the run."""
     rank: int
+    """Sort key of requests: depth first, or in a search by order of arrival."""
     spec: Request
+    """The request as submitted."""
     segment: LiveSegment
+    """The segment at the end of its prompt."""
     params: int
+    """Index of its sampling parameters."""
     samples: list[int]
+    """Indices of the samples that have not ended. A greedy request that is over keeps all until
+    they are reported."""
     phase: RequestPhase = RequestPhase.NEW
+    """Its phase."""
     num_undrawn: int = 0
+    """Rows whose first tokens are still to be drawn, while it is UNDRAWN."""
     slots: set[int] | None = None
+    """Slots of the rows that have not ended; None until first tokens are being drawn."""
     opened: list[LiveSegment] | None = None
+    """Segments that it keeps in memory while it is open, leaf first; None while it waits."""
     rewinds: LiveSegment | None = None
+    """A segment whose last token is computed again, for its logits."""
     added: bool = False
+    """Whether it was added during the run. Idle segments are then evicted before it waits."""
     grows: bool = False
+    """Whether it belongs to a search, so that its samples become segments when they end."""
     floor: float | None = None
+    """A min_confidence that replaces that of its sampling parameters; None for theirs."""
     num_prefilled: int = 0
+    """Tokens computed for it. Tokens that several requests need count for the first."""
     score: Score | None = None
+    """The score of its prompt, once it is known, if requested in addition to samples."""
 
     @property
     def num_rows(self) -> int:

@@ -11,27 +11,24 @@ from treegen.ops.cache.state_cache import Slots
 
 
 class StateSpan(NamedTuple):
-    """Slots of the states around consecutive tokens of a segment or row.
-
-    reads: slot of the state before the first token.
-    leaves: slot for the state before the last token; NO_STATE if it is not needed or exists.
-    writes: slot for the state after the last token.
-    """
+    """Slots of the states around consecutive tokens of a segment or row."""
 
     reads: int
+    """Slot of the state before the first token."""
     leaves: int
+    """Slot for the state before the last token; NO_STATE if it is not needed or exists."""
     writes: int
+    """Slot for the state after the last token."""
 
 
 class SegmentStates:
     """States of the segments of a model without recurrent layers: none, so no method has an effect.
 
     `treegen.engine.features.segment_states` has those of other models.
-
-    exist: whether segments have states. Then a text can be continued only where one was kept.
     """
 
     exist = False
+    """Whether segments have states. Then a text can be continued only where one was kept."""
 
     def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""

@@ -26,11 +26,13 @@ from treegen.prompts.radix import Tokens
 class SegmentStore:
     """Segments of one run, by index, and their pages.
 
-    tables: completes their page tables.
-    states: their recurrent states.
-    rewinds: whether requests may need the last token of a segment computed again.
-    rotary: rotary positions of tokens; None if images shift no positions.
-    blocks: blocks of tokens that see each other, and so are computed in one pass; None without any.
+    Attributes:
+        tables: Completes their page tables.
+        states: Their recurrent states.
+        rewinds: Whether requests may need the last token of a segment computed again.
+        rotary: Rotary positions of tokens; None if images shift no positions.
+        blocks: Blocks of tokens that see each other, and so are computed in one pass; None without
+            any.
     """
 
     def __init__(

@@ -36,8 +36,9 @@ _SCOUTS: Final = 4  # samples that start early; 2 and 8 are about as fast
 class DrafterFactory:
     """Makes drafters, and keeps what was learned about draft lengths between runs.
 
-    how: "ngram", a function, or "off"; None for the small model, if there is one.
-    executor: computes the passes of the small model; None without one.
+    Attributes:
+        how: "ngram", a function, or "off"; None for the small model, if there is one.
+        executor: Computes the passes of the small model; None without one.
     """
 
     def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:

@@ -39,19 +39,17 @@ def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """Settings of speculative decoding in a run.
-
-    make: creates the drafter of a run.
-    most: maximum number of draft tokens of a row that a step verifies.
-    pace: decides how many draft tokens are verified; None for all.
-    scouts: number of samples of a prompt that start early, so that their tokens can be drafts for
-    its other samples.
-    """
+    """Settings of speculative decoding in a run."""
 
     make: Callable[[EngineRun, RowQueue, Features], Drafter]
+    """Creates the drafter of a run."""
     most: int
+    """Maximum number of draft tokens of a row that a step verifies."""
     pace: DraftLengthController | None = None
+    """Decides how many draft tokens are verified; None for all."""
     scouts: int = 0
+    """Number of samples of a prompt that start early, so that their tokens can be drafts for its
+    other samples."""
 
 
 class SpeculativeDecoder:

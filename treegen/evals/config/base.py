@@ -37,23 +37,21 @@ ALLOW_TASK_CODE: Final = "allow_task_code"
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that subclasses may have more bases
 class BaseSettings(ABC):
-    """Settings of a run of any kind; every default is filled in.
-
-    FREE: the names of a subclass's own settings that change no sample.
-    COMPUTED: the names of its fields that choices of other names decide.
-    CHOICES: the names of these choices, and of others that are no fields.
-    task: a name, path/to/file.py:Class, or an object.
-    options: choices about the task's data.
-    engine: how the model is loaded and run.
-    """
+    """Settings of a run of any kind; every default is filled in."""
 
     FREE: ClassVar[tuple[str, ...]]
+    """The names of a subclass's own settings that change no sample."""
     COMPUTED: ClassVar[tuple[str, ...]]
+    """The names of its fields that choices of other names decide."""
     CHOICES: ClassVar[tuple[str, ...]]
+    """The names of these choices, and of others that are no fields."""
 
     task: str | Task
+    """A name, path/to/file.py:Class, or an object."""
     options: TaskOptions
+    """Choices about the task's data."""
     engine: EngineOptions
+    """How the model is loaded and run."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -87,18 +85,16 @@ class BaseSettings(ABC):
 
 
 class OpenRunOptions(TypedDict, total=False):
-    """Options for opening a stored run. None and False mean "not given".
-
-    data: where the problems are now, if they are neither at their stored path nor in the run's own
-    directory.
-    task: path/to/file.py:Class, or a name, of a task that does not come with treegen. Without it or
-    `allow_task_code`, the code of such a task is not run.
-    allow_task_code: whether to run the code of the task that the run names.
-    """
+    """Options for opening a stored run. None and False mean "not given"."""
 
     data: str | None
+    """Where the problems are now, if they are neither at their stored path nor in the run's own
+    directory."""
     task: str | Task | None
+    """Path/to/file.py:Class, or a name, of a task that does not come with treegen. Without it or
+    `allow_task_code`, the code of such a task is not run."""
     allow_task_code: bool
+    """Whether to run the code of the task that the run names."""
 
 
 def drop_unset(choices: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,35 +51,31 @@ def parse_stop_rule(rule: str) -> float | None:
 @checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """The rules by which a run stops.
-
-    num_samples: the largest number of samples of a problem.
-    stop_when: as `parse_stop_rule` reads it.
-    batch: the number of samples in every round after the first.
-    first_round: the number of samples of each problem that are always drawn, and never cut.
-    confidence: which samples end because of low confidence.
-    """
+    """The rules by which a run stops."""
 
     num_samples: int
+    """The largest number of samples of a problem."""
     stop_when: str
+    """As `parse_stop_rule` reads it."""
     batch: int
+    """The number of samples in every round after the first."""
     first_round: int
+    """The number of samples of each problem that are always drawn, and never cut."""
     confidence: Confidence | None
+    """Which samples end because of low confidence."""
 
 
 @dataclass(slots=True)
 class _State:
-    """The state of one problem: its samples' answers by index, and its rounds.
-
-    end: samples with lower indices are drawn, or being drawn. over: why no more are drawn; "" if
-    more may be.
-    """
+    """The state of one problem: its samples' answers by index, and its rounds."""
 
     answers: dict[int, str | None] = field(default_factory=dict)
     lowest: dict[int, float] = field(default_factory=dict)
     unsure: int = 0
     end: int = 0
+    """Samples with lower indices are drawn, or being drawn."""
     over: str = ""
+    """Why no more are drawn; "" if more may be."""
 
 
 class Rounds:
@@ -116,7 +112,12 @@ class Rounds:
         return sum(self._num - len(state.answers) for state in states if state.over)
 
     def add(self, record: Mapping[str, Any], answer: str | None) -> None:
-        """Add a finished sample. answer: by the task's first filter."""
+        """Add a finished sample.
+
+        Args:
+            record: The sample's line of samples.jsonl.
+            answer: The sample's answer by the task's first filter; None if it has none.
+        """
         problem_id, index = record["problem_id"], record["sample_index"]
         state = self._states[problem_id]
         unsure = record["finish_reason"] == STOPPED

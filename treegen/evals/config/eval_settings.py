@@ -44,28 +44,7 @@ _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings(BaseSettings):
-    """All settings of an evaluation; every default is filled in.
-
-    num_samples: samples of each problem.
-    sampling: how they are drawn.
-    apply_chat_template: whether prompts are chat messages.
-    fewshot_as_multiturn: in chat, make a user's and an assistant's turn of each solved example;
-    otherwise one user's turn has all of them.
-    system_instruction: a text before each prompt, in chat as the system's turn.
-    reasoning: whether a chat model reasons: auto, on, off, or how much (low, medium, high).
-    pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
-    score: whether the samples are scored.
-    log_tokens: whether the token ids of each sample are stored as well.
-    stop_when: when a problem gets no further samples; see
-        `treegen.evals.config.early_stopping.parse_stop_rule`.
-    stop_batch: the number of samples of a problem that are drawn before the rule is checked again.
-    confidence: which confidence statistics of samples are stored; None stores none.
-    self_certainty: whether the mean self-certainty of each sample is stored.
-    votes: the votes that are reported in addition to maj@k.
-    sources: who chose each sampling parameter: the user, the checkpoint or the task.
-    judged_by: the models that judge the samples after sampling, and how, so that a resumed run is
-        judged too; None if no model judges them.
-    """
+    """All settings of an evaluation; every default is filled in."""
 
     COMPUTED: ClassVar = ("sampling",)
     CHOICES: ClassVar = (*SAMPLING, *_RARE, *_THINKING, "sampling_from")
@@ -83,22 +62,42 @@ class EvalSettings(BaseSettings):
     )
 
     num_samples: Count
+    """Samples of each problem."""
     sampling: SamplingParams
+    """How they are drawn."""
     apply_chat_template: bool = False
+    """Whether prompts are chat messages."""
     fewshot_as_multiturn: bool = False
+    """In chat, make a user's and an assistant's turn of each solved example; otherwise one user's
+    turn has all of them."""
     system_instruction: str | None = None
+    """A text before each prompt, in chat as the system's turn."""
     reasoning: str = "auto"
+    """Whether a chat model reasons: auto, on, off, or how much (low, medium, high)."""
     pass_ks: tuple[int, ...] | None = None
+    """The k of pass@k; None picks them from num_samples."""
     maj_ks: tuple[int, ...] | None = None
+    """The k of maj@k; None picks them from num_samples."""
     score: bool = True
+    """Whether the samples are scored."""
     log_tokens: bool = False
+    """Whether the token ids of each sample are stored as well."""
     stop_when: str = NEVER
+    """When a problem gets no further samples; see
+    `treegen.evals.config.early_stopping.parse_stop_rule`."""
     stop_batch: Count = 8
+    """The number of samples of a problem that are drawn before the rule is checked again."""
     confidence: Confidence | None = None
+    """Which confidence statistics of samples are stored; None stores none."""
     self_certainty: bool = False
+    """Whether the mean self-certainty of each sample is stored."""
     votes: tuple[str, ...] = ()
+    """The votes that are reported in addition to maj@k."""
     sources: Mapping[str, str] = field(default_factory=dict)
+    """Who chose each sampling parameter: the user, the checkpoint or the task."""
     judged_by: Mapping[str, Any] | None = None
+    """The models that judge the samples after sampling, and how, so that a resumed run is judged
+    too; None if no model judges them."""
 
     def __post_init__(self) -> None:
         BaseSettings.__post_init__(self)

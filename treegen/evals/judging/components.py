@@ -32,14 +32,12 @@ REST: Final = "rest"
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Values from 0 to 1, each with its problem, answer, judge and wording.
-
-    y: float64 [N], the values.
-    levels: int64 [N] for each of "problem", "answer", "judge" and "wording", numbered from 0.
-    """
+    """Values from 0 to 1, each with its problem, answer, judge and wording."""
 
     y: Floats
+    """float64 [N], the values."""
     levels: Mapping[str, Ints]
+    """int64 [N] for each of "problem", "answer", "judge" and "wording", numbered from 0."""
 
     def num(self, name: str) -> int:
         """Return the number of levels of a factor; answers are counted over all problems."""
@@ -182,16 +180,14 @@ _NORMAL: Final = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The required value of one number of a design, if the other numbers stay the same.
-
-    what: "problems", "answers" (of a problem), "judges", "wordings" or "repeats".
-    now: the present number.
-    needed: the required number; None if no number is enough, or if it is undetermined.
-    """
+    """The required value of one number of a design, if the other numbers stay the same."""
 
     what: str
+    """"problems", "answers" (of a problem), "judges", "wordings" or "repeats"."""
     now: float
+    """The present number."""
     needed: int | None
+    """The required number; None if no number is enough, or if it is undetermined."""
 
 
 def check_half_width(half_width: float) -> None:

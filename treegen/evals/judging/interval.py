@@ -26,24 +26,24 @@ OF_FEW: Final = 0.96
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean of judgements with its interval.
-
-    value: the mean over problems of the means of their answers, from 0 to 1.
-    stderr: the standard error, including judges and wordings; None for a single problem.
-    low, high: the bounds of the 95% interval.
-    naive: the standard error over problems only, with judges and wordings treated as fixed.
-    given: the factors with a single level, which the interval treats as fixed.
-    low_given, high_given: the bounds of the 95% interval for these judges and wordings only.
-    """
+    """A mean of judgements with its interval."""
 
     value: float
+    """The mean over problems of the means of their answers, from 0 to 1."""
     stderr: float | None
+    """The standard error, including judges and wordings; None for a single problem."""
     low: float
+    """The lower bound of the 95% interval."""
     high: float
+    """The upper bound of the 95% interval."""
     naive: float | None
+    """The standard error over problems only, with judges and wordings treated as fixed."""
     given: tuple[str, ...]
+    """The factors with a single level, which the interval treats as fixed."""
     low_given: float
+    """The lower bound of the 95% interval for these judges and wordings only."""
     high_given: float
+    """The upper bound of the 95% interval for these judges and wordings only."""
 
 
 def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
@@ -133,27 +133,30 @@ _FEWEST: Final = 10  # minimum labelled problems for a weight above 0
 
 @dataclass(frozen=True, slots=True)
 class CorrectedMean:
-    """A mean corrected by labels, with its 95% interval.
-
-    value, stderr, low, high: the corrected mean, its standard error and its interval.
-    judge: the mean of judgements only.
-    bias: the mean difference of judge and labels on labelled problems.
-    labels_low, labels_high: the interval by labels only.
-    weight: the weight of the judge, from 0 to 1.
-    labelled, problems: number of labelled problems, and of all problems.
-    """
+    """A mean corrected by labels, with its 95% interval."""
 
     value: float
+    """The corrected mean."""
     stderr: float
+    """The standard error of the corrected mean."""
     low: float
+    """The lower bound of the 95% interval."""
     high: float
+    """The upper bound of the 95% interval."""
     judge: float
+    """The mean of judgements only."""
     bias: float
+    """The mean difference of judge and labels on labelled problems."""
     labels_low: float
+    """The lower bound of the interval that uses labels only."""
     labels_high: float
+    """The upper bound of the interval that uses labels only."""
     weight: float
+    """The weight of the judge, from 0 to 1."""
     labelled: int
+    """Number of labelled problems."""
     problems: int
+    """Number of all problems."""
 
 
 def correct_mean(

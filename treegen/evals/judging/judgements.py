@@ -34,30 +34,28 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One verdict of a judge on an answer or a pair of answers.
-
-    shown: the (run, sample) of the answer, or of both answers in the order of the prompt.
-    verdict: a choice of the rubric; with likelihoods, the likeliest. None if the text has no
-        readable verdict.
-    value: the value of the verdict, between the rubric's least and most; with likelihoods, the
-        expected value. None if the verdict is unreadable.
-    chances: the probabilities of the choices, normalized to 1; empty without likelihoods.
-    mass: the total probability of all choices before normalizing; None without likelihoods.
-    text: the reply of the judge after its reasoning; empty with likelihoods.
-    too_long: whether the prompt was too long for the judge, so that the judge did not run.
-    """
+    """One verdict of a judge on an answer or a pair of answers."""
 
     problem_id: str
     shown: tuple[Key, ...]
+    """The (run, sample) of the answer, or of both answers in the order of the prompt."""
     wording: int
     criterion: int
     repeat: int
     verdict: str | None
+    """A choice of the rubric; with likelihoods, the likeliest. None if the text has no readable
+    verdict."""
     value: float | None
+    """The value of the verdict, between the rubric's least and most; with likelihoods, the expected
+    value. None if the verdict is unreadable."""
     chances: tuple[float, ...] = ()
+    """The probabilities of the choices, normalized to 1; empty without likelihoods."""
     mass: float | None = None
+    """The total probability of all choices before normalizing; None without likelihoods."""
     text: str = ""
+    """The reply of the judge after its reasoning; empty with likelihoods."""
     too_long: bool = False
+    """Whether the prompt was too long for the judge, so that the judge did not run."""
 
 
 @dataclass(frozen=True)
@@ -237,16 +235,14 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
 
 @dataclass(frozen=True)
 class Pairs:
-    """Results of runs in pairwise comparison.
-
-    runs: the paths of the runs.
-    strengths: the strength of each run, in the order of `runs`.
-    position: the effect of the order of the answers.
-    """
+    """Results of runs in pairwise comparison."""
 
     runs: tuple[str, ...]
+    """The paths of the runs."""
     strengths: tuple[Strength, ...]
+    """The strength of each run, in the order of `runs`."""
     position: PositionBias
+    """The effect of the order of the answers."""
 
     @property
     def table(self) -> Table:

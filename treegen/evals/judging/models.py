@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JudgeModel:
-    """A model to judge with.
-
-    engine: the options with which it is or would be loaded.
-    fingerprint: a hash of its weights.
-    llm: the model, if the caller has loaded it and keeps it open.
-    """
+    """A model to judge with."""
 
     engine: EngineOptions
+    """The options with which it is or would be loaded."""
     fingerprint: str
+    """A hash of its weights."""
     llm: "BaseLLM | None" = None
+    """The model, if the caller has loaded it and keeps it open."""
 
 
 def resolve_judges(
@@ -61,13 +59,11 @@ def resolve_judges(
 
 @dataclass(slots=True)
 class JudgeLoader(Closeable):
-    """Loads judges when they are needed; a judge stays loaded until another one is requested.
-
-    sampler: the model that has drawn the samples, if it is still loaded. It is reused if it is also
-        the judge; otherwise it is closed before a judge is loaded.
-    """
+    """Loads judges when they are needed; a judge stays loaded until another one is requested."""
 
     sampler: ModelLoader | None = None
+    """The model that has drawn the samples, if it is still loaded. It is reused if it is also the
+    judge; otherwise it is closed before a judge is loaded."""
     _loaded: "BaseLLM | None" = field(default=None, init=False)
     _judge: JudgeModel | None = field(default=None, init=False)
 

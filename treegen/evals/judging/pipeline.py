@@ -29,19 +29,18 @@ from treegen.runs import RunDir
 
 @dataclass(slots=True)
 class JudgeResult:
-    """The result of judging a run.
-
-    judged: the judge runs, one for each judge that was reached.
-    answers: the judged answers.
-    done, planned: numbers of judgements that are stored, and that are stored once judging is done.
-    work: what each judge computed in this call, by the name of the judge run.
-    """
+    """The result of judging a run."""
 
     judged: list[JudgementSet]
+    """The judge runs, one for each judge that was reached."""
     answers: AnswerSet
+    """The judged answers."""
     done: int = 0
+    """Number of judgements that are stored."""
     planned: int = 0
+    """Number of judgements that are stored once judging is done."""
     work: dict[str, JudgeUsage] = field(default_factory=dict)
+    """What each judge computed in this call, by the name of the judge run."""
 
 
 @dataclass(frozen=True)

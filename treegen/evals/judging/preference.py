@@ -20,20 +20,20 @@ _NEARLY_NO_WIN: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """The strength of a run in pairwise comparison.
-
-    value: the strength in log-odds (natural logarithm); the mean over all runs is 0.
-    stderr: the cluster-robust standard error.
-    low, high: the 95% interval; None for an end that the pairs do not determine, such as the upper
-        end of a run that always wins.
-    wins: the share of its pairs that the run wins; ties count half.
-    """
+    """The strength of a run in pairwise comparison."""
 
     value: float
+    """The strength in log-odds (natural logarithm); the mean over all runs is 0."""
     stderr: float
+    """The cluster-robust standard error."""
     low: float | None
+    """The lower bound of the 95% interval; None if the pairs do not determine it, as for a run that
+    always loses."""
     high: float | None
+    """The upper bound of the 95% interval; None if the pairs do not determine it, as for a run that
+    always wins."""
     wins: float
+    """The share of its pairs that the run wins; ties count half."""
 
 
 def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> list[Strength]:
@@ -240,19 +240,18 @@ def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -
 
 @dataclass(frozen=True, slots=True)
 class PositionBias:
-    """The effect of the order of answers on verdicts.
-
-    first: the share of wins of the answer shown first; ties count half. 0.5 means no effect.
-    low, high: its 95% interval over problems.
-    flipped: the share of pairs whose winner changes with the order.
-    pairs: number of pairs that were judged in both orders.
-    """
+    """The effect of the order of answers on verdicts."""
 
     first: float
+    """The share of wins of the answer shown first; ties count half. 0.5 means no effect."""
     low: float
+    """The lower bound of its 95% interval over problems."""
     high: float
+    """The upper bound of its 95% interval over problems."""
     flipped: float
+    """The share of pairs whose winner changes with the order."""
     pairs: int
+    """Number of pairs that were judged in both orders."""
 
 
 def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) -> PositionBias:

@@ -107,13 +107,11 @@ def _plain(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgedCase:
-    """The answers, wording and criterion of one prompt.
-
-    shown: the (run, sample) of each answer, in the order in which the prompt shows them.
-    """
+    """The answers, wording and criterion of one prompt."""
 
     problem_id: str
     shown: tuple[tuple[int, int], ...]
+    """The (run, sample) of each answer, in the order in which the prompt shows them."""
     wording: int
     criterion: int
 
@@ -131,9 +129,10 @@ class JudgedCase:
 class AnswerSet:
     """The answers of runs of the same problems, with questions and references.
 
-    questions, references, groups: the question, reference and group of each problem, by id.
-    names: the names of the runs.
-    texts: the text of each answer, by problem and (run, sample).
+    Attributes:
+        questions, references, groups: The question, reference and group of each problem, by id.
+        names: The names of the runs.
+        texts: The text of each answer, by problem and (run, sample).
     """
 
     def __init__(self, jobs: Sequence[Job], runs: Sequence[RunDir]) -> None:

@@ -93,16 +93,14 @@ def mt_bench_scores(
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A pair of answers that was judged in both orders.
-
-    first: the judgement with model_1 as A.
-    second: the judgement with model_1 as B.
-    """
+    """A pair of answers that was judged in both orders."""
 
     model_1: str
     model_2: str
     first: str
+    """The judgement with model_1 as A."""
     second: str
+    """The judgement with model_1 as B."""
 
 
 @check_argument_types

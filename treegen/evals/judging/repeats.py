@@ -13,8 +13,9 @@ Verdict = str | None
 class RepeatScheduler:
     """Keeps the known verdicts of each case, and decides which repeats to draw next.
 
-    done: number of stored judgements.
-    planned: number of judgements at the end; a settled case gets no further ones.
+    Attributes:
+        done: Number of stored judgements.
+        planned: Number of judgements at the end; a settled case gets no further ones.
     """
 
     def __init__(

@@ -29,8 +29,9 @@ FIELDS: Final = ("question", "reference", "answer", "answer_a", "answer_b", "cri
 class RubricTemplate:
     """One wording of a rubric.
 
-    source: the Jinja text.
-    fields: the fields that it shows, each once, in the order of their first occurrence.
+    Attributes:
+        source: The Jinja text.
+        fields: The fields that it shows, each once, in the order of their first occurrence.
     """
 
     def __init__(self, source: str, name: str) -> None:
@@ -113,26 +114,24 @@ _MOST: Final = 1_000_000  # maximum bytes of a file
 
 @dataclass(frozen=True)
 class Rubric:
-    """Instructions for judges, and the values of verdicts.
-
-    name: the name in reports.
-    choices: the possible verdicts, and the value of each.
-    wordings: Jinja templates that express the same instructions in different words.
-    criteria: (text, weight) of each criterion that is judged separately; empty if an answer is
-        judged as a whole.
-    reader: the name of the function that reads verdicts in texts; see `READERS`.
-    pairs: whether two answers are compared. The first choice then means that the first answer is
-        better, the second choice that the second answer is, and a third choice is a tie.
-    system: a system turn for judges with a chat template; without one it precedes the prompt.
-    """
+    """Instructions for judges, and the values of verdicts."""
 
     name: str
+    """The name in reports."""
     choices: Mapping[str, float]
+    """The possible verdicts, and the value of each."""
     wordings: tuple[str, ...]
+    """Jinja templates that express the same instructions in different words."""
     criteria: tuple[tuple[str, float], ...] = ()
+    """(text, weight) of each criterion that is judged separately; empty if an answer is judged as a
+    whole."""
     reader: str = "last-line"
+    """The name of the function that reads verdicts in texts; see `READERS`."""
     pairs: bool = False
+    """Whether two answers are compared. The first choice then means that the first answer is
+    better, the second choice that the second answer is, and a third choice is a tie."""
     system: str = ""
+    """A system turn for judges with a chat template; without one it precedes the prompt."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -37,15 +37,13 @@ _TEMPLATE: Final = 512  # maximum tokens of a chat template, to skip most prompt
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """Tokens that a judge has computed.
-
-    distinct: tokens of its prompts, with tokens of shared prefixes counted once.
-    """
+    """Tokens that a judge has computed."""
 
     prompt_tokens_computed: int = 0
     prompt_tokens_unshared: int = 0
     decoded_tokens: int = 0
     distinct: int = 0
+    """Tokens of its prompts, with tokens of shared prefixes counted once."""
 
     def take(self, usage: "Usage", distinct: int) -> None:
         """Copy the numbers of a stream so far.

@@ -15,28 +15,28 @@ MAX_TOKENS: Final = 512
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """Settings for judging a run.
-
-    rubric: the instructions for judges, and the values of verdicts.
-    wordings: number of wordings of the rubric that are used, from the first.
-    repeats: verdicts of each wording on each answer; 1 with likelihoods, because all repeats would
-        be equal.
-    verdicts: "likelihood" computes the probabilities of the choices; "samples" draws texts that
-        give reasons and a verdict.
-    temperature, max_tokens, seed: sampling parameters of the texts.
-    chat: whether prompts are in the judge's chat format; None if the judge has a chat template.
-    decided: whether to draw no further repeats once the majority among all of them is settled.
-    """
+    """Settings for judging a run."""
 
     rubric: Rubric
+    """The instructions for judges, and the values of verdicts."""
     wordings: int = 1
+    """Number of wordings of the rubric that are used, from the first."""
     repeats: int = 1
+    """Verdicts of each wording on each answer; 1 with likelihoods, because all repeats would be
+    equal."""
     verdicts: Verdicts = "likelihood"
+    """"likelihood" computes the probabilities of the choices; "samples" draws texts that give
+    reasons and a verdict."""
     temperature: float = 1.0
+    """Temperature at which judges are sampled."""
     max_tokens: int = MAX_TOKENS
+    """Maximum number of tokens of a judge's text."""
     seed: int = 0
+    """Seed of the judges' texts."""
     chat: bool | None = None
+    """Whether prompts are in the judge's chat format; None if the judge has a chat template."""
     decided: bool = False
+    """Whether to draw no further repeats once the majority among all of them is settled."""
 
     def __post_init__(self) -> None:
         if self.verdicts not in KINDS:
@@ -113,25 +113,23 @@ class JudgeSettings:
 
 @dataclass(frozen=True, slots=True)
 class JudgeRun:
-    """One judge with one rubric, as stored in the directory of a run.
-
-    name: the name of its folder.
-    judge: the directory or name of the judge.
-    fingerprint: a hash of the judge's weights.
-    settings: the settings of the last call.
-    runs: path, fingerprint and creation time of each run whose answers are judged; the first one
-        stores the judgements.
-    mark: the mark around quoted answers.
-    free: further content of judging.json, stored unchanged.
-    """
+    """One judge with one rubric, as stored in the directory of a run."""
 
     name: str
+    """The name of its folder."""
     judge: str
+    """The directory or name of the judge."""
     fingerprint: str
+    """A hash of the judge's weights."""
     settings: JudgeSettings
+    """The settings of the last call."""
     runs: tuple[Mapping[str, str], ...]
+    """Path, fingerprint and creation time of each run whose answers are judged; the first one
+    stores the judgements."""
     mark: str
+    """The mark around quoted answers."""
     free: Mapping[str, Any] = field(default_factory=dict)
+    """Further content of judging.json, stored unchanged."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of judging.json."""

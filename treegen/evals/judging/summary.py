@@ -32,31 +32,30 @@ class Summary:
 
     Values are from 0, the smallest value of the rubric's choices, to 1, the largest. For pairs, 1
     means that the answer of the first run is better in either order.
-
-    title: the name of the rubric, and how verdicts were obtained.
-    judged: the judge runs.
-    cells: the values, with problem, answer, judge and wording.
-    mean: the mean over problems; for pairs, of the first two runs. None without readable verdicts.
-    jury: the mean of the combined judges; None for a single judge.
-    variances: the variance of each factor; None if the design does not determine it.
-    by_problem: the mean of each problem.
-    tables: all results as tables.
-    corrected: the mean corrected by labels of people; None without labels.
-    notices: sentences about verdicts that need attention.
-    more: further results for `to_json`.
     """
 
     title: str
+    """The name of the rubric, and how verdicts were obtained."""
     judged: tuple[JudgementSet, ...]
+    """The judge runs."""
     cells: Cells | None = None
+    """The values, with problem, answer, judge and wording."""
     mean: Mean | None = None
+    """The mean over problems; for pairs, of the first two runs. None without readable verdicts."""
     jury: Mean | None = None
+    """The mean of the combined judges; None for a single judge."""
     variances: Mapping[str, float | None] = field(default_factory=dict)
+    """The variance of each factor; None if the design does not determine it."""
     by_problem: Mapping[str, float] = field(default_factory=dict)
+    """The mean of each problem."""
     tables: tuple[Table, ...] = ()
+    """All results as tables."""
     corrected: CorrectedMean | None = None
+    """The mean corrected by labels of people; None without labels."""
     notices: tuple[str, ...] = ()
+    """Sentences about verdicts that need attention."""
     more: Mapping[str, Any] = field(default_factory=dict)
+    """Further results for `to_json`."""
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -61,35 +61,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """The result of an evaluation.
-
-    results: the content of results.json. report: its metrics; None if nothing is scored.
-    missing: the number of samples that were not drawn. complaint: a sentence on samples without a
-    score; None if all are scored. again: how to continue. judged_by: as in `EvalSettings`.
-    verdicts: the verdicts on the samples; None if they are not scored, or are programs.
-    """
+    """The result of an evaluation."""
 
     path: Path
     results: Mapping[str, Any]
+    """The content of results.json."""
     report: Report | None
+    """Its metrics; None if nothing is scored."""
     missing: int
+    """The number of samples that were not drawn."""
     complaint: str | None
+    """A sentence on samples without a score; None if all are scored."""
     again: str
+    """How to continue."""
     judged_by: Mapping[str, Any] | None = None
+    """As in `EvalSettings`."""
     verdicts: RunVerdicts | None = None
+    """The verdicts on the samples; None if they are not scored, or are programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work(RunWork[Job, RunDir, EvaluationResult]):
-    """A task and its open run.
-
-    prepared: the job with the plan of its prompts; None for a complete run.
-    verdicts: as in `EvaluationResult`. judging: scores its programs, if they may run.
-    """
+    """A task and its open run."""
 
     prepared: PreparedJob | None
+    """The job with the plan of its prompts; None for a complete run."""
     verdicts: RunVerdicts | None
+    """As in `EvaluationResult`."""
     judging: ProgramScoring | None
+    """Scores its programs, if they may run."""
 
     @property
     def title(self) -> str:

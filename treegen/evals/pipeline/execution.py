@@ -65,29 +65,38 @@ class RunWork(ABC, Generic[_Job, _Run, _Done]):
 
     @abstractmethod
     def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
-        """Draw what the run is missing. stop: called at every step; if true, the iteration ends."""
+        """Draw what the run is missing.
+
+        Args:
+            llm: The model that samples.
+            stop: Called at every step; if it returns a true value, the iteration ends.
+        """
 
     def end(self, listener: Listener) -> None:
         """Do the remaining work after everything is drawn."""
 
     @abstractmethod
     def save_result(self, again: str) -> _Done:
-        """Write the results and return the result of the run. again: how to continue it."""
+        """Write the results and return the result of the run.
+
+        Args:
+            again: How to continue it.
+        """
 
 
 @dataclass(slots=True)
 class ModelLoader(Closeable):
-    """The model of each run: one that is already loaded, or one loaded at a time by name.
-
-    llm: a loaded model; it is used for all runs, and stays open. places: the placement of workers
-    that load models. stays: whether a model stays loaded after its runs; the code that sets it must
-    then close the model. threads: the CPU threads with which a resumed run was computed.
-    """
+    """The model of each run: one that is already loaded, or one loaded at a time by name."""
 
     llm: "BaseLLM | None" = None
+    """A loaded model; it is used for all runs, and stays open."""
     places: "Placement | None" = None
+    """The placement of workers that load models."""
     stays: bool = False
+    """Whether a model stays loaded after its runs; the code that sets it must then close the
+    model."""
     threads: str | None = None
+    """The CPU threads with which a resumed run was computed."""
     _loaded: "BaseLLM | None" = field(default=None, init=False)
     _options: EngineOptions | None = field(default=None, init=False)
 

@@ -48,7 +48,12 @@ class Listener:
         return interruptible()
 
     def resume_command(self, path: Path | str, settings: "Sequence[BaseSettings]") -> str:
-        """Return how the user resumes the run in a directory. settings: of all runs there."""
+        """Return how the user resumes the run in a directory.
+
+        Args:
+            path: The directory of the run, or of several runs.
+            settings: The settings of all runs in the directory.
+        """
         code = ", allow_task_code=True" if any(s.runs_code for s in settings) else ""
         return f"continue with resume={str(path)!r}{code}"
 

@@ -43,26 +43,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SearchRunResult:
-    """The result of a search run.
-
-    results: the content of results.json. missing: the number of searches that are not done.
-    no_room: the errors of searches that ran out of memory. again: how to continue.
-    """
+    """The result of a search run."""
 
     path: Path
     method: str
     results: Mapping[str, Any]
+    """The content of results.json."""
     missing: int
+    """The number of searches that are not done."""
     no_room: Sequence[CacheFullError]
+    """The errors of searches that ran out of memory."""
     again: str
+    """How to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
-    """A method and its open run. no_room: errors of searches that ran out of memory, by problem."""
+    """A method and its open run."""
 
     value_function: ValueFunction | None = None
     no_room: dict[str, CacheFullError] = field(default_factory=dict)
+    """Errors of searches that ran out of memory, by problem."""
 
     @property
     def title(self) -> str:

@@ -28,40 +28,42 @@ _Settings = TypeVar("_Settings", bound=BaseSettings)
 
 @dataclass(frozen=True, slots=True)
 class RunTarget(Generic[_Settings]):
-    """The settings and the directory of a run.
-
-    resume: whether to resume an existing run. whole: whether that run is complete.
-    info: the content of its run.json, unless the user changes an option of its model.
-    threads: the CPU threads with which it was computed; None if that is not stored.
-    """
+    """The settings and the directory of a run."""
 
     settings: _Settings
     path: Path
     resume: bool
+    """Whether to resume an existing run."""
     whole: bool = False
+    """Whether that run is complete."""
     info: RunInfo | None = None
+    """The content of its run.json, unless the user changes an option of its model."""
     threads: str | None = None
+    """The CPU threads with which it was computed; None if that is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[_Settings]):
-    """The runs of one command.
-
-    by: the setting in which the runs of one command differ.
-    folder: returns the name of a run's folder from the value of that setting.
-    directory: the class of run directories.
-    settle: makes settings from a user's choices.
-    stored: reads the choices of a run.
-    """
+    """The runs of one command."""
 
     by: str
+    """The setting in which the runs of one command differ."""
     folder: Callable[[Any], str]
+    """Returns the name of a run's folder from the value of that setting."""
     directory: type[RunDir]
+    """The class of run directories."""
     settle: Callable[..., _Settings]
+    """Makes settings from a user's choices."""
     stored: Callable[..., dict[str, Any]]
+    """Reads the choices of a run."""
 
     def begin(self, choices: Mapping[str, Any], name: str | Task | None = None) -> _Settings:
-        """Return the settings of a new run. name: its task or method, if there are several."""
+        """Return the settings of a new run.
+
+        Args:
+            choices: The user's choices.
+            name: The run's task or method, if there are several.
+        """
         choices = choices if name is None else {**choices, self.by: name}
         return self.settle(demo.fill_defaults(choices, search=self.by == "method"))
 

@@ -16,39 +16,38 @@ GLANCE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Progress of a run; an attempt begins whenever the run is started or resumed.
-
-    done, planned: numbers of samples, or of searches.
-    rows: rows being decoded now.
-    pages: cache pages in use, out of num_pages.
-    tokens: tokens decoded in this attempt; prompt tokens computed if nothing is decoded.
-    seconds: time since the start of this attempt.
-    accuracy: share of right samples so far; None if no sample is scored.
-    started: samples that were done at the start of this attempt.
-    estimate: the accuracy as a mean over problems, with its interval, as of the last update.
-    levels: the rows by level, as of the last update.
-    unit: name of the counted items.
-    unknown: searches that are still running. Solved searches end early, so running searches are
-        harder on average than finished ones. The estimate leaves their results open.
-    workers: the status of each worker of a cluster.
-    forecast: the remaining time by the lengths so far; without it, it follows from the counts.
-    """
+    """Progress of a run; an attempt begins whenever the run is started or resumed."""
 
     done: int
+    """Number of finished samples, or searches."""
     planned: int
+    """Number of samples, or searches, of the whole run."""
     rows: int
+    """Rows being decoded now."""
     pages: int
+    """Cache pages in use, out of num_pages."""
     num_pages: int
     tokens: int
+    """Tokens decoded in this attempt; prompt tokens computed if nothing is decoded."""
     seconds: float
+    """Time since the start of this attempt."""
     accuracy: float | None
+    """Share of right samples so far; None if no sample is scored."""
     started: int = 0
+    """Samples that were done at the start of this attempt."""
     estimate: Estimate | None = None
+    """The accuracy as a mean over problems, with its interval, as of the last update."""
     levels: tuple[LevelRows, ...] = ()
+    """The rows by level, as of the last update."""
     unit: str = "samples"
+    """Name of the counted items."""
     unknown: int = 0
+    """Searches that are still running. Solved searches end early, so running searches are harder on
+    average than finished ones. The estimate leaves their results open."""
     workers: tuple[WorkerStatus, ...] = ()
+    """The status of each worker of a cluster."""
     forecast: TimeLeft | None = None
+    """The remaining time by the lengths so far; without it, it follows from the counts."""
 
     @property
     def tokens_per_second(self) -> float:

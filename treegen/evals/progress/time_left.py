@@ -29,14 +29,12 @@ _log_erfc: Final = np.vectorize(lambda x: math.log(max(math.erfc(x), 1e-300)), o
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """The remaining time of a run.
-
-    seconds: the forecast.
-    is_bound: whether no sample has ended yet, so that this is the longest time that it can take.
-    """
+    """The remaining time of a run."""
 
     seconds: float
+    """The forecast."""
     is_bound: bool = False
+    """Whether no sample has ended yet, so that this is the longest time that it can take."""
 
 
 class TimeForecast:
@@ -116,7 +114,12 @@ class TimeForecast:
         self._starts += [began] * (running - len(self._starts))
 
     def _forecast(self, speed: float, waiting: int) -> TimeLeft | None:
-        """Return the time left. speed: by how much each running sample grows in a second."""
+        """Return the time left.
+
+        Args:
+            speed: Growth of each running sample per second.
+            waiting: Number of samples that have not started.
+        """
         ages = np.clip(self._clock - np.array(self._starts), 0.0, self._longest)
         if not self._num:
             if math.isinf(self._longest):

@@ -20,16 +20,14 @@ SANDBOXES: Final = ("auto", "bubblewrap", "landlock", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionOptions:
-    """Permission to run model-written programs, for one command; it is never stored.
-
-    sandbox: auto, bubblewrap, landlock, or none for no protection.
-    num_workers: maximum number of programs at once; None for one per core.
-    anew: whether to score samples again that already have a verdict.
-    """
+    """Permission to run model-written programs, for one command; it is never stored."""
 
     sandbox: str = "auto"
+    """Auto, bubblewrap, landlock, or none for no protection."""
     num_workers: int | None = None
+    """Maximum number of programs at once; None for one per core."""
     anew: bool = False
+    """Whether to score samples again that already have a verdict."""
 
     def __post_init__(self) -> None:
         if self.sandbox not in SANDBOXES:

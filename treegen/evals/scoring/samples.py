@@ -273,7 +273,8 @@ def _programs(run: RunDir, judging: ProgramScoring) -> Iterator[tuple[dict[str, 
 class _VerdictInterner:
     """Replaces equal verdicts on samples of a group by one object.
 
-    distinct: these objects.
+    Attributes:
+        distinct: These objects.
     """
 
     def __init__(self) -> None:

@@ -39,14 +39,12 @@ _MAX_TOKENS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class PickPrompt:
-    """A prompt that asks for the most consistent sample of a problem.
-
-    samples: the indices of the samples, in the order in which the prompt shows them.
-    """
+    """A prompt that asks for the most consistent sample of a problem."""
 
     problem_id: str
     prompt: str
     samples: tuple[int, ...]
+    """The indices of the samples, in the order in which the prompt shows them."""
 
     @property
     def key(self) -> str:

@@ -44,15 +44,13 @@ _HOW: Final = {
 
 @dataclass(frozen=True, slots=True)
 class VoteInputs:
-    """Inputs of votes that are not in the records of samples.
-
-    scores: the score of each sample, by (problem, index).
-    picks: for each problem, the index of the sample that the model found most consistent, and the
-        number of first samples that it chose from.
-    """
+    """Inputs of votes that are not in the records of samples."""
 
     scores: Mapping[Key, float] = field(default_factory=dict)
+    """The score of each sample, by (problem, index)."""
     picks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """For each problem, the index of the sample that the model found most consistent, and the
+    number of first samples that it chose from."""
 
     @staticmethod
     def of(path: Path) -> "VoteInputs":

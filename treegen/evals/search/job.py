@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SearchJob(AnyJob):
-    """A task with its problems, their prompts, and the settings of their searches.
-
-    roots: the prompt of each problem, by problem id.
-    """
+    """A task with its problems, their prompts, and the settings of their searches."""
 
     settings: SearchSettings
     task: SearchTask
     roots: Mapping[str, str]
+    """The prompt of each problem, by problem id."""
 
     @property
     def planned(self) -> int:

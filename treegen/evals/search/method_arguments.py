@@ -22,14 +22,13 @@ _TYPES: Final = "int, float, str, bool, Literal, X | None or tuple[X, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument that a user can give by name.
-
-    kind: its type. default: REQUIRED if it has none.
-    """
+    """An argument that a user can give by name."""
 
     name: str
     kind: Any
+    """Its type."""
     default: Any = REQUIRED
+    """REQUIRED if it has none."""
 
 
 def read_signature(

@@ -28,44 +28,40 @@ REWARD: Final = "reward:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeSettings:
-    """The settings that shape a tree.
-
-    width: states to keep at a time.
-    depth: the largest number of steps of a solution.
-    expand: next steps to try in a state.
-    num_samples: the largest number of solutions that best-of-n and a majority vote draw.
-    propose: the way to make next steps.
-    evaluate: the way to evaluate states.
-    prune_below: depth-first search prunes states of a lower value; None prunes none.
-    exploration: the constant of MCTS.
-    iterations: the largest number of visits of MCTS to the tree.
-    rollouts: the number of samples that MCTS completes from a new state. With 0 it uses the value
-    of the state itself.
-    """
+    """The settings that shape a tree."""
 
     width: Count
+    """States to keep at a time."""
     depth: Count
+    """The largest number of steps of a solution."""
     expand: Count
+    """Next steps to try in a state."""
     num_samples: Count
+    """The largest number of solutions that best-of-n and a majority vote draw."""
     propose: str
+    """The way to make next steps."""
     evaluate: str
+    """The way to evaluate states."""
     prune_below: float | None = None
+    """Depth-first search prunes states of a lower value; None prunes none."""
     exploration: Annotated[float, Minimum(0)] = 1.4
+    """The constant of MCTS."""
     iterations: Count = 1000
+    """The largest number of visits of MCTS to the tree."""
     rollouts: Annotated[int, Minimum(0)] = 1
+    """The number of samples that MCTS completes from a new state. With 0 it uses the value of the
+    state itself."""
 
 
 class MethodContext(Protocol):
-    """The context of a method: one problem, with the functions that strategies call.
-
-    root: the root of the problem's tree.
-    knobs: the settings that shape the tree.
-    checkable: whether the problem alone decides if a solution is correct.
-    """
+    """The context of a method: one problem, with the functions that strategies call."""
 
     root: "SearchNode"
+    """The root of the problem's tree."""
     knobs: TreeSettings
+    """The settings that shape the tree."""
     checkable: bool
+    """Whether the problem alone decides if a solution is correct."""
 
     def done(self, node: "SearchNode") -> bool:
         """Return whether a node ends a solution."""
@@ -106,22 +102,20 @@ class MethodContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to search one problem.
-
-    run: searches once.
-    knobs: names of the settings that it reads.
-    votes: whether it chooses its answer by its own vote.
-    on_scale: whether the values of its nodes are from 0 to 1, however they are evaluated.
-    ends_early: whether one correct solution ends the whole search. It is False if parts of the tree
-    grow independently, because the tree would then depend on what else runs.
-    arguments: its own arguments, which users give by name; `run` takes them as keywords.
-    source: a hash of its file; None if it comes with treegen.
-    """
+    """A way to search one problem."""
 
     run: "Callable[..., Awaitable[SearchOutcome]]"
+    """Searches once."""
     knobs: tuple[str, ...]
+    """Names of the settings that it reads."""
     votes: bool = False
+    """Whether it chooses its answer by its own vote."""
     on_scale: bool = False
+    """Whether the values of its nodes are from 0 to 1, however they are evaluated."""
     ends_early: bool = True
+    """Whether one correct solution ends the whole search. It is False if parts of the tree grow
+    independently, because the tree would then depend on what else runs."""
     arguments: tuple[Argument, ...] = ()
+    """Its own arguments, which users give by name; `run` takes them as keywords."""
     source: str | None = None
+    """A hash of its file; None if it comes with treegen."""

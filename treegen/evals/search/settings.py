@@ -54,37 +54,36 @@ _BEFORE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings(BaseSettings, TreeSettings):
-    """All settings of a search run; every default is filled in.
-
-    method: one of METHODS, or the last part of path/to/file.py:function.
-    budget: the budget of each problem.
-    step: how one step is sampled. whole: how a whole solution is sampled.
-    choose: one of CHOOSE, for methods that find several solutions.
-    arguments: the method's own arguments, by name.
-    source: a hash of the method's file; None if it comes with treegen.
-    repeats: searches of each problem, each with its own samples.
-    verifier_args: how a verifier is read; see `treegen.evals.config.verifier_settings`.
-    verifier_memory: the cache size of a verifier; None for the default.
-    concurrency: the largest number of problems to search at once.
-    place: where the method is found: one of METHODS, or the absolute path/to/file.py:function.
-    """
+    """All settings of a search run; every default is filled in."""
 
     COMPUTED: ClassVar = ("step", "whole")
     CHOICES: ClassVar = (*_DRAW, *PENALTIES, "max_tokens", "step_tokens", "also_arguments")
     FREE: ClassVar = ("concurrency", "place", "verifier_memory")
 
     method: str
+    """One of METHODS, or the last part of path/to/file.py:function."""
     budget: Budget
+    """The budget of each problem."""
     step: SamplingParams
+    """How one step is sampled."""
     whole: SamplingParams
+    """How a whole solution is sampled."""
     choose: str = "best"
+    """One of CHOOSE, for methods that find several solutions."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The method's own arguments, by name."""
     source: str | None = None
+    """A hash of the method's file; None if it comes with treegen."""
     repeats: Count = 1
+    """Searches of each problem, each with its own samples."""
     verifier_args: Mapping[str, Any] = field(default_factory=dict)
+    """How a verifier is read; see `treegen.evals.config.verifier_settings`."""
     verifier_memory: str | None = None
+    """The cache size of a verifier; None for the default."""
     concurrency: Count = 64
+    """The largest number of problems to search at once."""
     place: str = ""
+    """Where the method is found: one of METHODS, or the absolute path/to/file.py:function."""
 
     def __post_init__(self) -> None:
         BaseSettings.__post_init__(self)

@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchDefaults:
-    """How a task is searched if the user does not choose.
-
-    method: one of `treegen.evals.search.methods.METHODS`.
-    tokens: the budget of decoded tokens per problem.
-    depth: the largest number of steps of a solution.
-    width: states to keep at a time.
-    expand: next steps to try in a state.
-    step: how one step is sampled. whole: how a whole solution is sampled.
-    evaluator: the default way to evaluate states.
-    worth: the value of the best state in the task's own ways to evaluate; the worst has 0.
-    propose, evaluate: names of the task's own ways to make next steps and to evaluate states, in
-    addition to those that all tasks share (see `method_types`). The methods of these names make
-    them.
-    prune_below: depth-first search prunes states of a lower value, on the scale of these ways.
-    """
+    """How a task is searched if the user does not choose."""
 
     method: str
+    """One of `treegen.evals.search.methods.METHODS`."""
     tokens: int
+    """The budget of decoded tokens per problem."""
     depth: int
+    """The largest number of steps of a solution."""
     width: int
+    """States to keep at a time."""
     expand: int
+    """Next steps to try in a state."""
     step: SamplingParams
+    """How one step is sampled."""
     whole: SamplingParams
+    """How a whole solution is sampled."""
     evaluator: str
+    """The default way to evaluate states."""
     worth: float = 1.0
+    """The value of the best state in the task's own ways to evaluate; the worst has 0."""
     propose: tuple[str, ...] = ()
+    """Names of the task's own ways to make next steps, in addition to those that all tasks share
+    (see `names.py`). A task that has some is a Proposer."""
     evaluate: tuple[str, ...] = ()
+    """Names of the task's own ways to evaluate states, in addition to those that all tasks share
+    (see `names.py`). A task that has some is an Evaluator."""
     prune_below: float | None = None
+    """Depth-first search prunes states of a lower value, on the scale of these ways."""
 
 
 class SearchTask(Task):

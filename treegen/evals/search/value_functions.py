@@ -17,18 +17,16 @@ _LOST: Final = -1e6
 
 @dataclass(frozen=True, slots=True)
 class ValueFunction:
-    """A way to evaluate states.
-
-    evaluate: returns the values of nodes.
-    lost: the value of a dead end.
-    won: the value of a correct solution.
-    chance: maps a value to a scale from 0 to 1.
-    """
+    """A way to evaluate states."""
 
     evaluate: Evaluate
+    """Returns the values of nodes."""
     lost: float
+    """The value of a dead end."""
     won: float
+    """The value of a correct solution."""
     chance: Callable[[float], float]
+    """Maps a value to a scale from 0 to 1."""
 
 
 def own_value_function(task: SearchTask, problem: Problem, how: str) -> ValueFunction:

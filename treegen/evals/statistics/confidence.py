@@ -31,19 +31,18 @@ class Confidence:
     Without `keep`, all samples are drawn, and votes may choose and weight them by confidence. With
     `keep`, the first samples of a problem are drawn to their end and set a floor. A later sample
     whose group confidence falls below the floor ends at once and has no vote.
-
-    top: number of likeliest tokens whose log-probabilities give the confidence of a token.
-    window: tokens of a group, and of the tail.
-    keep: share of the samples to keep. A sample ends once the confidence of a group of its tokens
-        is below the floor, which the least confident groups of this share of the warm-up samples
-        reach. So 0.1 keeps the most confident tenth, and 0.9 ends about a tenth. None ends none.
-    warmup: samples of each problem that are drawn first, to their end.
     """
 
     top: int = 20
+    """Number of likeliest tokens whose log-probabilities give the confidence of a token."""
     window: int = 2048
+    """Tokens of a group, and of the tail."""
     keep: float | None = None
+    """Share of the samples to keep. A sample ends once the confidence of a group of its tokens is
+    below the floor, which the least confident groups of this share of the warm-up samples reach. So
+    0.1 keeps the most confident tenth, and 0.9 ends about a tenth. None ends none."""
     warmup: int = 16
+    """Samples of each problem that are drawn first, to their end."""
 
     def __post_init__(self) -> None:
         for name in ("top", "window", "warmup"):

@@ -36,19 +36,18 @@ _FEW: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over problems, its standard error, and a 95% interval.
-
-    value: the mean.
-    stderr: its standard error; None for a single problem, which has no spread.
-    low, high: the bounds of the interval.
-    num_problems: number of problems.
-    """
+    """A mean over problems, its standard error, and a 95% interval."""
 
     value: float
+    """The mean."""
     stderr: float | None
+    """Its standard error; None for a single problem, which has no spread."""
     low: float
+    """The lower bound of the interval."""
     high: float
+    """The upper bound of the interval."""
     num_problems: int
+    """Number of problems."""
 
 
 def estimate(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate:
@@ -124,16 +123,14 @@ def unbounded_error(
 
 @dataclass(frozen=True, slots=True)
 class AdjustedMean:
-    """A mean over observations and two imaginary observations, for intervals by Student's t.
-
-    center: the mean, including the imaginary observations.
-    error: its standard error, never 0.
-    freedom: degrees of freedom, at least 2.
-    """
+    """A mean over observations and two imaginary observations, for intervals by Student's t."""
 
     center: float
+    """The mean, including the imaginary observations."""
     error: float
+    """Its standard error, never 0."""
     freedom: float
+    """Degrees of freedom, at least 2."""
 
     @property
     def statistic(self) -> float:

@@ -36,22 +36,21 @@ class HasGroup(Protocol):
 @checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """Settings of a report: the planned problems and samples, and the k of metrics.
-
-    problem_ids: ids of all planned problems, so that the report can list missing samples.
-    num_samples: samples planned for each problem.
-    num_fewshot: solved examples before each problem.
-    pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
-    problems: the planned problems themselves, for tasks that report by their metadata. If empty,
-        such tables are left out.
-    """
+    """Settings of a report: the planned problems and samples, and the k of metrics."""
 
     problem_ids: Sequence[str]
+    """Ids of all planned problems, so that the report can list missing samples."""
     num_samples: int
+    """Samples planned for each problem."""
     num_fewshot: int = 0
+    """Solved examples before each problem."""
     pass_ks: Sequence[int] | None = None
+    """The k of pass@k; None picks them from num_samples."""
     maj_ks: Sequence[int] | None = None
+    """The k of maj@k; None picks them from num_samples."""
     problems: Sequence["Problem"] = ()
+    """The planned problems themselves, for tasks that report by their metadata. If empty, such
+    tables are left out."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -63,36 +62,33 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRow:
-    """One line of the result table.
-
-    task, version: the name and the version of the task.
-    filter: the name of the rule that extracted the answers from the texts.
-    num_fewshot: solved examples before each problem; None if unknown.
-    metric: the name of the metric.
-    value: None if the metric is undefined; `reason` then says why.
-    stderr: the standard error over problems; None for a single problem.
-    low, high: the bounds of a 95% interval over problems.
-    """
+    """One line of the result table."""
 
     task: str
+    """The name of the task."""
     version: str
+    """The version of the task."""
     filter: str
+    """The name of the rule that extracted the answers from the texts."""
     num_fewshot: int | None
+    """Solved examples before each problem; None if unknown."""
     metric: str
+    """The name of the metric."""
     value: float | None
+    """None if the metric is undefined; `reason` then says why."""
     stderr: float | None = None
+    """The standard error over problems; None for a single problem."""
     low: float | None = None
+    """The lower bound of a 95% interval over problems."""
     high: float | None = None
+    """The upper bound of a 95% interval over problems."""
     higher_is_better: bool = True
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MajorityRow:
-    """maj@k of one filter; the fields are as in `MetricRow`.
-
-    tie_rate: the share of votes without a single winner.
-    """
+    """maj@k of one filter; the fields are as in `MetricRow`."""
 
     filter: str
     k: int
@@ -101,6 +97,7 @@ class MajorityRow:
     low: float | None = None
     high: float | None = None
     tie_rate: float | None = None
+    """The share of votes without a single winner."""
     reason: str | None = None
 
 
@@ -115,25 +112,24 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All metrics of a run. No value is NaN.
-
-    metrics: the lines of the result table.
-    majority: maj@k by filter and k.
-    num_problems: problems with at least one scored sample.
-    num_samples: scored samples.
-    incomplete: problems with fewer samples than planned.
-    tables, grids: results that only this task has, such as accuracy by depth.
-    label: distinguishes the problems or prompts from other runs of the same task; may be empty.
-    """
+    """All metrics of a run. No value is NaN."""
 
     metrics: tuple[MetricRow, ...]
+    """The lines of the result table."""
     majority: tuple[MajorityRow, ...]
+    """Maj@k by filter and k."""
     num_problems: int
+    """Problems with at least one scored sample."""
     num_samples: int
+    """Scored samples."""
     incomplete: tuple[Incomplete, ...]
+    """Problems with fewer samples than planned."""
     tables: tuple[Table, ...] = ()
+    """Tables that only this task has, such as accuracy by subject."""
     grids: tuple[Grid, ...] = ()
+    """Grids that only this task has, such as accuracy by depth and length."""
     label: str = ""
+    """Distinguishes the problems or prompts from other runs of the same task; may be empty."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain dicts and lists, without the label if it is empty."""

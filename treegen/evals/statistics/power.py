@@ -33,16 +33,14 @@ _VALUES: Final = 50_000  # values simulated for the width of intervals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variances:
-    """Variances of answers between and within problems.
-
-    between: the variance, over problems, of the probability p of a right sample.
-    within: the variance of a sample around the p of its problem: the mean of p (1 - p).
-    correlation: the correlation of p between the two runs; 0 if the runs have different problems.
-    """
+    """Variances of answers between and within problems."""
 
     between: float
+    """The variance, over problems, of the probability p of a right sample."""
     within: float
+    """The variance of a sample around the p of its problem: the mean of p (1 - p)."""
     correlation: float
+    """The correlation of p between the two runs; 0 if the runs have different problems."""
 
     def __post_init__(self) -> None:
         for name in ("between", "within"):

@@ -29,14 +29,12 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DrawnProblem:
-    """The samples of one problem.
-
-    verdicts: the verdict of each sample by one filter.
-    tokens: number of tokens of each sample.
-    """
+    """The samples of one problem."""
 
     verdicts: Sequence[Verdict]
+    """The verdict of each sample by one filter."""
     tokens: Sequence[int]
+    """Number of tokens of each sample."""
 
     @property
     def mean_tokens(self) -> float:
@@ -46,15 +44,14 @@ class DrawnProblem:
 
 @dataclass(frozen=True, slots=True)
 class RuleOutcome:
-    """The outcome of a rule for one problem, averaged over orders.
-
-    vote: the share of right answers in the vote.
-    tokens, samples: the tokens and samples drawn for the vote.
-    """
+    """The outcome of a rule for one problem, averaged over orders."""
 
     vote: float
+    """The share of right answers in the vote."""
     tokens: float
+    """Number of tokens drawn for the vote."""
     samples: float
+    """Number of samples drawn for the vote."""
 
 
 @check_argument_types

@@ -24,10 +24,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Values from 0 to 1 over two axes, for a heat map.
-
-    values: one row for each of row_labels, from the top; None where nothing was measured.
-    """
+    """Values from 0 to 1 over two axes, for a heat map."""
 
     title: str
     row_name: str
@@ -35,6 +32,7 @@ class Grid:
     column_name: str
     column_labels: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
+    """One row for each of row_labels, from the top; None where nothing was measured."""
 
 
 def problem_values(scores: Iterable[SampleScore], filter: str) -> dict[str, float]:

@@ -22,17 +22,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The result of a vote.
-
-    answer: the winner; if several tie, the first in the order of samples. None if no sample has a
-        readable answer.
-    votes: number of votes of the winner.
-    tied: every answer with the most votes, ordered by their first samples.
-    """
+    """The result of a vote."""
 
     answer: str | None
+    """The winner; if several tie, the first in the order of samples. None if no sample has a
+    readable answer."""
     votes: int
+    """Number of votes of the winner."""
     tied: tuple[str, ...]
+    """Every answer with the most votes, ordered by their first samples."""
 
 
 @check_argument_types
@@ -87,15 +85,14 @@ _tie_at_k = lru_cache(maxsize=1 << 16)(tie_at_k)
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many samples of one problem gave each answer.
-
-    correct, wrong: the number of samples of each distinct correct or wrong answer.
-    invalid: samples without a readable answer.
-    """
+    """How many samples of one problem gave each answer."""
 
     correct: tuple[int, ...]
+    """Number of samples of each distinct correct answer."""
     wrong: tuple[int, ...]
+    """Number of samples of each distinct wrong answer."""
     invalid: int
+    """Samples without a readable answer."""
 
     @property
     def num_samples(self) -> int:

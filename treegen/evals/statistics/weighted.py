@@ -66,16 +66,14 @@ _Flags = npt.NDArray[np.bool_]
 @checked_class
 @dataclass(frozen=True, slots=True)
 class VoteRule:
-    """One way to vote.
-
-    number: a name of NUMBERS.
-    rule: weighted, borda, top or best.
-    parameter: the exponent of `borda`, or the share of `top`.
-    """
+    """One way to vote."""
 
     number: str
+    """A name of NUMBERS."""
     rule: str
+    """Weighted, borda, top or best."""
     parameter: float = 0.0
+    """The exponent of `borda`, or the share of `top`."""
 
     @property
     def name(self) -> str:

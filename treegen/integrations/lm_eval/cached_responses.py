@@ -19,16 +19,14 @@ from treegen.runs import Key, RecordFile
 
 @dataclass(frozen=True, slots=True)
 class SampledPrompt:
-    """A prompt and its sampling parameters. Instances with equal names are equal.
-
-    name: a hash of tokens and params; the samples are drawn and stored under it.
-    tokens: the token ids of the prompt.
-    params: the sampling parameters.
-    """
+    """A prompt and its sampling parameters. Instances with equal names are equal."""
 
     name: str
+    """A hash of tokens and params; the samples are drawn and stored under it."""
     tokens: list[int] = field(compare=False)
+    """The token ids of the prompt."""
     params: SamplingParams = field(compare=False)
+    """The sampling parameters."""
 
     @classmethod
     def of(cls, tokens: list[int], params: SamplingParams) -> Self:

@@ -40,16 +40,17 @@ from treegen.runs.new_directory import NewDirectory
 class TreegenLM(TemplateLM):  # type: ignore[misc]
     """The model of `--model treegen`; its arguments are those of `--model_args`.
 
-    max_length: maximum number of tokens of a prompt and its answer.
-    max_gen_toks: maximum number of tokens of an answer, if its request gives none.
-    eot_token_id: the token that ends a text.
-    prefix_token_id: the token that replaces an empty context.
-    tokenizer_name: the name of the tokenizer and its chat template in lm-eval's request caches.
+    Attributes:
+        max_length: Maximum number of tokens of a prompt and its answer.
+        max_gen_toks: Maximum number of tokens of an answer, if its request gives none.
     """
 
     eot_token_id: int | None = None
+    """The token that ends a text."""
     prefix_token_id: int | None = None
+    """The token that replaces an empty context."""
     tokenizer_name = ""
+    """The name of the tokenizer and its chat template in lm-eval's request caches."""
 
     def __init__(  # noqa: PLR0913 -- lm-eval passes these by name
         self,

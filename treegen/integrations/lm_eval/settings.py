@@ -39,14 +39,12 @@ _NEUTRAL: Final[Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class GenSettings:
-    """The generation settings of a request.
-
-    params: how its sample is drawn.
-    until: the texts at which its answer is cut, including the text of the end-of-sequence token.
-    """
+    """The generation settings of a request."""
 
     params: SamplingParams
+    """How its sample is drawn."""
     until: tuple[str, ...]
+    """The texts at which its answer is cut, including the text of the end-of-sequence token."""
 
 
 def gen_settings(

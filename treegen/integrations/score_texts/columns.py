@@ -34,16 +34,14 @@ _PATTERN: Final = "scores-*.parquet"
 
 @dataclass(frozen=True, slots=True)
 class WrittenExtent:
-    """How far some files go.
-
-    rows: number of texts in them.
-    tokens: number of tokens of these texts.
-    seen: hash of the input up to there.
-    """
+    """How far some files go."""
 
     rows: int = 0
+    """Number of texts in them."""
     tokens: int = 0
+    """Number of tokens of these texts."""
     seen: str = ""
+    """Hash of the input up to there."""
 
 
 def write_part(

@@ -31,35 +31,31 @@ _ENCODED: Final = 64  # number of texts that are encoded at once
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of `score_texts`.
-
-    texts: number of texts in the files.
-    tokens: number of their scored tokens.
-    computed: number of tokens that went through the model in this call, including prompts; shared
-    tokens count once.
-    """
+    """Progress of `score_texts`."""
 
     texts: int
+    """Number of texts in the files."""
     tokens: int
+    """Number of their scored tokens."""
     computed: int
+    """Number of tokens that went through the model in this call, including prompts; shared tokens
+    count once."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputText:
-    """One line.
-
-    id: its id, or the number of its line.
-    where: the file and the number of the line.
-    context: the text or token ids before the scored text.
-    text: the text or token ids to score.
-    seen: hash of the file up to the end of this line, as if a line break followed.
-    """
+    """One line."""
 
     id: str
+    """Its id, or the number of its line."""
     where: str
+    """The file and the number of the line."""
     context: ScoreInput
+    """The text or token ids before the scored text."""
     text: ScoreInput
+    """The text or token ids to score."""
     seen: str
+    """Hash of the file up to the end of this line, as if a line break followed."""
 
 
 @check_argument_types

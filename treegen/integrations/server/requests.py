@@ -73,7 +73,8 @@ _Token = Annotated[int, Field(strict=False)]  # not strict, because keys of JSON
 class RequestError(InputError):
     """A request that cannot be served.
 
-    field: the request's field at fault; None if it is not one field.
+    Attributes:
+        field: The request's field at fault; None if it is not one field.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
@@ -99,14 +100,11 @@ class _Named(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The body of a request, which is a chat if it has messages; made by `parse_request`.
-
-    sampling: the fields that SamplingParams checks. The other fields have the names of the
-    protocol.
-    """
+    """The body of a request, which is a chat if it has messages; made by `parse_request`."""
 
     model_config = ConfigDict(strict=True)
     sampling: dict[str, Any]
+    """The fields that SamplingParams checks. The other fields have the names of the protocol."""
     model: str = ""
     stream: bool = False
     stream_options: _Options = _Options()

@@ -22,7 +22,8 @@ _NOTHING: Final = Completion("", 0, 0, "", (), (), "length")
 class CompletionResponse:
     """The response to one request. Its choices are samples, in the order of the prompts.
 
-    prompts: the token ids of each prompt, once they are known.
+    Attributes:
+        prompts: The token ids of each prompt, once they are known.
     """
 
     def __init__(

@@ -44,26 +44,22 @@ _SHARE: Final = 0.3  # share of a GPU's free memory, as TRL gives to vLLM
 
 
 class RolloutResult(dict[str, Any]):
-    """The result that TRL expects of a rollout: prompt_ids, completion_ids and logprobs, by sample.
-
-    tree: what the samples share.
-    """
+    """What TRL expects of a rollout: prompt_ids, completion_ids and logprobs, by sample."""
 
     tree: RolloutTree
+    """What the samples share."""
 
 
 @dataclass(slots=True)
 class _TrainerLLM:
-    """The LLM of a trainer.
-
-    llm: the LLM; None before the first rollout.
-    step: the training step of the last rollout.
-    calls: number of rollouts in that step, in training (True) and in evaluation (False).
-    """
+    """The LLM of a trainer."""
 
     llm: LLM | None = None
+    """The LLM; None before the first rollout."""
     step: int = -1
+    """The training step of the last rollout."""
     calls: Counter[bool] = field(default_factory=Counter)
+    """Number of rollouts in that step, in training (True) and in evaluation (False)."""
 
     def seed(self, trainer: Any) -> int:
         """Return the seed of the next rollout. The module's mode tells training from evaluation."""

@@ -12,28 +12,24 @@ from treegen.prompts.radix import RadixNode, build
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens that all samples below share.
-
-    tokens: their ids.
-    parent: the index of the segment before them; None for the first segment of a text.
-    samples: the rollouts that contain them, by their places in the batch.
-    """
+    """Tokens that all samples below share."""
 
     tokens: tuple[int, ...]
+    """Their ids."""
     parent: int | None
+    """The index of the segment before them; None for the first segment of a text."""
     samples: tuple[int, ...]
+    """The rollouts that contain them, by their places in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTree:
-    """The prefix tree of prompts and completions. Parents come before their children.
-
-    segments: all segments.
-    last: for each sample the index of the segment that it ends in.
-    """
+    """The prefix tree of prompts and completions. Parents come before their children."""
 
     segments: tuple[Segment, ...]
+    """All segments."""
     last: tuple[int, ...]
+    """For each sample the index of the segment that it ends in."""
 
     def path(self, sample: int) -> list[int]:
         """Return the segments of a sample, from its first token on."""

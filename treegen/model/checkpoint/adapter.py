@@ -92,15 +92,12 @@ _INSTEAD: Final = "merge it with peft (merge_and_unload) and save_pretrained, an
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter that can be merged.
-
-    Attributes:
-        directory: The adapter's directory.
-        config: Its adapter_config.json.
-    """
+    """An adapter that can be merged."""
 
     directory: Path
+    """The adapter's directory."""
     config: Mapping[str, Any]
+    """Its adapter_config.json."""
 
     def alphas(self, modules: Sequence[str]) -> dict[str, float]:
         """Return the alpha of each module.

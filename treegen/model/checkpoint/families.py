@@ -234,17 +234,14 @@ def inputs_of(model_type: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family for which the installed transformers can generate text.
-
-    Attributes:
-        model_type: The family, as config.json names it.
-        way: Its support, one of `WAYS`.
-        why: The reason if it is refused; else empty.
-    """
+    """A family for which the installed transformers can generate text."""
 
     model_type: str
+    """The family, as config.json names it."""
     way: str
+    """Its support, one of `WAYS`."""
     why: str = ""
+    """The reason if it is refused; else empty."""
 
     @property
     def takes(self) -> tuple[str, ...]:

@@ -40,19 +40,16 @@ def gguf_arguments(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Properties of the tensors in a GGUF file.
-
-    Attributes:
-        data_start: Bytes before the first tensor.
-        stores: The type of most numbers, such as "Q4_K".
-        is_plain: Whether no number is quantised.
-        num_bytes: Bytes of all tensors.
-    """
+    """Properties of the tensors in a GGUF file."""
 
     data_start: int
+    """Bytes before the first tensor."""
     stores: str
+    """The type of most numbers, such as "Q4_K"."""
     is_plain: bool
+    """Whether no number is quantised."""
     num_bytes: int
+    """Bytes of all tensors."""
 
 
 def read_header(file: Path) -> GgufHeader:

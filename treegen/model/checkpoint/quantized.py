@@ -62,37 +62,30 @@ _UNPACKED_BITS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How packed matrices are stored; see `treegen.model.checkpoint.packed_weights`.
-
-    Attributes:
-        layout: "gptq", "gptq_v2", "awq", "bnb-4" or "bnb-8".
-        group_size: Inputs that share a scale; -1 for all, and for formats that store it with each
-            matrix.
-        shuffled: Whether the inputs of a group are not consecutive.
-    """
+    """How packed matrices are stored; see `treegen.model.checkpoint.packed_weights`."""
 
     layout: str
+    """"gptq", "gptq_v2", "awq", "bnb-4" or "bnb-8"."""
     group_size: int = -1
+    """Inputs that share a scale; -1 for all, and for formats that store it with each matrix."""
     shuffled: bool = False
+    """Whether the inputs of a group are not consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInfo:
-    """How config.json describes quantised weights.
-
-    Attributes:
-        method: The method's name in config.json.
-        stores: The format's name for messages.
-        is_fp8: Whether matrices are FP8 numbers times scales.
-        needs: The package that transformers needs to read it; empty for none.
-        packing: The layout of packed matrices; None for other methods.
-    """
+    """How config.json describes quantised weights."""
 
     method: str
+    """The method's name in config.json."""
     stores: str
+    """The format's name for messages."""
     is_fp8: bool = False
+    """Whether matrices are FP8 numbers times scales."""
     needs: str = ""
+    """The package that transformers needs to read it; empty for none."""
     packing: Packing | None = None
+    """The layout of packed matrices; None for other methods."""
 
 
 def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:

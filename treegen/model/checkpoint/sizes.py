@@ -16,15 +16,12 @@ SLACK: Final = 4
 
 @dataclass
 class Stored:
-    """The sizes that the stored weights of a model show.
-
-    Attributes:
-        most: The largest dimension of any tensor.
-        numbers: The numbers in tensor names, such as those of layers.
-    """
+    """The sizes that the stored weights of a model show."""
 
     most: int = 0
+    """The largest dimension of any tensor."""
     numbers: set[str] = field(default_factory=set)
+    """The numbers in tensor names, such as those of layers."""
 
     def add(self, name: str, shape: Sequence[int]) -> None:
         """Take a tensor into account.

@@ -50,15 +50,12 @@ def fused_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
 
 
 class GroupedExperts(nn.Module):
-    """Experts whose pairs are computed expert by expert. Each stock class gets a subclass of both.
-
-    Attributes:
-        treegen_up: The name of the first tensor, [E, N, K], or [E, K, N] in a transposed class.
-        treegen_down: The name of the second tensor, likewise.
-    """
+    """Experts whose pairs are computed expert by expert, mixed into each stock class."""
 
     treegen_up: str
+    """The name of the first tensor, [E, N, K], or [E, K, N] in a transposed class."""
     treegen_down: str
+    """The name of the second tensor, likewise."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sum of what each token's experts compute from it.

@@ -30,15 +30,12 @@ _PIECE: Final = 2**24  # numbers of a matrix quantised at once
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer whose weight [out_features, in_features] is in FP8.
-
-    Attributes:
-        scale: [out_features], float32, the scale of each output's weights.
-        rounds_inputs: Whether inputs are rounded to FP8 too.
-    """
+    """A linear layer whose weight [out_features, in_features] is in FP8."""
 
     scale: nn.Parameter
+    """[out_features], float32, the scale of each output's weights."""
     rounds_inputs = True
+    """Whether inputs are rounded to FP8 too."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias, [..., out_features], in the type of the input."""

@@ -33,19 +33,16 @@ _CHECKED: Final = 8  # rows of a matrix that are compared with transformers' exp
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """The FP8 matrices that were restored in a model.
-
-    Attributes:
-        count: Matrices in FP8.
-        rounded: Those whose blocks were rounded to one scale per output.
-        error: The rounding error of these, as a share of their spread.
-        expanded: FP8 matrices of the checkpoint that stay expanded.
-    """
+    """The FP8 matrices that were restored in a model."""
 
     count: int
+    """Matrices in FP8."""
     rounded: int
+    """Those whose blocks were rounded to one scale per output."""
     error: float
+    """The rounding error of these, as a share of their spread."""
     expanded: int
+    """FP8 matrices of the checkpoint that stay expanded."""
 
 
 def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> RestoreReport:

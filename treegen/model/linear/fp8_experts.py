@@ -24,15 +24,12 @@ from treegen.model.linear.gated import silu_mul_quantize
 
 
 class Fp8Experts(GroupedExperts):
-    """Experts whose tensors are in FP8. The buffer NAME_scale has the scales [E, N] of tensor NAME.
-
-    Attributes:
-        treegen_silu: Whether the gate is silu(first half) * second half.
-        rounds_inputs: Whether inputs are rounded to FP8 too.
-    """
+    """Experts in FP8. The buffer NAME_scale has the scales [E, N] of tensor NAME."""
 
     treegen_silu: bool
+    """Whether the gate is silu(first half) * second half."""
     rounds_inputs = True
+    """Whether inputs are rounded to FP8 too."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sum of what each token's experts compute from it.

@@ -59,19 +59,16 @@ class RankLeader(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Ranks:
-    """The ranks of one model, from the view of one of them.
-
-    Attributes:
-        rank: The number of this rank. Rank 0 leads: it decides what is computed.
-        size: The number of ranks.
-        device: The device of this rank.
-        lead: Rank 0's control over the other ranks; None in the other ranks.
-    """
+    """The ranks of one model, from the view of one of them."""
 
     rank: int
+    """The number of this rank. Rank 0 leads: it decides what is computed."""
     size: int
+    """The number of ranks."""
     device: torch.device
+    """The device of this rank."""
     lead: RankLeader | None
+    """Rank 0's control over the other ranks; None in the other ranks."""
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""

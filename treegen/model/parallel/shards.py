@@ -37,14 +37,11 @@ _STRIDE: Final = 16  # bytes; grouped products need strides that are multiples o
 
 
 class RowLinear(nn.Linear):
-    """A linear layer with a shard of the inputs of each output; ranks sum their outputs.
-
-    Attributes:
-        product: A function of input, weight and bias that replaces the library's product; None for
-            the library's.
-    """
+    """A linear layer with a shard of the inputs of each output; ranks sum their outputs."""
 
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+    """A function of input, weight and bias that replaces the library's product; None for the
+    library's."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output summed over ranks."""

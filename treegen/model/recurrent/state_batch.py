@@ -36,54 +36,45 @@ _MOST_BYTES: Final = 2**28  # maximum bytes of one layer's states that run toget
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of one sequence.
-
-    Attributes:
-        start: The row of its first token in the pass.
-        num: Its number of tokens.
-        reads: The slot of the state before it; NO_STATE at the start of a text.
-        writes: The slot of the state after it.
-    """
+    """Consecutive tokens of one sequence."""
 
     start: int
+    """The row of its first token in the pass."""
     num: int
+    """Its number of tokens."""
     reads: int
+    """The slot of the state before it; NO_STATE at the start of a text."""
     writes: int
+    """The slot of the state after it."""
 
 
 class Sequences(NamedTuple):
-    """N sequences of equal length, which `treegen.ops.recurrence.scan` computes.
-
-    Attributes:
-        rows: The rows of their tokens in the pass.
-        reads_N: Slots of their states before; -1 at the start of texts.
-        writes_N: Slots of their states after.
-        num_tokens: Tokens of each.
-    """
+    """N sequences of equal length, which `treegen.ops.recurrence.scan` computes."""
 
     rows: slice | Tensor
+    """The rows of their tokens in the pass."""
     reads_N: Tensor
+    """Slots of their states before; -1 at the start of texts."""
     writes_N: Tensor
+    """Slots of their states after."""
     num_tokens: int
+    """Tokens of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateRun:
-    """Pieces of equal length that run together.
-
-    Attributes:
-        num: N, the number of pieces.
-        length: L, the tokens of each.
-        rows: The rows of their N * L tokens in the pass.
-        reads_N: int64, slots of the states before; None at the start of texts.
-        writes_N: int64, slots of the states after.
-    """
+    """Pieces of equal length that run together."""
 
     num: int
+    """N, the number of pieces."""
     length: int
+    """L, the tokens of each."""
     rows: slice | Tensor
+    """The rows of their N * L tokens in the pass."""
     reads_N: Tensor | None
+    """int64, slots of the states before; None at the start of texts."""
     writes_N: Tensor
+    """int64, slots of the states after."""
 
     @property
     def one_token(self) -> RowSlots | None:
@@ -101,19 +92,16 @@ class StateRun:
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """The recurrent states that a pass reads and writes.
-
-    Attributes:
-        runs: Its runs, in order; empty if the rows of a decode step have update lists.
-        layers: The state tensors of each recurrent layer.
-        rows: The state slots of a decode step's rows; None for other passes.
-        in_order: Whether a token's sums have the same order in every pass. Rows then have no lists.
-    """
+    """The recurrent states that a pass reads and writes."""
 
     runs: Sequence[StateRun]
+    """Its runs, in order; empty if the rows of a decode step have update lists."""
     layers: Sequence[Sequence[Tensor]]
+    """The state tensors of each recurrent layer."""
     rows: RowSlots | None = None
+    """The state slots of a decode step's rows; None for other passes."""
     in_order: bool = False
+    """Whether a token's sums have the same order in every pass. Rows then have no lists."""
 
     def with_rows(self, missing: int) -> StateBatch:
         """Return this pass in order, with `missing` more rows that write to the spare slot."""

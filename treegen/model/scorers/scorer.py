@@ -32,19 +32,16 @@ _in_use: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A loaded model that judges.
-
-    Attributes:
-        model: The transformers model.
-        tokenizer: Its tokenizer.
-        form: SEQUENCE, TOKEN or CAUSAL.
-        length: Maximum tokens of a text; None for no limit.
-    """
+    """A loaded model that judges."""
 
     model: Any
+    """The transformers model."""
     tokenizer: Any
+    """Its tokenizer."""
     form: str
+    """SEQUENCE, TOKEN or CAUSAL."""
     length: int | None
+    """Maximum tokens of a text; None for no limit."""
 
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits of R texts of token ids, float32 [R, labels] or [R, tokens, labels]."""

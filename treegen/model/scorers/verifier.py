@@ -41,34 +41,31 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verifier:
-    """Scores answers to questions, from 0 to 1.
-
-    Attributes:
-        scorer: The model.
-        reader: Computes the model on prefixes that texts share; None computes each text whole.
-        label: The output to read. Default: the last, which is "right" if there are two.
-        tokens: The two tokens that a language model predicts at a mark: right and wrong.
-        separator: The text between the steps of an answer.
-        mark: The text that replaces the separator after each step; the model is read where it ends.
-            Empty for a token classifier that is read at the last token of each step. A mark of
-            white space alone is tokenized separately from the steps, and there is no chat then.
-        reduce: How the values of steps become one number, a key of REDUCE.
-        chat: Whether to put question and answer in the model's chat format. Default: if it has one.
-        turns: Whether each step is a user turn in the chat, the first together with the question,
-            and the mark is the model's turn. The model is then read before the mark.
-        batch_size: Texts to compute at once if there is no reader.
-    """
+    """Scores answers to questions, from 0 to 1."""
 
     scorer: Scorer
+    """The model."""
     reader: Reader | None = None
+    """Computes the model on prefixes that texts share; None computes each text whole."""
     label: int | None = None
+    """The output to read. Default: the last, which is "right" if there are two."""
     tokens: tuple[str, str] = ("+", "-")
+    """The two tokens that a language model predicts at a mark: right and wrong."""
     separator: str = "\n\n"
+    """The text between the steps of an answer."""
     mark: str = ""
+    """The text that replaces the separator after each step; the model is read where it ends. Empty
+    for a token classifier that is read at the last token of each step. A mark of white space alone
+    is tokenized separately from the steps, and there is no chat then."""
     reduce: str = "last"
+    """How the values of steps become one number, a key of REDUCE."""
     chat: bool | None = None
+    """Whether to put question and answer in the model's chat format. Default: if it has one."""
     turns: bool = False
+    """Whether each step is a user turn in the chat, the first together with the question, and the
+    mark is the model's turn. The model is then read before the mark."""
     batch_size: int = 16
+    """Texts to compute at once if there is no reader."""
 
     def __post_init__(self) -> None:
         form, tokenizer = self.scorer.form, self.scorer.tokenizer

@@ -22,18 +22,14 @@ _MOST_TOKENS: Final = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A transformers processor, and the placeholder token of images.
-
-    Attributes:
-        processor: The transformers processor.
-        placeholder: The token id of placeholders.
-        sees_ahead: The layers in which image tokens attend to later image tokens; None for no
-            layer.
-    """
+    """A transformers processor, and the placeholder token of images."""
 
     processor: Any
+    """The transformers processor."""
     placeholder: int
+    """The token id of placeholders."""
     sees_ahead: Ahead | None = None
+    """The layers in which image tokens attend to later image tokens; None for no layer."""
 
     def table(self, vocab_size: int) -> ImageTable:
         """Return an empty table of images for a model with `vocab_size` token ids."""

@@ -28,15 +28,12 @@ from treegen.model.checkpoint.files import summarize_error
 
 @dataclass(frozen=True, slots=True)
 class ImageEmbedding:
-    """The inputs of a language model for an image with N placeholders.
-
-    Attributes:
-        rows_ND: The embeddings of the placeholders.
-        added: [N, D] each, the numbers to add after each of the first layers (deep-stack).
-    """
+    """The inputs of a language model for an image with N placeholders."""
 
     rows_ND: Tensor
+    """The embeddings of the placeholders."""
     added: tuple[Tensor, ...] = ()
+    """[N, D] each, the numbers to add after each of the first layers (deep-stack)."""
 
     @property
     def nbytes(self) -> int:

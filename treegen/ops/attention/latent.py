@@ -186,30 +186,26 @@ def _expand_latents(
 
 @dataclass(frozen=True, slots=True)
 class _ExpandedChunk:
-    """Some latents of one group that are expanded during the pass.
-
-    rows: the rows of the group.
-    slots_L: the cache slots of the latents, filled up to whole pages.
-    level: the level of these rows and keys.
-    """
+    """Some latents of one group that are expanded during the pass."""
 
     rows: slice
+    """The rows of the group."""
     slots_L: Tensor
+    """The cache slots of the latents, filled up to whole pages."""
     level: PreparedLevels
+    """The level of these rows and keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LevelSplit:
-    """The levels of a pass, split into those read as latents and chunks to expand.
-
-    stored: the levels that are read as latents.
-    pieces: the chunks to expand.
-    is_all: whether the chunks contain all keys.
-    """
+    """The levels of a pass, split into those read as latents and chunks to expand."""
 
     stored: PreparedLevels
+    """The levels that are read as latents."""
     pieces: tuple[_ExpandedChunk, ...] = ()
+    """The chunks to expand."""
     is_all: bool = False
+    """Whether the chunks contain all keys."""
 
 
 def rows_to_expand(form: LatentSpec) -> float:

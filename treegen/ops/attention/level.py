@@ -26,22 +26,21 @@ class Level:
 
     Groups are disjoint and in ascending order. A row outside all groups gets nothing from the
     level. All tensors are int32 on one device.
-
-    q_start_G, q_stop_G: group g has the rows q_start <= row < q_stop.
-    pages_GP: the group's pages in the order of its keys; entries past the last used page are
-    ignored.
-    kv_len_G: the group's number of keys.
-    kv_start_G: the position of the group's first key.
-    causal: whether keys may lie after a row. If so, positions are compared: a row sees key j of its
-    group if kv_start + j is not greater than its own position.
     """
 
     q_start_G: Tensor
+    """The first row of each group."""
     q_stop_G: Tensor
+    """The row after the last row of each group."""
     pages_GP: Tensor
+    """The group's pages in the order of its keys; entries past the last used page are ignored."""
     kv_len_G: Tensor
+    """The group's number of keys."""
     kv_start_G: Tensor
+    """The position of the group's first key."""
     causal: bool = False
+    """Whether keys may lie after a row. If so, positions are compared: a row sees key j of its
+    group if kv_start + j is not greater than its own position."""
 
     @classmethod
     def dense(
@@ -86,17 +85,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items:
-    """Items to which query rows belong; the number of rows per item differs between passes.
-
-    offsets: item i has the rows offsets[i] to offsets[i + 1].
-    start_G, stop_G: the items of each group of a level.
-    memo: what implementations cache about the level and does not depend on the items' rows.
-    """
+    """Items to which query rows belong; the number of rows per item differs between passes."""
 
     offsets: IntArray
+    """Item i has the rows offsets[i] to offsets[i + 1]."""
     start_G: IntArray
+    """The first item of each group of a level."""
     stop_G: IntArray
+    """The item after the last item of each group of a level."""
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What implementations cache about the level and does not depend on the items' rows."""
 
     @property
     def num(self) -> int:
@@ -113,12 +111,6 @@ class HostLevel:
     """A level as arrays on the host, from which work is planned.
 
     The other fields are those of `Level`.
-
-    memo: what implementations cache about the level, which may serve many steps.
-    items: the items to which the groups' rows belong; None if unknown.
-    copied: whether `pages_GP` lists expanded keys and values of all heads, in a pool of latents;
-    see `treegen.ops.attention.latent`.
-    stored_GP: the pages of these latents.
     """
 
     start_G: IntArray
@@ -128,9 +120,14 @@ class HostLevel:
     kv_start_G: IntArray
     causal: bool
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What implementations cache about the level, which may serve many steps."""
     items: Items | None = None
+    """The items to which the groups' rows belong; None if unknown."""
     copied: bool = False
+    """Whether `pages_GP` lists expanded keys and values of all heads, in a pool of latents; see
+    `treegen.ops.attention.latent`."""
     stored_GP: IntArray | None = None
+    """The pages of these latents."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without `memo`, because every process has its own."""

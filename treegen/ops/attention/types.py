@@ -38,13 +38,12 @@ class Implementation(Protocol):
     up to rounding. For an argument that it does not support, it raises InputError; it never falls
     back to another implementation.
 
-    name: its name in `impl=`.
-
     An implementation whose `in_graphs` is True prepares a `TritonState`, whose work lists can keep
     their addresses. Passes with such attention may therefore become CUDA graphs.
     """
 
     name: str
+    """Its name in `impl=`."""
 
     def refusal(self, device: torch.device) -> str | None:
         """Return why the implementation cannot run on a device, or None if it can."""
@@ -90,29 +89,27 @@ def can_capture(implementation: Implementation) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedLevels:
-    """Levels prepared for the layers of one pass.
-
-    levels: the levels, on the host.
-    positions_T: the position of each query row; None if nothing needs positions.
-    device: where the tensors are.
-    impl: the name of the implementation.
-    implementation: the implementation that computes the attention.
-    state: what the implementation's `prepare` returned.
-    checked: whether the tensors of each layer are checked against the levels.
-    copies: levels that are read from expanded keys and values, in a pool of latents.
-    expands: whether rows may attend to latents through keys and values that are expanded during the
-    pass.
-    """
+    """Levels prepared for the layers of one pass."""
 
     levels: tuple[HostLevel, ...]
+    """The levels, on the host."""
     positions_T: Tensor | None
+    """The position of each query row; None if nothing needs positions."""
     device: torch.device
+    """Where the tensors are."""
     impl: str
+    """The name of the implementation."""
     implementation: Implementation
+    """The implementation that computes the attention."""
     state: Any
+    """What the implementation's `prepare` returned."""
     checked: bool
+    """Whether the tensors of each layer are checked against the levels."""
     copies: PreparedLevels | None = None
+    """Levels that are read from expanded keys and values, in a pool of latents."""
     expands: bool = False
+    """Whether rows may attend to latents through keys and values that are expanded during the
+    pass."""
     memo: dict[Any, Any] = field(default_factory=dict)  # used by attention to latents
     # The shapes, types and devices of tensors that were checked before.
     seen: set[Any] = field(default_factory=set)

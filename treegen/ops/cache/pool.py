@@ -33,14 +33,12 @@ Pages = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """Keys and values of one layer, for all pages.
-
-    keys: [num_pages, page_size, kv_heads, k_dim].
-    values: [num_pages, page_size, kv_heads, v_dim]. For latents, the first numbers of the keys.
-    """
+    """Keys and values of one layer, for all pages."""
 
     keys: Tensor
+    """[num_pages, page_size, kv_heads, k_dim]."""
     values: Tensor
+    """[num_pages, page_size, kv_heads, v_dim]. For latents, the first numbers of the keys."""
 
 
 class PagePool:
@@ -48,13 +46,14 @@ class PagePool:
 
     Page 0 is never allocated, because page tables are padded with it.
 
-    num_pages: usable pages.
-    num_free: pages without a reference.
-    num_freed: how often a page has lost its last reference.
-    peak_used: the largest number of pages in use at one time.
-    num_taken_back: number of loans that ended.
-
     Lent pages (`lend`) still count as free: the pool takes them back when it needs them.
+
+    Attributes:
+        num_pages: Usable pages.
+        num_free: Pages without a reference.
+        num_freed: How often a page has lost its last reference.
+        peak_used: The largest number of pages in use at one time.
+        num_taken_back: Number of loans that ended.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -206,14 +205,15 @@ class PagePool:
 class PagedCache:
     """A pool of pages with the tensors that store them.
 
-    layers: one LayerKV for each attention layer; layers may share one.
-    tokens_S: int32, the id of the token whose key and value are in each cache slot.
-    pool: allocates the pages.
-    states: states of recurrent layers; None for a model without such layers.
-    on_copy: called with the arguments of `copy_tokens` before tokens are copied.
+    Attributes:
+        layers: One LayerKV for each attention layer; layers may share one.
+        tokens_S: int32, the id of the token whose key and value are in each cache slot.
+        pool: Allocates the pages.
+        states: States of recurrent layers; None for a model without such layers.
     """
 
     on_copy: Callable[[NDArray[np.int64], NDArray[np.int64]], None] | None = None
+    """Called with the arguments of `copy_tokens` before tokens are copied."""
 
     def __init__(
         self,

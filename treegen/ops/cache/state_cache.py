@@ -29,14 +29,15 @@ Slots = NDArray[np.int64]
 class StateCache:
     """State slots with the tensors that store them.
 
-    layers: the tensors of each recurrent layer, [num_slots + 1, ...] each. With update lists, all
-    have a spare slot, and the first of them, the windows, one more slot per row.
-    num_slots: usable slots.
-    num_free: slots without an owner.
-    delta: the sizes of layers with update lists; None if all rows have states of their own.
-    spare: a slot that is never allocated, for a state that is being moved.
-    num_windows: windows of rows.
-    num_free_windows: windows without an owner.
+    Attributes:
+        layers: The tensors of each recurrent layer, [num_slots + 1, ...] each. With update lists,
+            all have a spare slot, and the first of them, the windows, one more slot per row.
+        num_slots: Usable slots.
+        num_free: Slots without an owner.
+        delta: The sizes of layers with update lists; None if all rows have states of their own.
+        spare: A slot that is never allocated, for a state that is being moved.
+        num_windows: Windows of rows.
+        num_free_windows: Windows without an owner.
     """
 
     def __init__(

@@ -21,27 +21,26 @@ NUM_OWN: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """Inputs of one layer's recurrence, except for its states.
-
-    mixed_TC: queries, keys and values of all heads, before the convolution, in the order of
-    `offsets`.
-    a_TH, b_TH: inputs of the gates and of the strengths. Mamba2 computes both from a_TH.
-    conv_CW: weights of the convolution, with one column for each token that it sees.
-    a_log_H, dt_bias_H: weights of the gates.
-    strength: the upper bound of a strength.
-    conv_bias_C: bias of the convolution; None for none.
-    skip_H: Mamba2's weights of each token's own value.
-    """
+    """Inputs of one layer's recurrence, except for its states."""
 
     mixed_TC: Tensor
+    """Queries, keys and values of all heads, before the convolution, in the order of `offsets`."""
     a_TH: Tensor
+    """Inputs of the gates. Mamba2 computes the strengths from them as well."""
     b_TH: Tensor
+    """Inputs of the strengths."""
     conv_CW: Tensor
+    """Weights of the convolution, with one column for each token that it sees."""
     a_log_H: Tensor
+    """Logarithms of the decay rates of the gates."""
     dt_bias_H: Tensor
+    """Biases of the gates."""
     strength: float
+    """The upper bound of a strength."""
     conv_bias_C: Tensor | None = None
+    """Bias of the convolution; None for none."""
     skip_H: Tensor | None = None
+    """Mamba2's weights of each token's own value."""
 
     def rows(self, at: slice | Tensor) -> DeltaInputs:
         """Return the inputs of some rows."""
@@ -50,16 +49,14 @@ class DeltaInputs:
 
 @dataclass(frozen=True, slots=True)
 class DeltaStates:
-    """The states of one layer, in slots.
-
-    windows: [slots, C, W] the last inputs of the convolution.
-    states: [slots, H, K, V] float32. Its memory also holds the pages of update lists, see `views`.
-    spec: the sizes of the layer.
-    """
+    """The states of one layer, in slots."""
 
     windows: Tensor
+    """[slots, C, W] the last inputs of the convolution."""
     states: Tensor
+    """[slots, H, K, V] float32. Its memory also holds the pages of update lists, see `views`."""
     spec: DeltaSpec
+    """The sizes of the layer."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,15 +107,13 @@ def page_offsets(spec: DeltaSpec) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class RowSlots:
-    """Where the states of T rows with one token each are.
-
-    inputs_RT: int64. If rows have states of their own [2, T]: the slot that a row reads, and the
-    slot that it writes. If rows have update lists [4 + P, T]: the slot of the state to which a
-    row's list applies, the number of updates in the list, the slots of its window before and after
-    the token, and the pages of the list. The token's update is appended to the list.
-    """
+    """Where the states of T rows with one token each are."""
 
     inputs_RT: Tensor
+    """int64. If rows have states of their own [2, T]: the slot that a row reads, and the slot that
+    it writes. If rows have update lists [4 + P, T]: the slot of the state to which a row's list
+    applies, the number of updates in the list, the slots of its window before and after the token,
+    and the pages of the list. The token's update is appended to the list."""
 
     @property
     def has_lists(self) -> bool:

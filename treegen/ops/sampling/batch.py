@@ -26,38 +26,36 @@ _MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
-    """Biases on the logits of K tokens, banned words, and the only tokens that may be drawn.
-
-    token: the ids of the tokens.
-    value: the number added to each token's logit.
-    until: the value is added as long as the sample has fewer tokens than this.
-    words: words that may not be drawn, each as its tokens.
-    allowed: ids of the only tokens that may be drawn; None allows all.
-    """
+    """Biases on the logits of K tokens, banned words, and the only tokens that may be drawn."""
 
     token: NDArray[np.int64]
+    """The ids of the tokens."""
     value: NDArray[np.float32]
+    """The number added to each token's logit."""
     until: NDArray[np.int64]
+    """The value is added as long as the sample has fewer tokens than this."""
     words: Words = ()
+    """Words that may not be drawn, each as its tokens."""
     allowed: NDArray[np.int64] | None = None
+    """Ids of the only tokens that may be drawn; None allows all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """The biases of P distributions, each of which has one of U kinds.
-
-    token_UK, value_UK, until_UK: the fields of each kind's `Bias`, padded with zeros.
-    index_P: the kind of each distribution.
-    allowed_UA: ids of the tokens that may be drawn, padded with one of them; None allows all.
-    limited_U: which kinds allow only these.
-    """
+    """The biases of P distributions, each of which has one of U kinds."""
 
     token_UK: Tensor
+    """The token ids of each kind's `Bias`, padded with zeros."""
     value_UK: Tensor
+    """The values of each kind's `Bias`, padded with zeros."""
     until_UK: Tensor
+    """The ends of each kind's `Bias`, padded with zeros."""
     index_P: Tensor
+    """The kind of each distribution."""
     allowed_UA: Tensor | None = None
+    """Ids of the tokens that may be drawn, padded with one of them; None allows all."""
     limited_U: Tensor | None = None
+    """Which kinds allow only these."""
 
     @staticmethod
     def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
@@ -105,30 +103,28 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Sampling parameters of P distributions as tensors [P]; None for a parameter that none uses.
-
-    greedy_P: which rows take the likeliest token.
-    all_greedy: whether all rows do.
-    num_logprobs: number of likeliest tokens reported for each draw.
-    biases: biases added to the logits before a draw.
-    signals: confidence signals reported for each distribution.
-    processed_P: which rows report log-probabilities of the distribution that they draw from.
-    penalties: penalties and bans that depend on the text before a draw.
-    masked: whether some rows may draw certain tokens only. `draw` takes the masks.
-    """
+    """Sampling parameters of P distributions as tensors [P]; None for unused parameters."""
 
     temperature_P: Tensor
     greedy_P: Tensor | None
+    """Which rows take the likeliest token."""
     all_greedy: bool
+    """Whether all rows do."""
     top_p_P: Tensor | None
     top_k_P: Tensor | None
     min_p_P: Tensor | None
     num_logprobs: int
+    """Number of likeliest tokens reported for each draw."""
     biases: Biases | None = None
+    """Biases added to the logits before a draw."""
     signals: ConfidenceSignals | None = None
+    """Confidence signals reported for each distribution."""
     processed_P: Tensor | None = None
+    """Which rows report log-probabilities of the distribution that they draw from."""
     penalties: Penalties | None = None
+    """Penalties and bans that depend on the text before a draw."""
     masked: bool = False
+    """Whether some rows may draw certain tokens only. `draw` takes the masks."""
 
     @property
     def draws_plainly(self) -> bool:

@@ -24,16 +24,14 @@ _AT_ONCE = 2**25  # largest number of logits that are read at once
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceSignals:
-    """The confidence signals that are reported for P distributions.
-
-    likeliest_P: number of likeliest tokens in the confidence; 0 for a row that does not report it.
-    most: the largest number in `likeliest_P`.
-    certainty: whether the self-certainty is reported.
-    """
+    """The confidence signals that are reported for P distributions."""
 
     likeliest_P: Tensor
+    """Number of likeliest tokens in the confidence; 0 for a row that does not report it."""
     most: int
+    """The largest number in `likeliest_P`."""
     certainty: bool
+    """Whether the self-certainty is reported."""
 
     @staticmethod
     def of(params: Sequence[SamplingParams], index_P: Tensor) -> ConfidenceSignals | None:

@@ -54,22 +54,21 @@ _AT_ONCE = 2**24  # largest number of logits that `_draw` gets in one call
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """N tokens drawn from each of P distributions.
-
-    tokens_PN: int64, the tokens.
-    logprobs_PN: float32, the natural logarithms of their probabilities, under the unchanged logits
-        or, in rows of `SamplingBatch.processed_P`, under the distribution that they are drawn from.
-    lse_P: float32, log-sum-exp of the logits; not finite if some logit is NaN.
-    top_tokens_PK, top_logprobs_PK: the likeliest tokens; None if they are not reported.
-    signals_P2: float32, the confidence and the self-certainty; None if neither is reported.
-    """
+    """N tokens drawn from each of P distributions."""
 
     tokens_PN: Tensor
+    """int64, the tokens."""
     logprobs_PN: Tensor
+    """float32, the natural logarithms of their probabilities, under the unchanged logits or, in
+    rows of `SamplingBatch.processed_P`, under the distribution that they are drawn from."""
     lse_P: Tensor
+    """float32, log-sum-exp of the logits; not finite if some logit is NaN."""
     top_tokens_PK: Tensor | None
+    """The likeliest tokens; None if they are not reported."""
     top_logprobs_PK: Tensor | None
+    """The log-probabilities of the likeliest tokens; None if they are not reported."""
     signals_P2: Tensor | None = None
+    """float32, the confidence and the self-certainty; None if neither is reported."""
 
     def first(self, num: int) -> Draws:
         """Return the draws of the first `num` distributions."""

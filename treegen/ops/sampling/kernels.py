@@ -240,16 +240,14 @@ def _pick(
 
 
 class VocabPart(NamedTuple):
-    """The part of the vocabulary whose logits are on this GPU.
-
-    rank: the number of the part. All parts but the last have the same size.
-    first: the first token of the part.
-    size: number of real logits.
-    """
+    """The part of the vocabulary whose logits are on this GPU."""
 
     rank: int
+    """The number of the part. All parts but the last have the same size."""
     first: int
+    """The first token of the part."""
     size: int
+    """Number of real logits."""
 
 
 Exchange = Callable[[Tensor], Tensor]

@@ -13,14 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """The tokens that may be drawn from P distributions.
-
-    bits_KW: int32, one bit per token, the lowest bit first.
-    index_P: int64, the mask of each distribution; -1 if all tokens are allowed.
-    """
+    """The tokens that may be drawn from P distributions."""
 
     bits_KW: Tensor
+    """int32, one bit per token, the lowest bit first."""
     index_P: Tensor
+    """int64, the mask of each distribution; -1 if all tokens are allowed."""
 
     def apply(self, logits_PV: Tensor) -> Tensor:
         """Return the logits [P, V], with minus infinity for tokens that are not allowed."""

@@ -27,16 +27,14 @@ _ANY: Final = -2  # padding before the tokens of a shorter word; matches any tok
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BannedWords:
-    """Words that may not be drawn, in U kinds.
-
-    before_UWK: the tokens of each word before its last, padded with _ANY at the front.
-    last_UW: the last token of each word; -1 for padding.
-    index_P: the kind of each distribution.
-    """
+    """Words that may not be drawn, in U kinds."""
 
     before_UWK: Tensor
+    """The tokens of each word before its last, padded with _ANY at the front."""
     last_UW: Tensor
+    """The last token of each word; -1 for padding."""
     index_P: Tensor
+    """The kind of each distribution."""
 
     @staticmethod
     def of(kinds: Sequence[Words], index_P: Tensor) -> BannedWords | None:
@@ -74,22 +72,20 @@ class BannedWords:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Penalties:
-    """Penalties of P distributions that depend on the text before; None for one that none uses.
-
-    presence_P: subtracted once from the logit of each token that was drawn.
-    frequency_P: subtracted from a token's logit once for each time that it was drawn.
-    repetition_P: divides positive logits of tokens in the text, and multiplies negative ones.
-    ngram_P: length of token sequences that may not occur twice; 0 for a row without a limit.
-    ngrams: the distinct lengths in `ngram_P`, without 0.
-    words: words that may not be drawn.
-    """
+    """Penalties of P distributions that depend on the text before; None for one that none uses."""
 
     presence_P: Tensor | None
+    """Subtracted once from the logit of each token that was drawn."""
     frequency_P: Tensor | None
+    """Subtracted from a token's logit once for each time that it was drawn."""
     repetition_P: Tensor | None
+    """Divides positive logits of tokens in the text, and multiplies negative ones."""
     ngram_P: Tensor | None
+    """Length of token sequences that may not occur twice; 0 for a row without a limit."""
     ngrams: Sequence[int]
+    """The distinct lengths in `ngram_P`, without 0."""
     words: BannedWords | None
+    """Words that may not be drawn."""
 
     @staticmethod
     def of(

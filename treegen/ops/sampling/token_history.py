@@ -29,16 +29,16 @@ _MEMO: Final = "texts"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LevelTokens:
-    """The tokens of the texts that are in one level.
-
-    group_P: the level's group that has tokens of each text; -1 if none has.
-    pages_GN, length_G, start_G: each group's pages, number of keys, and position of the first key.
-    """
+    """The tokens of the texts that are in one level."""
 
     group_P: Tensor
+    """The level's group that has tokens of each text; -1 if none has."""
     pages_GN: Tensor
+    """Pages of each group."""
     length_G: Tensor
+    """Number of keys of each group."""
     start_G: Tensor
+    """Position of the first key of each group."""
 
     @staticmethod
     def of(level: HostLevel, num: int, device: torch.device) -> _LevelTokens:
@@ -82,23 +82,21 @@ class _LevelTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenHistory:
-    """The texts before P draws.
-
-    tokens_S: int32, the token in each cache slot.
-    page_size: slots per page.
-    parts: the tokens of each level.
-    length_P: number of tokens of each text.
-    longest: number of tokens of the longest text.
-    drawn_PI2: the first position and the end of each run of tokens that the model has drawn, as
-    opposed to tokens of a prompt.
-    """
+    """The texts before P draws."""
 
     tokens_S: Tensor
+    """int32, the token in each cache slot."""
     page_size: int
+    """Slots per page."""
     parts: Sequence[_LevelTokens]
+    """The tokens of each level."""
     length_P: Tensor
+    """Number of tokens of each text."""
     longest: int
+    """Number of tokens of the longest text."""
     drawn_PI2: Tensor
+    """The first position and the end of each run of tokens that the model has drawn, as opposed to
+    tokens of a prompt."""
 
     @staticmethod
     def of(

@@ -39,18 +39,16 @@ Source = Any
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image file of a problem, whose header has been read.
-
-    path: of its file. An image without a file has the name from its data, which may be empty.
-    sha256: hex digits of a hash of the file.
-    size: its width and height in pixels.
-    data: the file's bytes, if they are in the task's own data.
-    """
+    """An image file of a problem, whose header has been read."""
 
     path: str
+    """Of its file. An image without a file has the name from its data, which may be empty."""
     sha256: str
+    """Hex digits of a hash of the file."""
     size: tuple[int, int] = (0, 0)
+    """Its width and height in pixels."""
     data: bytes | None = field(default=None, repr=False)
+    """The file's bytes, if they are in the task's own data."""
 
     @classmethod
     def of(cls, path: str | Path) -> ImageFile:
@@ -66,7 +64,11 @@ class ImageFile:
 
     @classmethod
     def within(cls, data: bytes | str, name: str = "") -> ImageFile:
-        """Return the image file in bytes or in a data URL. name: its name in the data.
+        """Return the image file in bytes or in a data URL.
+
+        Args:
+            data: The bytes or the data URL.
+            name: The image's name in the data.
 
         Raises:
             InputError: as for `of`.

@@ -43,31 +43,31 @@ _NOT_IMAGE: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedImage:
-    """An image that prompts may contain.
-
-    digest: hex digits of a hash over its pixels and the processor's settings.
-    first: the id of its first placeholder; the others follow. num: number of placeholders.
-    text: its text in a prompt.
-    size: its width and height in pixels.
-    source: the image as the user passed it.
-    """
+    """An image that prompts may contain."""
 
     digest: str
+    """Hex digits of a hash over its pixels and the processor's settings."""
     first: int
+    """The id of its first placeholder; the others follow."""
     num: int
+    """Number of placeholders."""
     text: str
+    """Its text in a prompt."""
     size: tuple[int, int]
+    """Its width and height in pixels."""
     source: Source
+    """The image as the user passed it."""
 
 
 class ImageTable:
     """The images of one model, by digest.
 
-    marker: the text that marks an image in a rendered chat.
-    placeholder: the id that the model sees at the positions of an image.
-    chat_template: the processor's; None if the tokenizer's is used.
-    rotary: positions for rotary embeddings of several axes; None if positions count tokens.
-    blocks: image tokens that attend to later tokens of their image; None if they never do.
+    Attributes:
+        marker: The text that marks an image in a rendered chat.
+        placeholder: The id that the model sees at the positions of an image.
+        chat_template: The processor's; None if the tokenizer's is used.
+        rotary: Positions for rotary embeddings of several axes; None if positions count tokens.
+        blocks: Image tokens that attend to later tokens of their image; None if they never do.
     """
 
     def __init__(
@@ -297,7 +297,8 @@ class ImageTable:
 class BidirectionalBlocks:
     """Runs of image tokens in which each token attends to all tokens of the run.
 
-    windowed: whether this holds only in layers with a window.
+    Attributes:
+        windowed: Whether this holds only in layers with a window.
     """
 
     def __init__(self, table: ImageTable, *, windowed: bool) -> None:
@@ -316,7 +317,11 @@ class BidirectionalBlocks:
         return next((low, high) for low, high in self.of(tokens) if low < cut < high)
 
     def check(self, name: str, tokens: NDArray[Any]) -> None:
-        """Check that images are whole and separated. name: the prompt's name in error messages.
+        """Check that images are whole and separated.
+
+        Args:
+            name: The prompt's name in error messages.
+            tokens: The prompt's token ids.
 
         Raises:
             KeyError: an id belongs to no image.
@@ -342,7 +347,12 @@ class MRopePositions:
     """
 
     def __init__(self, table: ImageTable, of_image: Any) -> None:
-        """Create positions. of_image: returns the positions [3, n] of an image alone, from 0."""
+        """Create positions.
+
+        Args:
+            table: The images of the model.
+            of_image: Function that returns the positions [3, n] of a single image, from 0.
+        """
         self._table, self._of_image = table, of_image
         self._positions: dict[str, NDArray[np.int64]] = {}
 

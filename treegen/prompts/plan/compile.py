@@ -22,20 +22,18 @@ from treegen.prompts.plan.plan import Plan, PlanSegment, Request
 
 @dataclass(frozen=True, slots=True)
 class CacheForm:
-    """What a model caches besides plain keys and values.
-
-    state_bytes: bytes of one recurrent state, for a model with recurrent layers.
-    delta: how rows list updates of recurrent states; None if they do not.
-    latent: how keys and values are expanded from latents, for a model that caches latents.
-    itemsize: bytes of one number of latents, keys and values.
-    copy_pages: pages that expanded keys and values take per page of latents; see `ModelSpec`.
-    """
+    """What a model caches besides plain keys and values."""
 
     state_bytes: int = 0
+    """Bytes of one recurrent state, for a model with recurrent layers."""
     delta: DeltaSpec | None = None
+    """How rows list updates of recurrent states; None if they do not."""
     latent: LatentSpec | None = None
+    """How keys and values are expanded from latents, for a model that caches latents."""
     itemsize: int = 2
+    """Bytes of one number of latents, keys and values."""
     copy_pages: int = 0
+    """Pages that expanded keys and values take per page of latents; see `ModelSpec`."""
 
 
 PLAIN: Final = CacheForm()

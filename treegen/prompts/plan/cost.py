@@ -20,22 +20,20 @@ def check_sharing(sharing: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The cost of a separate attention part on a device, in one layer.
-
-    group_us: microseconds for the part.
-    row_us: microseconds for each of its rows, to regroup queries and merge partial results.
-    bytes_per_us: read rate of keys and values that each row would read without a separate part.
-    level_us: microseconds for all parts of a level together (a launch), shared among their rows.
-    memory_per_us: bytes per microsecond from memory, for keys that are read once.
-    flops_per_us: attention FLOPs per microsecond.
-    """
+    """The cost of a separate attention part on a device, in one layer."""
 
     group_us: float
+    """Microseconds for the part."""
     row_us: float
+    """Microseconds for each of its rows, to regroup queries and merge partial results."""
     bytes_per_us: float
+    """Read rate of keys and values that each row would read without a separate part."""
     level_us: float = 0.0
+    """Microseconds for all parts of a level together (a launch), shared among their rows."""
     memory_per_us: float = 14_000.0
+    """Bytes per microsecond from memory, for keys that are read once."""
     flops_per_us: float = 30_000.0
+    """Attention FLOPs per microsecond."""
 
     def should_expand(self, latent: LatentSpec, rows: int, itemsize: int) -> bool:
         """Whether rows attend faster over keys and values expanded from latents than over these.

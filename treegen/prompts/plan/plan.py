@@ -31,28 +31,26 @@ from treegen.prompts.plan.cost import CostModel, Sharing
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and the number of samples to draw from it.
-
-    id: its name among the requests.
-    tokens: its token ids.
-    samples: number of completions to draw.
-    rows: maximum decode rows. Greedy samples of one prompt are all equal and share one row.
-    max_tokens: maximum generated tokens of a sample.
-    score_from: the first position with reported log-probabilities; None reports none.
-    top: how many likeliest tokens are reported at each of these positions.
-    origin: what the randomness of its samples depends on; None means the id.
-    first: the number of its sample 0 among all samples of its origin.
-    """
+    """One prompt and the number of samples to draw from it."""
 
     id: str
+    """Its name among the requests."""
     tokens: radix.Tokens
+    """Its token ids."""
     samples: int
+    """Number of completions to draw."""
     rows: int
+    """Maximum decode rows. Greedy samples of one prompt are all equal and share one row."""
     max_tokens: int
+    """Maximum generated tokens of a sample."""
     score_from: int | None = None
+    """The first position with reported log-probabilities; None reports none."""
     origin: str | None = None
+    """What the randomness of its samples depends on; None means the id."""
     first: int = 0
+    """The number of its sample 0 among all samples of its origin."""
     top: int = 0
+    """How many likeliest tokens are reported at each of these positions."""
 
     @property
     def readers(self) -> int:
@@ -64,90 +62,86 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PlanSegment:
-    """Tokens that all rows below share.
-
-    index: its place in the plan, depth first.
-    parent: index of the segment that it continues; -1 for none.
-    depth: segments above it; 0 for a root.
-    start, stop: the positions of its tokens.
-    tokens: their ids.
-    rows: decode rows below it, and tokens to score.
-    requests: indices of the requests whose prompts end with it.
-    kept: whether it is a separate attention part.
-    base: first position in its page table: its start, or an earlier position where the segments
-    above it are folded.
-    base_below: first position in the page tables of what is below it.
-    reason: why it is kept or folded.
-    expanded: whether rows read a copy with the keys and values of all heads, expanded from its
-    latents, as long as memory has room for the copy.
-    """
+    """Tokens that all rows below share."""
 
     index: int
+    """Its place in the plan, depth first."""
     parent: int
+    """Index of the segment that it continues; -1 for none."""
     depth: int
+    """Segments above it; 0 for a root."""
     start: int
+    """The position of its first token."""
     stop: int
+    """The position after its last token."""
     tokens: radix.Tokens
+    """Their ids."""
     rows: int
+    """Decode rows below it, and tokens to score."""
     requests: tuple[int, ...]
+    """Indices of the requests whose prompts end with it."""
     kept: bool
+    """Whether it is a separate attention part."""
     base: int
+    """First position in its page table: its start, or an earlier position where the segments above
+    it are folded."""
     base_below: int
+    """First position in the page tables of what is below it."""
     reason: str
+    """Why it is kept or folded."""
     expanded: bool = False
+    """Whether rows read a copy with the keys and values of all heads, expanded from its latents, as
+    long as memory has room for the copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelSummary:
-    """Counts of the segments of one depth, for display.
-
-    depth: segments above each of them.
-    segments: number of segments.
-    tokens: number of their tokens.
-    rows: number of rows below them.
-    kept: number of segments that are separate attention parts.
-    reasons: why segments are kept or folded, and how many for each reason.
-    """
+    """Counts of the segments of one depth, for display."""
 
     depth: int
+    """Segments above each of them."""
     segments: int
+    """Number of segments."""
     tokens: int
+    """Number of their tokens."""
     rows: int
+    """Number of rows below them."""
     kept: int
+    """Number of segments that are separate attention parts."""
     reasons: tuple[tuple[str, int], ...]
+    """Why segments are kept or folded, and how many for each reason."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """Prompts laid out as segments; the module's docstring explains how.
-
-    requests: in the caller's order.
-    segments: depth first.
-    segment_of: for each request, the index of the segment that its prompt ends with.
-    order: the indices of the requests, depth first, which is the order of their rows.
-    token_bytes: bytes of a token's keys and values, over all layers.
-    layer_bytes: the same in one layer, on average.
-    sharing, cost: what decided which segments are kept; see `compile_plan`.
-    generated: levels that the tree declares to be generated below the prompts, if any.
-    align: attention parts begin at multiples of this many positions.
-    state_bytes: bytes of one recurrent state; 0 for a model without any.
-    delta: how rows list updates of states; None if each row has a state of its own.
-    copy_pages: pages that the keys and values of all heads take per page of latents.
-    """
+    """Prompts laid out as segments; the module's docstring explains how."""
 
     requests: tuple[Request, ...]
+    """In the caller's order."""
     segments: tuple[PlanSegment, ...]
+    """Depth first."""
     segment_of: NDArray[np.int64]
+    """For each request, the index of the segment that its prompt ends with."""
     order: NDArray[np.int64]
+    """The indices of the requests, depth first, which is the order of their rows."""
     token_bytes: int
+    """Bytes of a token's keys and values, over all layers."""
     layer_bytes: float
+    """The same in one layer, on average."""
     sharing: Sharing
+    """The rule by which segments were kept; see `compile_plan`."""
     cost: CostModel
+    """The cost model by which segments were kept; see `compile_plan`."""
     generated: tuple[LevelBound, ...] = ()
+    """Levels that the tree declares to be generated below the prompts, if any."""
     align: int = 1
+    """Attention parts begin at multiples of this many positions."""
     state_bytes: int = 0
+    """Bytes of one recurrent state; 0 for a model without any."""
     delta: DeltaSpec | None = None
+    """How rows list updates of states; None if each row has a state of its own."""
     copy_pages: int = 0
+    """Pages that the keys and values of all heads take per page of latents."""
 
     def __str__(self) -> str:
         """Return the tree level by level and what sharing saves, for display."""

@@ -29,7 +29,11 @@ _WORDS: Final = {"True": True, "False": False, "None": None}  # some templates w
 
 
 class ToolSchemas:
-    """The parameter schemas of some tools. tools: in the form of chat templates, or None."""
+    """The parameter schemas of some tools.
+
+    Args:
+        tools: In the form of chat templates, or None.
+    """
 
     def __init__(self, tools: Sequence[Any] | None) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}

@@ -17,18 +17,18 @@ from treegen.prompts.replies.formats import USUAL, ToolFormat, template_text
 
 @dataclass(frozen=True, slots=True)
 class _CallSyntax:
-    """The syntax of calls whose arguments are JSON.
-
-    call: the text before the name, between name and arguments, and after these. is_json: whether
-    the name is part of a JSON text. open, close: text around all calls. between: text between two
-    calls; None if only one call is possible.
-    """
+    """The syntax of calls whose arguments are JSON."""
 
     call: tuple[str, str, str]
+    """The text before the name, between name and arguments, and after these."""
     open: str = ""
+    """Text before all calls."""
     close: str = ""
+    """Text after all calls."""
     between: str | None = None
+    """Text between two calls; None if only one call is possible."""
     is_json: bool = True
+    """Whether the name is part of a JSON text."""
 
 
 def _objects(

@@ -109,23 +109,23 @@ def harmony(scan: Scan, tools: ToolSchemas, *, is_start: bool) -> Read:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """The format in which a model writes tool calls.
-
-    name: its name. marks: groups of marks; a chat template that contains all marks of one group
-    identifies the format.
-    blocks: the reader of a block of calls, by the mark that opens the block.
-    begins: possible starts of a text that consists only of calls, each with its reader.
-    dropped: marks that are not text. inner: marks within a block.
-    has_channels: whether the format's own marks separate thoughts from text.
-    """
+    """The format in which a model writes tool calls."""
 
     name: str
+    """Its name."""
     marks: tuple[tuple[str, ...], ...]
+    """Groups of marks; a chat template that contains all marks of one group identifies the
+    format."""
     blocks: Mapping[str, Reader] = field(default_factory=dict)
+    """The reader of a block of calls, by the mark that opens the block."""
     begins: tuple[tuple[str, Reader], ...] = ()
+    """Possible starts of a text that consists only of calls, each with its reader."""
     dropped: tuple[str, ...] = ()
+    """Marks that are not text."""
     inner: tuple[str, ...] = ()
+    """Marks within a block."""
     has_channels: bool = False
+    """Whether the format's own marks separate thoughts from text."""
 
     @property
     def literals(self) -> tuple[str, ...]:

@@ -50,7 +50,11 @@ class ReplyParser:
         return list(self._parts())
 
     def end(self, piece: str = "") -> list[Part]:
-        """Return the remaining parts. piece: the last piece of text."""
+        """Return the remaining parts.
+
+        Args:
+            piece: The last piece of text.
+        """
         self._ended = True
         parts = self.add(piece)
         if self._space and not self._thinks and not self._after_call:

@@ -198,25 +198,25 @@ def fenced_calls(scan: Scan, tools: ToolSchemas) -> Read:
 
 @dataclass(frozen=True, slots=True)
 class TaggedCallReader:
-    """Reads calls whose arguments are written between tags, each as text.
-
-    call: the text before and after the name of a function. call_end: the text after its arguments.
-    key: the text before and after the name of an argument. value: before and after its text.
-    end: the mark after all calls; empty if the last call ends them.
-    trims: whether a line break after the opening and before the closing tag of an argument is
-    dropped.
-    typed: texts that may follow the name of an argument, and whether the argument is then JSON.
-    after_name: text that may follow the name of a function.
-    """
+    """Reads calls whose arguments are written between tags, each as text."""
 
     call: tuple[str, str]
+    """The text before and after the name of a function."""
     call_end: str
+    """The text after its arguments."""
     key: tuple[str, str]
+    """The text before and after the name of an argument."""
     value: tuple[str, str]
+    """Before and after its text."""
     end: str = ""
+    """The mark after all calls; empty if the last call ends them."""
     trims: bool = False
+    """Whether a line break after the opening and before the closing tag of an argument is
+    dropped."""
     typed: Mapping[str, bool] | None = None
+    """Texts that may follow the name of an argument, and whether the argument is then JSON."""
     after_name: str = ""
+    """Text that may follow the name of a function."""
 
     def __call__(self, scan: Scan, tools: ToolSchemas) -> Read:
         """Read calls up to the end."""

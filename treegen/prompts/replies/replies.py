@@ -35,8 +35,9 @@ class ReplyReader:
     A tokenizer with a `response_template` describes how its model writes. For others the chat
     template identifies the format of calls; see `TOOL_FORMATS`.
 
-    format: the format of calls; None if it is not known. text: decodes its tokens, showing the
-    special tokens that are marks.
+    Attributes:
+        format: The format of calls; None if it is not known.
+        text: Decodes its tokens, showing the special tokens that are marks.
     """
 
     def __init__(self, tokenizer: Any, tool_format_name: str | None = None) -> None:
@@ -242,7 +243,12 @@ class StreamingReply:
         return self._replies._decode_completion(completion, self._prompt)
 
     def end(self, piece: str, completion: Completion) -> list[Part]:
-        """Return the remaining parts. piece: the last piece of text."""
+        """Return the remaining parts.
+
+        Args:
+            piece: The last piece of text.
+            completion: The finished sample.
+        """
         if not self.waits:
             return self._parser.end(piece)
         reply = self._replies.read(completion, self._prompt, self._tools)

@@ -32,9 +32,10 @@ _JSON: Final = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 class Scan:
     """A position in a text.
 
-    text, at: the text so far, and the position. ended: whether the text is complete. Each method
-    starts at the position. It raises NeedMoreText if further text decides, and NotACall if the text
-    is not a call.
+    Attributes:
+        text, at: The text so far, and the position.
+        ended: Whether the text is complete. Each method starts at the position. It raises
+            NeedMoreText if further text decides, and NotACall if the text is not a call.
     """
 
     __slots__ = ("at", "ended", "text")

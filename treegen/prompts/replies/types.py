@@ -9,11 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. arguments: by name. id: its own id, to which a result refers."""
+    """A call of a function."""
 
     name: str
     arguments: dict[str, Any]
+    """By name."""
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
+    """Its own id, to which a result refers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ Part = TextPart | ReasoningPart | ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A model's reply. text: without thoughts and calls."""
+    """A model's reply."""
 
     text: str
+    """Without thoughts and calls."""
     calls: list[ToolCall]
     thoughts: str = ""

@@ -20,17 +20,15 @@ from treegen.runs.record_lines import Key
 
 @dataclass(frozen=True)  # without slots, for cached_property
 class ExportedRun:
-    """A loaded run for export.
-
-    view: its problems and scored samples.
-    records: the stored records by key.
-    prompts: the whole prompt of each problem by id, as text or as chat messages; empty if the data
-        of the run are not available, and for searches.
-    """
+    """A loaded run for export."""
 
     view: RunView
+    """Its problems and scored samples."""
     records: Mapping[Key, Mapping[str, Any]]
+    """The stored records by key."""
     prompts: Mapping[str, str | list[Message]] = field(default_factory=dict)
+    """The whole prompt of each problem by id, as text or as chat messages; empty if the data of the
+    run are not available, and for searches."""
 
     @cached_property
     def model(self) -> str:

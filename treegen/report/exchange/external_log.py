@@ -39,59 +39,59 @@ class ForeignVerdict(Schema):
 
 
 class ForeignProblem(Schema):
-    """A problem of a log. group: for clustered error bars, if it has one."""
+    """A problem of a log."""
 
     id: Name
     question: str
     answer: str
     group: str = ""
+    """For clustered error bars, if it has one."""
 
 
 class ExternalSample(Schema):
-    """A sample of a log.
-
-    verdicts: by filter. A filter that is missing here did not score the sample, so the sample does
-    not count in that filter's metrics.
-    finish_reason: "stop", "length", or another reason of the log.
-    thinking: the number of characters of reasoning at the start of the text.
-    thinking_tokens: the number of reasoning tokens, 0 if it is not known.
-    time: when it was finished, in ISO 8601; None if that is not known.
-    """
+    """A sample of a log."""
 
     problem_id: Name
     index: Index
     text: str
     verdicts: dict[str, ForeignVerdict]
+    """By filter. A filter that is missing here did not score the sample, so the sample does not
+    count in that filter's metrics."""
     num_tokens: Count = 0
     prompt_tokens: Count = 0
     finish_reason: str = "stop"
+    """"stop", "length", or another reason of the log."""
     thinking: Count = 0
+    """The number of characters of reasoning at the start of the text."""
     thinking_tokens: Count = 0
+    """The number of reasoning tokens, 0 if it is not known."""
     time: Time | None = None
+    """When it was finished, in ISO 8601; None if that is not known."""
 
 
 class ExternalLog(Schema):
-    """One task of one model, as a log describes it.
-
-    task, version: as the log calls them. model: its name. source: the tool and its version.
-    filters: the names of its scores, the headline first.
-    num_samples: samples of each problem.
-    sampling: the sampling parameters in the log, by the names of `SamplingParams`.
-    num_fewshot: solved examples before each problem.
-    notices: which content of the log is left out and why, one sentence each.
-    """
+    """One task of one model, as a log describes it."""
 
     task: Name
+    """The task's name in the log."""
     version: str
+    """The task's version in the log."""
     model: str
+    """Its name."""
     source: str
+    """The tool and its version."""
     problems: tuple[ForeignProblem, ...]
     filters: tuple[Name, ...]
+    """The names of its scores, the headline first."""
     num_samples: int
+    """Samples of each problem."""
     samples: tuple[ExternalSample, ...]
     sampling: dict[str, Any] = Field(default_factory=dict)
+    """The sampling parameters in the log, by the names of `SamplingParams`."""
     num_fewshot: Count = 0
+    """Solved examples before each problem."""
     notices: tuple[str, ...] = ()
+    """Which content of the log is left out and why, one sentence each."""
 
 
 def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
@@ -206,7 +206,13 @@ def _new_directory(path: Path) -> Iterator[Path]:
 
 
 def _write(log: ExternalLog, path: Path, scratch: Path) -> None:
-    """Write a log as a run in a scratch folder. path: the final directory of the run."""
+    """Write a log as a run in a scratch folder.
+
+    Args:
+        log: The log.
+        path: The final directory of the run.
+        scratch: The folder to write into.
+    """
     rows = "".join(f"{json.dumps(_row(problem))}\n" for problem in log.problems)
     (scratch / PROBLEMS).write_text(rows, encoding="ascii")
     job = _job(log, path, scratch)

@@ -92,9 +92,14 @@ class _Row(Schema):
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of samples. where: its file and number. values: its metrics, by name."""
+    """A line of samples.
+
+    Attributes:
+        values: Its metrics, by name.
+    """
 
     where: str
+    """Its file and number."""
     row: _Row
 
     @property

@@ -40,14 +40,12 @@ _ADAPTING: Final = f"svg{{color:{_INK}}}@media (prefers-color-scheme:dark){{svg{
 
 @dataclass(frozen=True, slots=True)
 class PlotLink:
-    """A part of a picture that links to one problem or to several.
-
-    box: left, top, right and bottom, as shares of the picture's width and height.
-    place: the index of the run's problem, or a filter of the table of problems.
-    """
+    """A part of a picture that links to one problem or to several."""
 
     box: tuple[float, float, float, float]
+    """Left, top, right and bottom, as shares of the picture's width and height."""
     place: int | str
+    """The index of the run's problem, or a filter of the table of problems."""
 
     def to_json(self) -> list[float | int | str]:
         """Return the box and the place as one list."""
@@ -83,22 +81,20 @@ def spot(
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot that can be drawn.
-
-    name: the name of its files.
-    title: the heading above it.
-    told: a sentence that describes it, for people who cannot see it.
-    draw: draws it on a figure.
-    size: width and height in inches.
-    spots: returns the bars and points of the drawn figure that link to problems; see `spot`.
-    """
+    """A plot that can be drawn."""
 
     name: str
+    """The name of its files."""
     title: str
+    """The heading above it."""
     told: str
+    """A sentence that describes it, for people who cannot see it."""
     draw: "Callable[[Figure], None]"
+    """Draws it on a figure."""
     size: tuple[float, float] = (6.4, 3.6)
+    """Width and height in inches."""
     spots: "Callable[[Figure], list[PlotLink]] | None" = None
+    """Returns the bars and points of the drawn figure that link to problems; see `spot`."""
 
     def svg(self) -> bytes:
         """Return the picture as SVG: transparent, with text and lines in the page's colour.

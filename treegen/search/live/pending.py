@@ -22,16 +22,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class LiveContext:
-    """The context of a node.
-
-    segment: the segment that ends with the node.
-    given: the text or token ids of the context; None if some of it was generated.
-    released: whether it was released.
-    """
+    """The context of a node."""
 
     segment: LiveSegment
+    """The segment that ends with the node."""
     given: GivenPrompt | None
+    """The text or token ids of the context; None if some of it was generated."""
     released: bool = False
+    """Whether it was released."""
 
     @property
     def num_tokens(self) -> int:
@@ -52,24 +50,22 @@ class LiveContext:
 
 @dataclass(slots=True, eq=False)
 class PendingResults(Generic[T]):
-    """Results that a search waits for (a "ticket").
-
-    search: the search that waits.
-    results: results in the order of the request; None for one that has not arrived.
-    call: its place in the call queue of the search, if it has one.
-    num_kept: how many of its samples the budget has room for.
-    requests: unfinished requests of the scheduler, each with the place of its first result.
-    future: what an event loop waits for; None without one.
-    is_done: whether no more results will arrive.
-    """
+    """Results that a search waits for (a "ticket")."""
 
     search: BudgetedSearch
+    """The search that waits."""
     results: list[T | None]
+    """Results in the order of the request; None for one that has not arrived."""
     call: QueuedCall | None = None
+    """Its place in the call queue of the search, if it has one."""
     num_kept: int = sys.maxsize
+    """How many of its samples the budget has room for."""
     requests: dict[LiveRequest, int] = field(default_factory=dict)
+    """Unfinished requests of the scheduler, each with the place of its first result."""
     future: asyncio.Future[None] | None = None
+    """What an event loop waits for; None without one."""
     is_done: bool = False
+    """Whether no more results will arrive."""
 
     def deliver(self, num_kept: int) -> None:
         """Finish; only the first `num_kept` samples are within the budget."""

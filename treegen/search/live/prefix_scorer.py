@@ -45,7 +45,8 @@ class PrefixScorer:
 
     The outputs are those of `treegen.model.scorers.binary_head`.
 
-    scorer: the model with its tokenizer, as it was loaded.
+    Attributes:
+        scorer: The model with its tokenizer, as it was loaded.
     """
 
     def __init__(self, model: Model, scorer: Scorer, *, memory: int | str) -> None:

@@ -29,37 +29,33 @@ _SCORING = Request("score", np.empty(0, np.int32), 0, 0, 1, score_from=1)
 
 @dataclass(frozen=True, slots=True)
 class SampleDelta:
-    """New tokens of a sample that is not finished.
-
-    number: number of its request.
-    sample: its index.
-    tokens: token ids.
-    logprobs: natural-log probability of each token.
-    top: for each token the likeliest (token id, logprob) pairs, if they were requested.
-    text: the new text that is final, where texts are streamed; see `AsyncLLM.stream`.
-    parts: the reasoning, text and tool calls in that text, if they were requested.
-    """
+    """New tokens of a sample that is not finished."""
 
     number: int
+    """Number of its request."""
     sample: int
+    """Its index."""
     tokens: tuple[int, ...]
+    """Token ids."""
     logprobs: tuple[float, ...]
+    """Natural-log probability of each token."""
     top: tuple[tuple[tuple[int, float], ...], ...]
+    """For each token the likeliest (token id, logprob) pairs, if they were requested."""
     text: str = ""
+    """The new text that is final, where texts are streamed; see `AsyncLLM.stream`."""
     parts: tuple[Part, ...] = ()
+    """The reasoning, text and tool calls in that text, if they were requested."""
 
 
 @dataclass(slots=True, eq=False)
 class _OpenRequest:
-    """An unfinished request.
-
-    left: results still to come.
-    told: number of tokens already reported, by sample.
-    """
+    """An unfinished request."""
 
     request: LiveRequest
     left: int
+    """Results still to come."""
     told: dict[int, int] = field(default_factory=dict)
+    """Number of tokens already reported, by sample."""
 
 
 class LiveRun(Closeable, NonCopyable):
@@ -68,7 +64,8 @@ class LiveRun(Closeable, NonCopyable):
     Requests added between two steps are admitted with the next step. A prompt is matched against
     all prompts in memory. So what prompts share is computed and stored once.
 
-    scheduler: computes the steps.
+    Attributes:
+        scheduler: Computes the steps.
     """
 
     def __init__(

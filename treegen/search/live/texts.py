@@ -17,22 +17,20 @@ from treegen.search.live.run import SampleDelta
 
 @dataclass(slots=True)
 class StreamedText:
-    """The text of a sample as it grows. A possible start of a stop string is held back.
-
-    text: decodes tokens.
-    stops: the stop strings.
-    tokens: the last tokens of the prompt and all tokens of the sample.
-    shown: how many of them are decoded.
-    sent: text that was returned.
-    held: decoded text that is held back.
-    """
+    """The text of a sample as it grows. A possible start of a stop string is held back."""
 
     text: TokenText
+    """Decodes tokens."""
     stops: Sequence[str]
+    """The stop strings."""
     tokens: list[int]
+    """The last tokens of the prompt and all tokens of the sample."""
     shown: int
+    """How many of them are decoded."""
     sent: str = ""
+    """Text that was returned."""
     held: str = ""
+    """Decoded text that is held back."""
 
     def add(self, tokens: Sequence[int]) -> str:
         """Return the text to send after further tokens."""

@@ -182,7 +182,8 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
 class _Branches:
     """The children, failed attempts and values of one search.
 
-    observed: the values at and below each node that was kept.
+    Attributes:
+        observed: The values at and below each node that was kept.
     """
 
     def __init__(

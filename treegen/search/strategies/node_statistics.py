@@ -27,23 +27,22 @@ _REWARDS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
 class MCTSRules:
     """How Monte Carlo tree search counts visits and chooses nodes.
 
-    virtual: how a visit sees the concurrent visits. "loss": as visits of value 0 (Chaslot et al.
-    2008). "visit": only their number counts (Liu et al. 2020).
-    reward: what a visit counts for a node on its path, computed from the values from that node to
-    the last one.
-    backup: whether a node's value is the mean or the maximum of its visits.
-    output: which solution comes first. "value": the one with the highest value. "reward": the one
-    whose visit gave the root the highest reward. "visits", "mean": the one that is reached by
-    following the children with most visits or with the highest mean.
-
     Raises:
         InputError: A rule is unknown.
     """
 
     virtual: Literal["loss", "visit"] = "loss"
+    """How a visit sees the concurrent visits. "loss": as visits of value 0 (Chaslot et al. 2008).
+    "visit": only their number counts (Liu et al. 2020)."""
     reward: Literal["leaf", "mean", "sum", "min", "product"] = "leaf"
+    """What a visit counts for a node on its path, computed from the values from that node to the
+    last one."""
     backup: Literal["mean", "max"] = "mean"
+    """Whether a node's value is the mean or the maximum of its visits."""
     output: Literal["value", "reward", "visits", "mean"] = "value"
+    """Which solution comes first. "value": the one with the highest value. "reward": the one whose
+    visit gave the root the highest reward. "visits", "mean": the one that is reached by following
+    the children with most visits or with the highest mean."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(MCTSRules).items():
@@ -65,22 +64,21 @@ DEFAULT: Final = MCTSRules()
 
 @dataclass(slots=True)
 class NodeStatistics:
-    """The visits of a node.
-
-    total, best: sum and maximum of the values of the visits.
-    own: value of the node at its last evaluation.
-    reached: highest value that a visit which ended at this node gave the root.
-    pending: visits that have not ended.
-    prior: the node's share among its siblings; None if there are no priors.
-    """
+    """The visits of a node."""
 
     visits: int = 0
     total: float = 0.0
+    """Sum of the values of the visits."""
     best: float = -math.inf
+    """Maximum of the values of the visits."""
     own: float = 0.0
+    """Value of the node at its last evaluation."""
     reached: float = -math.inf
+    """Highest value that a visit which ended at this node gave the root."""
     pending: int = 0
+    """Visits that have not ended."""
     prior: float | None = None
+    """The node's share among its siblings; None if there are no priors."""
 
     @property
     def mean(self) -> float:
@@ -153,8 +151,9 @@ async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> li
 class TreeStatistics:
     """The visits of a tree.
 
-    arms: statistics of each node.
-    ways: the children of each node that has been expanded.
+    Attributes:
+        arms: Statistics of each node.
+        ways: The children of each node that has been expanded.
     """
 
     def __init__(self, arms: dict[SearchNode, NodeStatistics], c: float, rules: MCTSRules) -> None:

@@ -39,7 +39,8 @@ T = TypeVar("T")
 class Search(BudgetedSearch):
     """One problem's search: its tree, sampling parameters, budget and usage.
 
-    restart: how often the search started again at its root. Nodes record it.
+    Attributes:
+        restart: How often the search started again at its root. Nodes record it.
     """
 
     def __init__(
@@ -138,7 +139,8 @@ class Search(BudgetedSearch):
 class SearchNode(TextNode):
     """A piece of text in a search tree, which a model can continue.
 
-    search: the search that it belongs to.
+    Attributes:
+        search: The search that it belongs to.
     """
 
     __slots__ = ("_context", "_num_drawn", "_num_extended", "search")

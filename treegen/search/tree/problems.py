@@ -13,19 +13,16 @@ from treegen.prompts.tree import as_list
 
 @dataclass(frozen=True, slots=True)
 class SearchProblem:
-    """A prompt to search from, as text or token ids.
-
-    name: unique in a run.
-    content: the prompt.
-    is_named: whether the user gave the name. If not, the seeds of the search follow from its
-    prompt.
-    origin: for an unnamed problem, the text that its seeds follow from; None if not known yet.
-    """
+    """A prompt to search from, as text or token ids."""
 
     name: str
+    """Unique in a run."""
     content: str | Sequence[int]
+    """The prompt."""
     is_named: bool
+    """Whether the user gave the name. If not, the seeds of the search follow from its prompt."""
     origin: str | None = None
+    """For an unnamed problem, the text that its seeds follow from; None if not known yet."""
 
 
 def name_problems(

@@ -25,41 +25,40 @@ class NodeRecord:
     The object omits fields from `visits` on that have their defaults. Rounding removes noise that
     depends on what was computed in the same batch: `logprob` has 3 decimals, and `score`, `prior`
     and `scores` have 4, or 4 digits if they are small.
-
-    id: 0 for the root; parents come before their children.
-    parent_id: id of the node above it; None for the root.
-    depth: number of nodes above it.
-    text: its own text; the root's is the prompt.
-    score: its value; None if it has no finite one.
-    logprob: natural-log probability of its own generated tokens.
-    n_tokens: number of these tokens.
-    leaf: whether it has no children.
-    pruned: whether the strategy pruned it.
-    finish_reason: how its text ended: "stop", "length", "confidence", "error" or "given".
-    visits: how often a strategy has counted a value for it; 0 if it does not count visits.
-    prior: how likely a strategy found it before it was visited; None if it has none.
-    scores: the number that each scorer gave it, by the scorer's name.
-    pruned_because: why it was pruned, in a few words.
-    restart: how often the search had started again at its root when the node was made.
-    data: what the search function stored at it; the repr of a value that JSON cannot hold.
     """
 
     id: int
+    """0 for the root; parents come before their children."""
     parent_id: int | None
+    """Id of the node above it; None for the root."""
     depth: int
+    """Number of nodes above it."""
     text: str
+    """Its own text; the root's is the prompt."""
     score: float | None
+    """Its value; None if it has no finite one."""
     logprob: float
+    """Natural-log probability of its own generated tokens."""
     n_tokens: int
+    """Number of these tokens."""
     leaf: bool
+    """Whether it has no children."""
     pruned: bool
+    """Whether the strategy pruned it."""
     finish_reason: NodeEnd
+    """How its text ended: "stop", "length", "confidence", "error" or "given"."""
     visits: int = 0
+    """How often a strategy has counted a value for it; 0 if it does not count visits."""
     prior: float | None = None
+    """How likely a strategy found it before it was visited; None if it has none."""
     scores: Mapping[str, float] = field(default_factory=dict)
+    """The number that each scorer gave it, by the scorer's name."""
     pruned_because: str = ""
+    """Why it was pruned, in a few words."""
     restart: int = 0
+    """How often the search had started again at its root when the node was made."""
     data: object = None
+    """What the search function stored at it; the repr of a value that JSON cannot hold."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object."""

@@ -19,49 +19,48 @@ from treegen.search.tree.records import NodeRecord, SearchTree, as_json, round_v
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The return value of a strategy.
-
-    best: the best candidate; if there is none, the best unfinished node.
-    candidates: finished solutions, best first.
-    answers: the answer of each candidate, if answers were read; None for a candidate without one.
-    votes: answer -> votes, in the order in which the answers were first given.
-    stopped: why it ended early; "" if it did not.
-    """
+    """The return value of a strategy."""
 
     best: SearchNode | None
+    """The best candidate; if there is none, the best unfinished node."""
     candidates: tuple[SearchNode, ...] = ()
+    """Finished solutions, best first."""
     answers: tuple[str | None, ...] = ()
+    """The answer of each candidate, if answers were read; None for a candidate without one."""
     votes: Mapping[str, float] = field(default_factory=dict)
+    """Answer -> votes, in the order in which the answers were first given."""
     stopped: str = ""
+    """Why it ended early; "" if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """One finished, stopped or failed search, detached from the caches that it used.
-
-    name: name of the problem.
-    tree: all nodes.
-    best, candidates: ids of nodes in the tree.
-    answers, votes, stopped: as in SearchOutcome.
-    usage: what the search cost.
-    stopped_by: what ended it early, for programs; None if nothing did. It is not stored.
-    error: the failure that ended it, in one line; None if it did not fail.
-    exception: the failure itself, with a traceback without variables. It is not stored.
-    value: what the search function returned, if that was no SearchOutcome, node or list of nodes.
-    """
+    """One finished, stopped or failed search, detached from the caches that it used."""
 
     name: str
+    """Name of the problem."""
     tree: SearchTree
+    """All nodes."""
     best: int | None = None
+    """Id of the best node of the tree."""
     candidates: tuple[int, ...] = ()
+    """Ids of the candidate nodes of the tree."""
     answers: tuple[str | None, ...] = ()
+    """As in `SearchOutcome`."""
     votes: Mapping[str, float] = field(default_factory=dict)
+    """As in `SearchOutcome`."""
     usage: SearchUsage = field(default_factory=SearchUsage)
+    """What the search cost."""
     stopped: str = ""
+    """As in `SearchOutcome`."""
     stopped_by: StopReason | None = None
+    """What ended it early, for programs; None if nothing did. It is not stored."""
     error: str | None = None
+    """The failure that ended it, in one line; None if it did not fail."""
     value: object = None
+    """What the search function returned, if that was no SearchOutcome, node or list of nodes."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
+    """The failure itself, with a traceback without variables. It is not stored."""
 
     @property
     def best_text(self) -> str | None:

@@ -14,21 +14,23 @@ NodeEnd = Literal["stop", "length", "confidence", "error", "given"]
 class TextNode(NonCopyable):
     """A piece of text in a tree, and what was recorded about it.
 
-    parent: the node above it; None for a root.
-    children: the nodes directly below it, in order.
-    depth: number of nodes above it.
-    key: its name, made of the search's name and its path; seeds follow from it.
-    order: its place among its siblings; samples come before given text.
-    text: its own text.
-    completion: the sample that it is; None for given text.
-    value: the number that an evaluation gave it, for strategies and reports; None without one.
-    visits: how often a strategy has counted a value for it; 0 for strategies that do not count.
-    prior: how likely a strategy found it before it was visited; None without one.
-    scores: the number that each scorer gave it, by the scorer's name.
-    pruned: whether a strategy has pruned it.
-    pruned_because: why, in a few words; empty if unknown.
-    restart: how often the search had started again at its root when the node was made.
-    data: anything that the user wants to store with it. Records have it as JSON, or as its repr.
+    Attributes:
+        parent: The node above it; None for a root.
+        children: The nodes directly below it, in order.
+        depth: Number of nodes above it.
+        key: Its name, made of the search's name and its path; seeds follow from it.
+        order: Its place among its siblings; samples come before given text.
+        text: Its own text.
+        completion: The sample that it is; None for given text.
+        value: The number that an evaluation gave it, for strategies and reports; None without one.
+        visits: How often a strategy has counted a value for it; 0 for strategies that do not count.
+        prior: How likely a strategy found it before it was visited; None without one.
+        scores: The number that each scorer gave it, by the scorer's name.
+        pruned: Whether a strategy has pruned it.
+        pruned_because: Why, in a few words; empty if unknown.
+        restart: How often the search had started again at its root when the node was made.
+        data: Anything that the user wants to store with it. Records have it as JSON, or as its
+            repr.
     """
 
     __slots__ = (

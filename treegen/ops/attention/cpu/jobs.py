@@ -47,37 +47,34 @@ class CpuShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuJob:
-    """One attention call over B units of N rows each.
-
-    part: the partial result that the job writes.
-    rows: the query rows of all units.
-    num_units, num_rows: B and N.
-    pieces: the keys, as runs of the pool or as slots [B * L] to gather. Results of several pieces
-    are merged.
-    causal: whether row n of a unit sees its keys 0 to n only.
-    mask: added to the logits, [B, 1, 1 or N, L].
-    dead_BN: which rows see no key because of the mask; None if all rows see some.
-    """
+    """One attention call over B units of N rows each."""
 
     part: int
+    """The partial result that the job writes."""
     rows: slice | Tensor
+    """The query rows of all units."""
     num_units: int
+    """Number of work units, B."""
     num_rows: int
+    """Number of rows, N."""
     pieces: tuple[slice | Tensor, ...]
+    """The keys, as runs of the pool or as slots [B * L] to gather. Results of several pieces are
+    merged."""
     causal: bool
+    """Whether row n of a unit sees its keys 0 to n only."""
     mask: Tensor | None
+    """Added to the logits, [B, 1, 1 or N, L]."""
     dead_BN: Tensor | None
+    """Which rows see no key because of the mask; None if all rows see some."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelPlan:
-    """The jobs of a level. Each job writes to one part; the jobs of a part have disjoint rows.
-
-    complete: for each part, whether its jobs write every query row.
-    """
+    """The jobs of a level. Each job writes to one part; the jobs of a part have disjoint rows."""
 
     jobs: tuple[CpuJob, ...]
     complete: tuple[bool, ...]
+    """For each part, whether its jobs write every query row."""
 
 
 def plan_level(

@@ -36,22 +36,20 @@ _PASS_ALIGN = 512  # numbers of a prefill pass's rows and dense keys are multipl
 
 @dataclass(frozen=True, slots=True)
 class DenseRun:
-    """The first keys of one level, in consecutive pages, cut into chunks of equal size.
-
-    level: index of the level.
-    first_page: the first of the consecutive pages.
-    chunk_keys: keys per chunk.
-    num_chunks: number of chunks.
-    rows: number of query rows, including padding.
-    fold: number of query heads that are folded into rows, so that few rows waste less of a tile.
-    """
+    """The first keys of one level, in consecutive pages, cut into chunks of equal size."""
 
     level: int
+    """Index of the level."""
     first_page: int
+    """The first of the consecutive pages."""
     chunk_keys: int
+    """Keys per chunk."""
     num_chunks: int
+    """Number of chunks."""
     rows: int
+    """Number of query rows, including padding."""
     fold: int
+    """Number of query heads that are folded into rows, so that few rows waste less of a tile."""
 
     @property
     def num_keys(self) -> int:

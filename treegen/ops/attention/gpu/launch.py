@@ -22,26 +22,26 @@ MERGED_PAIRS = 8  # pairs of a row and a head per program of a merge kernel
 
 @dataclass(slots=True)
 class LayerCall:
-    """The inputs and outputs of one layer's attention.
-
-    q_THD: the queries.
-    keys, values: the pool.
-    positions_T: the position of each query row; None if nothing needs positions.
-    options: the softmax options of the layer.
-    work: the work list.
-    out_THV, lse_TH: the tensors to fill.
-    is_latent: whether values are the first numbers of keys.
-    """
+    """The inputs and outputs of one layer's attention."""
 
     q_THD: Tensor
+    """The queries."""
     keys: Tensor
+    """Keys of the page pool."""
     values: Tensor
+    """Values of the page pool."""
     positions_T: Tensor | None
+    """The position of each query row; None if nothing needs positions."""
     options: AttentionOptions
+    """The softmax options of the layer."""
     work: DeviceWork
+    """The work list."""
     out_THV: Tensor
+    """The outputs, to be filled."""
     lse_TH: Tensor
+    """The log-sum-exps, to be filled."""
     is_latent: bool = False
+    """Whether values are the first numbers of keys."""
 
     @property
     def per_head(self) -> int:

@@ -42,26 +42,27 @@ from treegen.ops.attention.level import HostLevel, IntArray
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """A work list on the device, and the keys that it leaves to the dense kernel.
-
-    units, last, pages: the arrays of the work list.
-    host: the work list on the host.
-    dense: the keys for the dense kernel; None for none.
-    memory: one tensor that holds units, last and pages, if they will be overwritten; else None.
-    """
+    """A work list on the device, and the keys that it leaves to the dense kernel."""
 
     units: tuple[Tensor, ...]
+    """The units of the work list."""
     last: Tensor
+    """The last pages of the work list."""
     pages: Tensor
+    """The page ids of the work list."""
     host: WorkList
+    """The work list on the host."""
     dense: DenseRun | None
+    """The keys for the dense kernel; None for none."""
     memory: Tensor | None = None
+    """One tensor that holds units, last and pages, if they will be overwritten; else None."""
 
 
 class TritonState:
     """The levels of a step, and their work lists on the device, made at the first layer.
 
-    kernels: the kernel of each level in at least some layers; empty before a layer has run.
+    Attributes:
+        kernels: The kernel of each level in at least some layers; empty before a layer has run.
     """
 
     def __init__(
@@ -123,11 +124,10 @@ class StaticState(TritonState):
     """Work lists in tensors with fixed addresses, for a CUDA graph to read.
 
     The tensors have spare capacity; units past the last one have no rows and cost almost nothing.
-
-    live_rows: number of live rows of the step; None if the levels' groups contain the last one.
     """
 
     live_rows: int | None = None
+    """Number of live rows of the step; None if the levels' groups contain the last one."""
 
     def work(self, shape: WorkShape) -> DeviceWork:
         """Return the work list for a layer's shape, with spare capacity for longer lists."""

@@ -29,49 +29,45 @@ _MOST_MERGED = 4  # largest number of parts that the last launch merges
 
 @dataclass(frozen=True, slots=True)
 class WorkShape:
-    """Properties of a layer on which a work list depends, in addition to the levels.
-
-    num_rows: number of query rows, including padding rows, whose results are not used.
-    kv_heads: number of key heads.
-    per_head: query heads per key head.
-    page_size: cache slots per page.
-    may_be_dense: whether the dense kernel supports the layer's tensors and options.
-    tallest: largest number of folded query rows of a unit that fits into the GPU's memory.
-    merges: largest number of query heads per key head with which the last launch merges parts.
-    """
+    """Properties of a layer on which a work list depends, in addition to the levels."""
 
     num_rows: int
+    """Number of query rows, including padding rows, whose results are not used."""
     kv_heads: int
+    """Number of key heads."""
     per_head: int
+    """Query heads per key head."""
     page_size: int
+    """Cache slots per page."""
     may_be_dense: bool
+    """Whether the dense kernel supports the layer's tensors and options."""
     tallest: int = HEIGHTS[-1]
+    """Largest number of folded query rows of a unit that fits into the GPU's memory."""
     merges: int = HEIGHTS[1]
+    """Largest number of query heads per key head with which the last launch merges parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Units of all levels.
-
-    units: the units of each launch [U, 9]; see `attend_units`.
-    kinds: for each launch, the index of its height in HEIGHTS.
-    last: units of the level whose launch merges, one per row; empty if no launch merges.
-    last_kind: the index of the height of `last`.
-    pages: the levels' page tables, concatenated.
-    num_parts: number of partial results in memory, without the last launch's own.
-    complete: whether every part that is merged is written, so that none needs to be marked empty
-    beforehand.
-    causal: whether any level is causal.
-    """
+    """Units of all levels."""
 
     units: tuple[IntArray, ...]
+    """The units of each launch [U, 9]; see `attend_units`."""
     kinds: tuple[int, ...]
+    """For each launch, the index of its height in HEIGHTS."""
     last: IntArray
+    """Units of the level whose launch merges, one per row; empty if no launch merges."""
     last_kind: int
+    """The index of the height of `last`."""
     pages: IntArray
+    """The levels' page tables, concatenated."""
     num_parts: int
+    """Number of partial results in memory, without the last launch's own."""
     complete: bool
+    """Whether every part that is merged is written, so that none needs to be marked empty
+    beforehand."""
     causal: bool
+    """Whether any level is causal."""
 
 
 def build_work_list(
@@ -129,22 +125,20 @@ def build_work_list(
 
 @dataclass(frozen=True, slots=True)
 class _LevelTiling:
-    """How a level is cut into units.
-
-    kind: index of the units' height in HEIGHTS.
-    height: query rows per unit.
-    splits: number of splits of the keys.
-    groups: indices of the groups that have rows and keys.
-    num_rows: number of rows of these groups.
-    is_flat: whether no group has more than one row.
-    """
+    """How a level is cut into units."""
 
     kind: int
+    """Index of the units' height in HEIGHTS."""
     height: int
+    """Query rows per unit."""
     splits: int
+    """Number of splits of the keys."""
     groups: IntArray
+    """Indices of the groups that have rows and keys."""
     num_rows: int
+    """Number of rows of these groups."""
     is_flat: bool
+    """Whether no group has more than one row."""
 
 
 def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:

@@ -34,25 +34,23 @@ MAX_UNITS: Final = 65_535  # the second dimension of a CUDA grid
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelCall:
-    """One call of a kernel, with units of one level.
-
-    level: the index of the level.
-    folded: number of query heads that count as rows.
-    units_U5: the units, on the host.
-    rows_2N: the query row of each packed row, and its index among all partial results.
-    ends_3U: int32 [3, U + 1]: where the packed rows of each unit start (the last entry: where those
-    of the last unit end), its first slot, and its number of keys.
-    window: the window of a causal call whose kernel must hide keys; else None.
-    memo: objects that a kernel derives from the units and other layers reuse.
-    """
+    """One call of a kernel, with units of one level."""
 
     level: int
+    """The index of the level."""
     folded: int
+    """Number of query heads that count as rows."""
     units_U5: IntArray
+    """The units, on the host."""
     rows_2N: Tensor
+    """The query row of each packed row, and its index among all partial results."""
     ends_3U: Tensor
+    """int32 [3, U + 1]: where the packed rows of each unit start (the last entry: where those of
+    the last unit end), its first slot, and its number of keys."""
     window: int | None
+    """The window of a causal call whose kernel must hide keys; else None."""
     memo: dict[str, Any] = field(default_factory=dict)
+    """Objects that a kernel derives from the units and other layers reuse."""
 
     @property
     def causal(self) -> bool:
@@ -143,19 +141,17 @@ class LibraryState:
 
 
 class Library:
-    """Attention by a library. A subclass names the library and calls its kernel.
-
-    name: its name in `impl=`.
-    dtypes: the types in which the kernel computes.
-    softcaps: whether the kernel supports a softcap.
-    windows: whether the kernel supports windows. If not, consecutive rows share a unit only if the
-    window hides the same keys from them.
-    """
+    """Attention by a library. A subclass names the library and calls its kernel."""
 
     name: str
+    """Its name in `impl=`."""
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+    """The types in which the kernel computes."""
     softcaps = False
+    """Whether the kernel supports a softcap."""
     windows = True
+    """Whether the kernel supports windows. If not, consecutive rows share a unit only if the window
+    hides the same keys from them."""
 
     def run(
         self,
