@@ -101,8 +101,8 @@ def judge_all(
         raise InputError(
             f"the rubric {asked.rubric.name} compares pairs; give {arg('pairs=')} with another run"
             if asked.rubric.pairs
-            else f"{arg('pairs=')} needs a rubric that compares pairs, and {asked.rubric.name} does "
-            f"not; use {arg('rubric', 'pairwise')}, or write `pairs: true` into its file"
+            else f"{arg('pairs=')} needs a rubric that compares pairs, and {asked.rubric.name} "
+            f"does not; use {arg('rubric', 'pairwise')}, or write `pairs: true` into its file"
         )
     _check_references(asked, found.answers)
     for told in asked.rubric.describe_misplaced(asked.wordings):
