@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from treegen.common.checks import checked_class
-from treegen.errors import InputError
+from treegen.common.checks import check_bool, check_number
+from treegen.errors import InputError, arg
 
 
-@checked_class
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of reading one text by one filter."""
@@ -23,6 +22,12 @@ class Verdict:
     """Partial credit from 0 to 1, if the task gives it. None is 1 if correct, otherwise 0."""
 
     def __post_init__(self) -> None:
+        # Not `checked_class`, whose checks take 20 times as long, because runs have many verdicts.
+        if self.answer is not None and not isinstance(self.answer, str):
+            raise InputError(f"{arg('answer')} must be text or None, got {self.answer!r:.80}")
+        check_bool("correct", self.correct)
+        if self.credit is not None:
+            check_number("credit", self.credit)
         if self.answer is None and self.correct:
             raise InputError("a verdict without an answer must not be correct")
         if self.credit is not None and not 0 <= self.credit <= 1:
