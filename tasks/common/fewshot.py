@@ -126,7 +126,9 @@ def pick_examples(
         examples = [each for each in examples if key(each) not in taken]
         examples.sort(key=lambda example: rank(options.seed, text(example)))
     if wanted is None:
-        raise InputError(f"{arg('fewshot_data')} needs num_fewshot: how many examples to draw")
+        raise InputError(
+            f"{arg('fewshot_data')} needs {arg('num_fewshot')}: how many examples to draw"
+        )
     if wanted > len(examples):
         others = "" if options.fewshot_file else " that are not themselves problems of this run"
         raise InputError(

@@ -211,7 +211,8 @@ class SamplingParams:
             check_number("min_confidence", self.min_confidence)
             if not self.confidence:
                 raise InputError(
-                    "min_confidence needs confidence: of how many likeliest tokens, such as 20"
+                    f"{arg('min_confidence')} needs confidence: of how many likeliest tokens, such "
+                    "as 20"
                 )
         self._check_temperature()
         if not 0 < self.top_p <= 1:
@@ -224,8 +225,8 @@ class SamplingParams:
             raise InputError(f"{arg('min_p')} must be in [0, 1], got {self.min_p}")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise InputError(
-                f"min_tokens must be from 0 to {arg('max_tokens')} ({self.max_tokens}), got "
-                f"{self.min_tokens}"
+                f"{arg('min_tokens')} must be from 0 to {arg('max_tokens')} ({self.max_tokens}), "
+                f"got {self.min_tokens}"
             )
         if self.seed is not None:
             check_int("seed", self.seed)
@@ -235,7 +236,7 @@ class SamplingParams:
             check_int("prompt_logprobs", self.prompt_logprobs, least=0, most=MAX_COUNT)
         if self.logprobs_mode not in get_args(LogprobsMode):
             modes = " or ".join(get_args(LogprobsMode))
-            raise InputError(f"logprobs_mode must be {modes}, got {self.logprobs_mode!r}")
+            raise InputError(f"{arg('logprobs_mode')} must be {modes}, got {self.logprobs_mode!r}")
 
     def _check_temperature(self) -> None:
         if self.temperature < 0:
@@ -268,21 +269,25 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             allowed = as_tuple("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
-                raise InputError("allowed_token_ids is empty; give token ids, or None for all")
+                raise InputError(
+                    f"{arg('allowed_token_ids')} is empty; give token ids, or None for all"
+                )
             for token in allowed:
                 check_int("allowed_token_ids", token, least=0, most=MAX_COUNT)
             object.__setattr__(self, "allowed_token_ids", tuple(sorted({int(t) for t in allowed})))
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, Mapping):
-            raise InputError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+            raise InputError(
+                f"{arg('logit_bias')} must map token ids to numbers, got {self.logit_bias!r}"
+            )
         for token, bias in self.logit_bias.items():
             check_int("a token of logit_bias", token)
             check_number(f"logit_bias of token {token}", bias)
             if token < 0 or abs(bias) > MAX_LOGIT_BIAS:
                 raise InputError(
-                    f"logit_bias has {bias} for token {token}; ids must be at least 0, and numbers "
-                    f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
+                    f"{arg('logit_bias')} has {bias} for token {token}; ids must be at least 0, "
+                    f"and numbers from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
                 )
 
     def _check_penalties(self) -> None:
@@ -315,7 +320,9 @@ class SamplingParams:
         for name in names:
             object.__setattr__(self, name, check_structure(name, getattr(self, name)))
         if names and self.allowed_token_ids is not None:
-            raise InputError(f"{names[0]} and allowed_token_ids cannot go together; give one")
+            raise InputError(
+                f"{arg(names[0])} and {arg('allowed_token_ids')} cannot go together; give one"
+            )
         if names and (self.ignore_eos or self.min_tokens):
             raise InputError(
                 f"{arg(names[0])} says where a sample ends; leave out {arg('ignore_eos')} and "
@@ -335,8 +342,8 @@ class SamplingParams:
                 )
             if tags[1] in tags[0]:
                 raise InputError(
-                    f"reasoning_tags: the opening tag {tags[0]!r} contains the closing tag "
-                    f"{tags[1]!r}, so reasoning would end where it begins; give an opening tag "
+                    f"{arg('reasoning_tags')}: the opening tag {tags[0]!r} contains the closing "
+                    f"tag {tags[1]!r}, so reasoning would end where it begins; give an opening tag "
                     "that does not contain the closing tag"
                 )
             object.__setattr__(self, "reasoning_tags", tags)

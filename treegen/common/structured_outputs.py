@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 from treegen.common.checks import as_tuple
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 
 STRUCTURES: Final = ("json_schema", "regex", "grammar", "choice")
 """Parameters that give a sample a structure; at most one of them may be given."""
@@ -49,7 +49,7 @@ def read_structured_outputs(value: Any) -> dict[str, Any]:
         parameters["json_schema"] = {"type": "object"}
     if unknown := sorted(given.keys() - _OF_VLLM.keys()):
         raise InputError(
-            f"structured_outputs has {unknown[0]!r:.80}, which is not supported; "
+            f"{arg('structured_outputs')} has {unknown[0]!r:.80}, which is not supported; "
             f"known: {', '.join(sorted(_OF_VLLM))}"
         )
     return parameters | {_OF_VLLM[name]: item for name, item in given.items()}
@@ -91,6 +91,6 @@ def _schema_text(schema: Any) -> str:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
-            f"json_schema cannot be read: {error}; "
+            f"{arg('json_schema')} cannot be read: {error}; "
             "give an object, its JSON text or a pydantic model"
         ) from None

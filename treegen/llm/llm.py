@@ -285,8 +285,8 @@ class LLM(BaseLLM):
         stopping = self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
         if allowed is not None and params.min_tokens and stopping.ids.issuperset(allowed):
             raise InputError(
-                "every token of allowed_token_ids ends a sample, so min_tokens allows none; leave "
-                "out min_tokens"
+                f"every token of {arg('allowed_token_ids')} ends a sample, so min_tokens allows "
+                "none; leave out min_tokens"
             )
         return stopping
 

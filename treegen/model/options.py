@@ -135,7 +135,7 @@ class EngineOptions:
             parse_bytes(self.memory)
         if self.chat_template is not None and not isinstance(self.chat_template, str):
             raise InputError(
-                f"chat_template must be a template or the path of a file, got "
+                f"{arg('chat_template')} must be a template or the path of a file, got "
                 f"{self.chat_template!r:.60}"
             )
 

@@ -202,7 +202,7 @@ def _probe_shard(model: PreTrainedModel, config: PretrainedConfig, ranks: int) -
     except RuntimeError as error:
         raise ModelError(
             f"{config.model_type} models cannot be divided among {ranks} GPUs: a pass over a part "
-            f"fails with {summarize_error(error)}; use one GPU (tensor_parallel_size=1)"
+            f"fails with {summarize_error(error)}; use one GPU ({arg('tensor_parallel_size', 1)})"
         ) from None
 
 

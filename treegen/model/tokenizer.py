@@ -16,7 +16,7 @@ from typing import Any, Final
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from treegen.common.files.regular_files import read_text
-from treegen.errors import InputError, ModelError
+from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import (
     TOKENIZER_FILES,
     check_trust,
@@ -112,7 +112,8 @@ def read_chat_template(text_or_file: str | None) -> str | None:
         return read_text(text_or_file)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"chat_template {text_or_file!r} is no template and no file: {error}; give one of them"
+            f"{arg('chat_template')} {text_or_file!r} is no template and no file: {error}; give "
+            "one of them"
         ) from error
 
 

@@ -340,8 +340,8 @@ def stays_mxfp4(
     if quantization == "mxfp4":
         if not is_stored:
             raise InputError(
-                "quantization='mxfp4' is for checkpoints that store MXFP4, and this one does not; "
-                "leave it out"
+                f"{arg('quantization', 'mxfp4')} is for checkpoints that store MXFP4, and this one "
+                "does not; leave it out"
             )
         return can_keep(config, device, dtype)
     return (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.common.bounded.templates import TemplateError, render_chat
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.prompts.bos_eos import warn_of_double_bos
 from treegen.prompts.chat_images import expand_image_markers, extract_images, get_reply_prefix
 from treegen.prompts.images.table import ImageTable, PlacedImage
@@ -398,7 +398,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
-            "load the model with chat_template=FILE, use a chat model, or give text"
+            f"load the model with {arg('chat_template=')} and a file, use a chat model, or give text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
     images = [image for message in messages for image in extract_images(message, prompt.id, table)]
@@ -427,8 +427,8 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
         if apply_template(without) == text:
             raise InputError(
                 f"the model's chat template does not show tools in prompt {prompt.id!r}, so the "
-                "model would not see them; leave tools out, or load the model with chat_template= "
-                "and a template that shows them"
+                f"model would not see them; leave tools out, or load the model with "
+                f"{arg('chat_template=')} and a template that shows them"
             )
     text = f"{text}{begun}"
     if table is None:

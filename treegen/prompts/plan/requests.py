@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.common.params import SamplingParams
-from treegen.errors import CapacityError, ContextError, InputError
+from treegen.errors import CapacityError, ContextError, InputError, arg
 from treegen.prompts.bos_eos import warn_of_unended_turns
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.images.table import ImageTable
@@ -214,7 +214,8 @@ def _request(
     check_vocabulary(prompt.id, prompt.tokens, spec, images)
     if params.prompt_logprobs is not None and images and images.has_images(prompt.tokens):
         raise InputError(
-            f"prompt_logprobs does not go with images, as in prompt {prompt.id!r}; leave one out"
+            f"{arg('prompt_logprobs')} does not go with images, as in prompt {prompt.id!r}; leave "
+            "one out"
         )
     room = spec.context_length - len(prompt.tokens)
     if room < 1:
