@@ -20,7 +20,7 @@ from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec
-from treegen.errors import InputError, ModelError, ModelWarning
+from treegen.errors import InputError, ModelError, ModelWarning, arg
 from treegen.model.checkpoint.adapter import Adapter, merge
 from treegen.model.checkpoint.files import fingerprint, weight_files
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
