@@ -120,10 +120,10 @@ RECURRENT: Final = {
 """Families with recurrent layers, by the kind of recurrence."""
 WAYS: Final = {
     "exact": "compiled, with CUDA graphs",
-    "exact on text": "likewise; some take images, none takes sound",
-    "exact with recurrent layers": "with CUDA graphs and a state kept at every node; most "
-    "compiled; gated delta rule and Mamba2 with samples below one state",
-    "not tested": "as its layers allow, if the check on loading finds it exact",
+    "exact on text": "compiled, with CUDA graphs; some take images, none takes sound",
+    "exact with recurrent layers": "with CUDA graphs and a state stored at every node; most are "
+    "compiled; with the gated delta rule and Mamba2, samples share one state",
+    "not tested": "as its layers allow, if the check at load time finds it exact",
     "refused": "not at all",
 }
 """Levels of support for a family, and how its models run on a GPU."""
