@@ -5,9 +5,11 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -99,21 +101,32 @@ class Command:
 
     def __call__(self, *args: object) -> Done:
         """Run the command and return its exit code and what it printed."""
-        from treegen.cli.terminal import render
-
-        documents: list[dict[str, Any]] = []
-        print_document = render.json_line
-
-        def record(document: Mapping[str, Any]) -> None:
-            documents.append(json.loads(json.dumps(document, allow_nan=False)))
-            print_document(document)
-
         self._capsys.readouterr()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(render, "json_line", record)
+        with recorded_documents() as documents:
             code = run_command(*args)
         printed = self._capsys.readouterr()
         return Done(code, printed.out, printed.err, documents[-1] if documents else None)
+
+
+@contextmanager
+def recorded_documents(*modules: ModuleType) -> Iterator[list[dict[str, Any]]]:
+    """Record the JSON documents that commands have for --json, whether or not they print them.
+
+    modules: modules that have imported `json_line` by name already.
+    """
+    from treegen.cli.terminal import render
+
+    documents: list[dict[str, Any]] = []
+    print_document = render.json_line
+
+    def record(document: Mapping[str, Any]) -> None:
+        documents.append(json.loads(json.dumps(document, allow_nan=False)))
+        print_document(document)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (render, *modules):
+            patch.setattr(module, "json_line", record)
+        yield documents
 
 
 def run_command(*args: object) -> int:

@@ -165,7 +165,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"scores": [], "options": SETTINGS, "task": "t", "version": "1", "filters": ["f"]},
     ),
     "Verdict": (Verdict, {"answer": "a", "correct": True}),
-    "Problem": (Problem, {"id": "a", "question": "q", "answer": "1"}),
     "TaskOptions": (TaskOptions, {}),
     "TaskDefaults": (
         TaskDefaults,

@@ -139,7 +139,9 @@ _OF_VLLM: Final = {
 }
 # In a notebook: before transformers warns that it cannot draw widgets.
 if "IPython" in sys.modules:
-    import_module("treegen.common.progress").silence_tqdm_warning()
+    from treegen.common.progress import silence_tqdm_warning
+
+    silence_tqdm_warning()
 
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -31,8 +31,9 @@ def _spell(flags: dict[str, str], reference: str) -> str:
     in_list = " " in flag  # --model-args page_size=16
     if not value or (value in ("True", "False") and not in_list):
         return flag
-    plain = literal_eval(value) if value[0] in "'\"" else value
-    return f"{flag}{'=' if in_list else ' '}{shlex.quote(plain)}"
+    plain = literal_eval(value) if value[0] in "'\"(" else value
+    words = map(shlex.quote, plain if isinstance(plain, tuple) else (plain,))
+    return f"{flag}{'=' if in_list else ' '}{' '.join(words)}"
 
 
 def describe_unknown_option(error: click.NoSuchOption) -> str:
@@ -45,7 +46,7 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
     word = error.option_name.lstrip("-").replace("-", "_")
     ours, advice = advise_foreign(word, flags)
     if advice:
-        return f"{message}; {rename_arguments(advice, command)}"
+        return f"{message}; {rename_arguments(Message(advice), command)}"
     options = {
         option.lstrip("-"): option
         for param in command.get_params(error.ctx)

@@ -18,7 +18,7 @@ import torch
 import transformers_baseline
 from attention_levels import cascade_line, cascade_table
 from attention_levels import measure as measure_levels
-from cli_cases import Done
+from cli_cases import Done, recorded_documents
 from image_prompts import VISION_SHAPES, ImageWorkload, build_vision_model, image_of
 from paper import EXPERIMENTS, cases_of
 from search_methods import compare_methods
@@ -52,13 +52,14 @@ class Script:
     def __call__(self, name: str, *args: object) -> Done:
         """Run the script and return its exit code and what it printed."""
         self._capsys.readouterr()
-        code = 0
-        try:
-            import_module(name).main.main([str(arg) for arg in args], prog_name=name)
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
+        code, module = 0, import_module(name)
+        with recorded_documents(module) as documents:
+            try:
+                module.main.main([str(arg) for arg in args], prog_name=name)
+            except SystemExit as stopped:
+                code = int(stopped.code or 0)
         printed = self._capsys.readouterr()
-        return Done(code, printed.out, printed.err)
+        return Done(code, printed.out, printed.err, documents[-1] if documents else None)
 
 
 @pytest.fixture
@@ -348,11 +349,12 @@ def test_experiments(script: Script) -> None:
 
 
 def test_monkeys(script: Script) -> None:
-    done = script("paper", "monkeys", "--scale", "0.005", "--length-scale", "0.02", *TINY)
+    sizes = ("--scale", "0.005", "--length-scale", "0.02")
+    done = script("paper", "monkeys", *sizes, *TINY, "--json")
     assert done.code == 0, done.err
     (experiment,) = done.document["experiments"]
     assert {r["rows"] for r in experiment["results"]} == {1024}
-    assert json.loads(done.out.splitlines()[-1]) == done.document
+    assert json.loads(done.out) == done.document
 
 
 def test_decode_against_transformers(script: Script) -> None:

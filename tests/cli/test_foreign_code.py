@@ -186,7 +186,7 @@ def test_a_search_goes_on_by_the_file_that_the_command_names(
 
 
 def test_a_search_of_a_task_in_a_file(treegen: Command, tmp_path: Path) -> None:
-    planted = Planted(tmp_path / "theirs", TASK, module="puzzles.countdown", base="Countdown")
+    planted = Planted(tmp_path / "theirs", TASK, module="puzzles.base", base="Countdown")
     path = make_search_run(tmp_path / "run", num_problems=2, task=f"{planted.file}:T")
     assert planted.ran
     for words in (["show", path], ["report", path, "--no-plots"]):

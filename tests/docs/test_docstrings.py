@@ -14,8 +14,8 @@ import treegen
 # What a call does, in the imperative. A name of a thing is for properties and classes.
 _VERBS = re.compile(
     "(Add|Assert|Begin|Cancel|Check|Close|Compile|Compute|Count|Discard|Drop|End|Forget|Generate"
-    "|Have|Judge|Keep|Load|Make|Raise|Read|Record|Remember|Return|Run|Sample|Search|Start|Stop|Take"
-    "|Wrap|Write|Yield)\\b"
+    "|Have|Judge|Keep|Load|Make|Raise|Read|Record|Remember|Return|Run|Sample|Score|Search|Start|Stop"
+    "|Take|Wrap|Write|Yield)\\b"
 )
 
 

@@ -240,10 +240,10 @@ class SamplingParams:
 
     def _check_temperature(self) -> None:
         if self.temperature < 0:
-            raise InputError(f"temperature must be at least 0, got {self.temperature}")
+            raise InputError(f"{arg('temperature')} must be at least 0, got {self.temperature}")
         if self.temperature > MAX_TEMPERATURE:
             raise InputError(
-                f"temperature must be at most {MAX_TEMPERATURE:g}, got {self.temperature}"
+                f"{arg('temperature')} must be at most {MAX_TEMPERATURE:g}, got {self.temperature}"
             )
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise InputError(

@@ -104,15 +104,23 @@ _NO_COUNTERPART: Final = {
     "num_beams": "leave it out; for beams see treegen.search.beam",
     "length_penalty": "leave it out; for beams see treegen.search.beam",
     "early_stopping": "leave it out; for beams see treegen.search.beam",
-    "max_model_len": "leave it out: memory follows the tokens, and max_rows bounds the samples",
-    "max_logprobs": "leave it out: logprobs and prompt_logprobs have no limit",
+    "max_model_len": (
+        f"leave it out: memory follows the tokens, and {arg('max_rows')} bounds the samples"
+    ),
+    "max_logprobs": f"leave it out: logprobs and {arg('prompt_logprobs')} have no limit",
     "enable_prefix_caching": "leave it out: what prompts share is always computed once",
-    "enable_chunked_prefill": "leave it out: prompts are computed in chunks of prefill_chunk",
+    "enable_chunked_prefill": (
+        f"leave it out: prompts are computed in chunks of {arg('prefill_chunk')}"
+    ),
     "pipeline_parallel_size": "treegen does not divide the layers among GPUs; leave it out",
     "data_parallel_size": "for several GPUs with the whole model each, use Cluster (--gpus)",
-    "enable_expert_parallel": "tensor_parallel_size divides the experts too; leave it out",
+    "enable_expert_parallel": (
+        f"{arg('tensor_parallel_size')} divides the experts too; leave it out"
+    ),
     "limit_mm_per_prompt": "leave it out: a prompt may have any number of images",
-    "logits_processors": "treegen has none; see logit_bias, allowed_token_ids and bad_words",
+    "logits_processors": (
+        f"treegen has none; see {arg('logit_bias')}, allowed_token_ids and bad_words"
+    ),
     "skip_special_tokens": "leave it out: texts have no special tokens",
     "spaces_between_special_tokens": "leave it out: texts have no special tokens",
     "truncate_prompt_tokens": "cut the prompt's token ids before the call",

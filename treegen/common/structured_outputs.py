@@ -40,7 +40,8 @@ def read_structured_outputs(value: Any) -> dict[str, Any]:
     """
     if not isinstance(value, Mapping):
         raise InputError(
-            'structured_outputs must be an object, such as {"choice": ["yes", "no"]}; got '
+            f"{arg('structured_outputs')} must be an object, such as "
+            '{"choice": ["yes", "no"]}; got '
             f"{value!r:.80}"
         )
     given = {name: item for name, item in value.items() if item not in (None, False)}
@@ -69,10 +70,10 @@ def check_structure(name: str, value: Any) -> Any:
         return _schema_text(value)
     if name == "choice":
         if isinstance(value, str):
-            raise InputError(f"choice must be a list of texts, got {value!r}")
+            raise InputError(f"{arg('choice')} must be a list of texts, got {value!r}")
         texts = as_tuple("choice", value)
         if not texts or not all(isinstance(text, str) and text for text in texts):
-            raise InputError(f"choice must be texts that are not empty, got {texts!r}")
+            raise InputError(f"{arg('choice')} must be texts that are not empty, got {texts!r}")
         return texts
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{name} must be text that is not empty, got {value!r}")

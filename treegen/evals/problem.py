@@ -6,11 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from treegen.common.checks import checked_class
 from treegen.prompts.images.loading import ImageFile
 
 
-@checked_class
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A problem to solve."""

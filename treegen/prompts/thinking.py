@@ -98,8 +98,8 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
         if has_budget:
             raise InputError(
                 "a budget for thinking needs the tags around it, and the model's chat template and "
-                f'tokens have none that are known; give them: {arg("reasoning_tags=")}("<think>", '
-                '"</think>")'
+                "tokens have none that are known; give them: "
+                f"{arg('reasoning_tags', ('<think>', '</think>'))}"
             )
         return None
     if params.thinking_end is not None:

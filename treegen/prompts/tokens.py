@@ -398,8 +398,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
-            f"load the model with {arg('chat_template=')} and a file, use a chat model, or give "
-            "text"
+            f"load the model with {arg('chat_template', 'FILE')}, use a chat model, or give text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
     images = [image for message in messages for image in extract_images(message, prompt.id, table)]

@@ -589,7 +589,7 @@ def test_an_error_names_the_field_at_fault(running: Running) -> None:
     for fields, name in (
         ({"wings": 2}, "wings"),
         ({"presence_penalty": 3}, "presence_penalty"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"temperature": -1}, "temperature"),
         ({"prompt": [10**9]}, None),
     ):
