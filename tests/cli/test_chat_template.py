@@ -61,3 +61,15 @@ def test_a_run_keeps_its_template(treegen: Command, template: Path, tmp_path: Pa
     assert treegen("eval", "gsm8k", *FEW, "-o", plain).code == 0
     assert [r["seed"] for r in samples_of(plain)] == [r["seed"] for r in samples_of(run)]
     assert [r["text"] for r in samples_of(plain)] != [r["text"] for r in samples_of(run)]
+
+
+def test_another_template_is_another_run(treegen: Command, template: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    chat = ["--apply-chat-template", "--chat-template", template]
+    assert treegen("eval", "gsm8k", *FEW, *chat, "-o", run).code == 0
+    other = tmp_path / "other.jinja"
+    other.write_text(template.read_text() + " ")
+    refused = treegen("eval", "--resume", run, "--chat-template", other)
+    assert refused.code == 2 and "--chat-template" in refused.error
+    template.write_text(template.read_text() + " ")
+    assert "--chat-template" in treegen("eval", "--resume", run).error

@@ -27,6 +27,7 @@ _ARGUMENTS: Final = {
     "data.problems": _any_of("data", "split", "limit", "ids"),
     "data.fewshot": _any_of("num_fewshot", "fewshot_file", "fewshot_data", "seed"),
     "model.fingerprint": _any_of("model", "adapter"),
+    "model.chat_template": arg("chat_template="),
     **{f"draw.{name}": arg(f"{name}=") for name in PENALTIES},
     "sampling.min_tokens": "set by the task",
     "sampling.logit_bias": "set by the task",
@@ -65,7 +66,10 @@ def run_settings(
     return RunSettings(
         identity={
             **build_content_identity(job),
-            "model": model_identity(fingerprint, dtype, quantization, keys),
+            "model": {
+                **model_identity(fingerprint, dtype, quantization, keys),
+                **_hash_template(job.settings.engine.chat_template),
+            },
             "treegen": VERSION,
             **job.settings.identity(),
         },
@@ -75,6 +79,18 @@ def run_settings(
         arguments=_ARGUMENTS,
         computing=_computing(job.settings.engine, device_type) if computing is None else computing,
     )
+
+
+def _hash_template(chat_template: str | None) -> dict[str, str]:
+    """Return the hash of a chat template that replaces the tokenizer's own, as a field of run.json.
+
+    Raises:
+        InputError: the file of the template cannot be read.
+    """
+    from treegen.model.tokenizer import read_chat_template
+
+    text = read_chat_template(chat_template)
+    return {} if text is None else {"chat_template": _hash(text)}
 
 
 def build_content_identity(job: AnyJob) -> dict[str, Any]:

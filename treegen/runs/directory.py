@@ -155,13 +155,16 @@ class RunDir:
             try:
                 began = {"free": info.free, "versions": info.versions}
                 before = info.resumes[-1] if info.resumes else began
-                now = {"free": to_json_value(settings.free), "versions": settings.versions}
-                if any(before.get(name) != value for name, value in now.items()):
+                versions = dict(settings.versions)
+                if "threads" not in before.get("versions", {}):  # a run of an earlier treegen
+                    versions.pop("threads", None)
+                now = {"free": to_json_value(settings.free), "versions": versions}
+                if not _is_same(before, now):
                     info = replace(info, resumes=(*info.resumes, {"time": _now(), **now}))
                     _write_info(path, info)
                 missing = len(samples.keys) < info.planned
                 changed = (
-                    changed_versions(before.get("versions"), settings.versions) if missing else ()
+                    changed_versions(before.get("versions"), versions) if missing else ()
                 )
                 return cls(path, info, samples, lock, notices=changed)
             except BaseException:
@@ -313,6 +316,21 @@ class SearchRunDir(RunDir):
     """A run of searches; its records are whole trees, one per problem."""
 
     records_file = "trees.jsonl"
+
+
+def _is_same(before: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether the free settings and versions of a resume are those of before.
+
+    A setting that the run of an earlier treegen does not have counts as None.
+    """
+    for group, values in now.items():
+        stored = before.get(group) or {}
+        if not stored.keys() <= values.keys():
+            return False
+        if any(stored.get(name) != value for name, value in values.items()):
+            return False
+    return True
+
 
 
 def _now() -> str:
