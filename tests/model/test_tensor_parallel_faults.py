@@ -66,7 +66,7 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(WorkerError, match="cannot be started: rank 1 has died by signal 9; see wh"):
+    with pytest.raises(WorkerError, match="cannot be started: rank 1 has died by signal 9; see"):
         RankGroup(2, "cpu")
     killer.join()
     assert children() == before

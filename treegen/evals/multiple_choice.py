@@ -109,7 +109,7 @@ def check_settings(
     for name in SamplingParams.__dataclass_fields__:
         # The seed may also select solved examples.
         if name != "seed" and getattr(sampling, name) != getattr(default, name):
-            raise InputError(f"{why}; leave {name}= out")
+            raise InputError(f"{why}; leave {arg(name + '=')} out")
 
 
 def choice_prompts(

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from treegen.common.checks import check_argument_types
 from treegen.errors import CapacityError, ModelError, ModelWarning, TreegenError
 from treegen.model.scorers.scorer import CAUSAL, Scorer, load_scorer
 from treegen.model.scorers.verifier import Verifier
@@ -26,7 +25,6 @@ _TOY: Final = 24  # tokens of the text that checks whether treegen computes a mo
 _in_use: WeakValueDictionary[tuple[Any, ...], PrefixScorer] = WeakValueDictionary()
 
 
-@check_argument_types
 def load_verifier(
     name: str | os.PathLike[str],
     *,

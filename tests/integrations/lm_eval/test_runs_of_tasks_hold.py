@@ -76,8 +76,8 @@ def test_a_run_that_is_stopped_after_each_sample_ends_the_same(
     whole = treegen.evaluate(f"lm-eval:{name}", llm, output=tmp_path / "whole", **about)
     append = RunDir.append
 
-    def once(run: RunDir, record: Any) -> None:
-        append(run, record)
+    def once(run: RunDir, *record: Any) -> None:
+        append(run, *record)
         raise KeyboardInterrupt
 
     stopped = 0
