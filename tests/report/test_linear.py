@@ -123,7 +123,7 @@ def test_few_functions_are_called_for_each_sample(
         )
         load_run(path)
         work[num] = counted(lambda: load_run(path))  # noqa: B023
-    assert (work[45] - work[5]) / (20 * 40) < 32, work
+    assert (work[45] - work[5]) / (20 * 40) < 35, work
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["watch", "open_run"])
@@ -170,7 +170,7 @@ def test_a_finished_run_is_resumed_without_a_look_at_its_model(
     program = f"{heavy} from treegen.cli.main import main; main()"
     command = [sys.executable, "-c", program, "eval", "--resume", str(path), "-q"]
     other = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert other.returncode == 0 and other.stdout.endswith("}\nFalse\n"), other
+    assert other.returncode == 0 and other.stdout == "False\n", other
     # Other numbers would give other samples, so that is still refused.
     done = treegen("eval", "--resume", runs[SMALL][0], "--dtype", "bfloat16", "-q")
     assert done.code == 2 and "dtype" in done.err

@@ -87,10 +87,11 @@ def _hash_template(chat_template: str | None) -> dict[str, str]:
     Raises:
         InputError: the file of the template cannot be read.
     """
-    from treegen.model.tokenizer import read_chat_template
+    if chat_template is None:
+        return {}
+    from treegen.model.tokenizer import read_chat_template  # imports torch
 
-    text = read_chat_template(chat_template)
-    return {} if text is None else {"chat_template": _hash(text)}
+    return {"chat_template": _hash(read_chat_template(chat_template))}
 
 
 def build_content_identity(job: AnyJob) -> dict[str, Any]:

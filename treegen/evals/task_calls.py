@@ -115,10 +115,11 @@ def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Map
     """
     if record["finish_reason"] == STOPPED:
         return {name: Verdict(None, False) for name in task.filters}
-    verdicts = wrap_task_method(task.verdicts, task.name, problem.id)(problem, record)
-    if verdicts is None:
-        return score_text(task, problem, get_answer_text(record))
-    return verdicts
+    if type(task).verdicts is not Task.verdicts:
+        verdicts = wrap_task_method(task.verdicts, task.name, problem.id)(problem, record)
+        if verdicts is not None:
+            return verdicts
+    return score_text(task, problem, get_answer_text(record))
 
 
 def _wrong(task: Task, method: str, what: str) -> TaskError:

@@ -175,7 +175,8 @@ class RunVerdicts:
 
     def _score(self, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
         problem = self._problems[record["problem_id"]]
-        return self._intern(problem.id, score_record(self._job.task, problem, record))
+        verdicts = score_record(self._job.task, problem, record)
+        return self._interner(problem.id if self._types else "", verdicts)
 
     def _intern(self, problem_id: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
         # With answer types, equal verdicts are shared within a problem only, because which answers
@@ -252,7 +253,9 @@ def score_samples(
     ):
         if rounds is not None:
             _tell(rounds, record, raw.get(headline) if raw else None)
-        by_length = verdicts.of_length_normalized(record, mine) if mine else _NO_VERDICTS
+        by_length = _NO_VERDICTS
+        if mine and "choice_logprobs" in record:
+            by_length = verdicts.of_length_normalized(record, mine)
         score = None
         if mine is not None:
             # All scores of a problem share one string as its id.
