@@ -5,7 +5,7 @@ Nothing here imports torch, because scoring a stored run needs no model.
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -27,6 +27,7 @@ from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.runs import RunDir
 
+_AS_READ: Final = " as read"  # marks the verdicts in the cache that are not unified
 _NO_VERDICTS: Final[Mapping[str, Verdict]] = MappingProxyType({})
 
 
@@ -34,8 +35,7 @@ class RunVerdicts:
     """The verdicts on the samples of a run; each sample is scored once.
 
     A stored sample is scored when it is first read, and a new one when it is stored. The verdicts
-    are in the order of the records, and hold for the bytes of these records: a hash of the lines
-    tells whether they still do.
+    are in the order of the records, and hold as long as the hash of these lines is the same.
     """
 
     def __init__(self, job: Job, *, cache_all: bool = False) -> None:
@@ -64,7 +64,9 @@ class RunVerdicts:
         """
         run.append(record, self._digest)
         self._verdicts.append(None)
-        self._verdicts[-1] = verdicts = self._score(record)
+        problem = self._problems[record["problem_id"]]
+        verdicts = self._intern(problem.id, score_record(self._job.task, problem, record))
+        self._verdicts[-1] = verdicts
         return verdicts
 
     def stored(
@@ -79,16 +81,53 @@ class RunVerdicts:
         Raises:
             RunError: a record is damaged, or the file changed while it was read.
         """
+        for record, verdicts, _ in self._read(run, anew=anew):
+            yield record, verdicts
+
+    def _read(
+        self, run: RunDir, *, anew: bool, unify: bool = False, cache: VerdictCache | None = None
+    ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict], Mapping[str, Verdict]]]:
+        """Yield every stored sample with its verdicts, and with those that are unified at the end.
+
+        Args:
+            run: The run.
+            anew: As for `stored`.
+            unify: Whether to unify answers; otherwise both verdicts are the same.
+            cache: Receives the unified verdicts.
+        """
+        # Equal verdicts on samples of a problem are one object; by its id, its problem and copy.
+        copies: dict[int, tuple[str, dict[str, Verdict]]] = {}
+        has_copies = unify and bool(self._types)
         earlier, expected = ([], "") if anew else self._earlier_verdicts(run)
         digest, scored = hashlib.sha256(), list[Mapping[str, Verdict] | None]()
         for number, record in enumerate(run.records(digest)):
             verdicts = earlier[number] if number < len(earlier) else None
-            if verdicts is None:
-                verdicts = self._score(record)
+            if verdicts is None:  # without a call of `_intern`, because runs have many samples
+                problem = self._problems[record["problem_id"]]
+                verdicts = self._interner(
+                    problem.id if self._types else "",
+                    score_record(self._job.task, problem, record),
+                )
+            mine = verdicts
+            if has_copies:
+                fresh = record["problem_id"], dict(verdicts)
+                mine = copies.setdefault(id(verdicts), fresh)[1]
             scored.append(verdicts)
-            yield record, verdicts
+            yield record, verdicts, mine
         _check_unchanged(run, digest.hexdigest(), expected)
         self._digest, self._verdicts = digest, scored
+        if not unify:
+            return
+        self._unified = [verdicts for verdicts in scored if verdicts is not None]
+        if has_copies:
+            answers = wrap_task_method(unify_answers, self._job.task.name)(
+                list(copies.values()), self._types
+            )
+            for (_, mine), changed in zip(copies.values(), answers, strict=True):
+                mine.update(changed)
+            self._unified = [copies[id(verdicts)][1] for verdicts in self._unified]
+        if cache is not None:
+            cache.write(digest.hexdigest(), self._unified)
 
     def unified(
         self, run: RunDir, *, anew: bool = False
@@ -105,8 +144,7 @@ class RunVerdicts:
         Raises:
             RunError: as for `stored`.
         """
-        # Early stopping needs answers as the task reads them, which the cache of complete runs does
-        # not have.
+        # Early stopping needs answers that are not unified, unlike those in this cache.
         complete = run.missing <= 0 and not self._job.settings.in_rounds
         cache = VerdictCache.of(self._job, run, any_run=self._cache_all) if complete else None
         digest, unified = "", list[Mapping[str, Verdict]]()
@@ -116,39 +154,16 @@ class RunVerdicts:
                 unified = self._unified
             elif cache is not None:
                 unified = list(filter(None, cache.read(digest) or ()))
-        if unified:
-            read = hashlib.sha256()
-            for number, record in enumerate(run.records(read)):
-                if number >= len(unified):
-                    break  # the file has changed
-                mine = unified[number]
-                raw = self._verdicts[number] if unified is self._unified else None
-                yield record, raw or mine, mine
-            _check_unchanged(run, read.hexdigest(), digest)
-            return
-        copies: dict[int, tuple[str, dict[str, Verdict]]] = {}
-        for record, verdicts in self.stored(run, anew=anew):
-            mine = verdicts
-            if self._types:  # equal verdicts on samples of a problem are one object
-                copy = copies.setdefault(id(verdicts), (record["problem_id"], dict(verdicts)))
-                mine = copy[1]
-            unified.append(mine)
-            yield record, verdicts, mine
-        if self._types:
-            answers = wrap_task_method(unify_answers, self._job.task.name)(
-                list(copies.values()), self._types
-            )
-            for (_, mine), changed in zip(copies.values(), answers, strict=True):
-                mine.update(changed)
-        self._unified = unified
-        if cache is not None:
-            cache.write(self._digest.hexdigest(), unified)
+        if not unified:
+            return self._read(run, anew=anew, unify=True, cache=cache)
+        raw = list(filter(None, self._verdicts)) if unified is self._unified else unified
+        return _read_with(run, raw, unified, digest)
 
     def save(self, run: RunDir) -> None:
         """Cache the verdicts on an unfinished run, for the call that resumes it."""
         cache = VerdictCache.of(self._job, run, any_run=self._cache_all)
         if cache is not None and self._verdicts:
-            cache.write(_as_read(self._digest.hexdigest()), self._verdicts)
+            cache.write(f"{self._digest.hexdigest()}{_AS_READ}", self._verdicts)
 
     def of_length_normalized(
         self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict]
@@ -173,11 +188,6 @@ class RunVerdicts:
         """Return whether the verdicts are those of another job: of the same task and problems."""
         return job is self._job or hash_content(job) == hash_content(self._job)
 
-    def _score(self, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
-        problem = self._problems[record["problem_id"]]
-        verdicts = score_record(self._job.task, problem, record)
-        return self._interner(problem.id if self._types else "", verdicts)
-
     def _intern(self, problem_id: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
         # With answer types, equal verdicts are shared within a problem only, because which answers
         # are equal depends on the other answers of the problem.
@@ -196,7 +206,7 @@ class RunVerdicts:
         if cache is None or cache.is_empty or not run.done:
             return [], ""
         digest = run.digest()
-        if (cached := cache.read(_as_read(digest))) is None:
+        if (cached := cache.read(f"{digest}{_AS_READ}")) is None:
             return [], ""
         keys = (problem_id for problem_id, _ in run.done)
         return [
@@ -205,9 +215,17 @@ class RunVerdicts:
         ], digest
 
 
-def _as_read(digest: str) -> str:
-    """Return the name in the cache of verdicts as the task gives them."""
-    return f"{digest} as read"
+def _read_with(
+    run: RunDir,
+    raw: Sequence[Mapping[str, Verdict]],
+    unified: Sequence[Mapping[str, Verdict]],
+    digest: str,
+) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict], Mapping[str, Verdict]]]:
+    """Yield every stored sample with its verdicts, which hold for samples with a digest."""
+    read = hashlib.sha256()
+    # A file that has changed may have another number of samples.
+    yield from zip(run.records(read), raw, unified, strict=False)
+    _check_unchanged(run, read.hexdigest(), digest)
 
 
 def _check_unchanged(run: RunDir, digest: str, expected: str) -> None:
@@ -248,9 +266,12 @@ def score_samples(
     problem_ids = {problem.id: problem.id for problem in job.data.problems}
     if verdicts is None or not verdicts.is_for(job):
         verdicts = RunVerdicts(job)
-    for record, raw, mine in (
-        verdicts.unified(run, anew=anew) if judging is None else _programs(run, judging)
-    ):
+    scored: Iterable[tuple[dict[str, Any], Any, Any]]
+    if judging is None:
+        scored = verdicts.unified(run, anew=anew)
+    else:
+        scored = ((record, v := judging.verdicts(record), v) for record in run.records())
+    for record, raw, mine in scored:
         if rounds is not None:
             _tell(rounds, record, raw.get(headline) if raw else None)
         by_length = _NO_VERDICTS
@@ -264,13 +285,6 @@ def score_samples(
     if rounds is not None:
         rounds.take_due()
         run.spared = rounds.spared
-
-
-def _programs(run: RunDir, judging: ProgramScoring) -> Iterator[tuple[dict[str, Any], Any, Any]]:
-    """Yield every stored program with its verdicts, as `RunVerdicts.unified` does."""
-    for record in run.records():
-        verdicts = judging.verdicts(record)
-        yield record, verdicts, verdicts
 
 
 class _VerdictInterner:
@@ -318,21 +332,7 @@ def build_sample_score(
     """
     thinking = load_thinking(record)
     num_tokens = record["num_tokens"]
-    return SampleScore(  # positional arguments, because they are faster than keywords
-        problem_id,
-        record["sample_index"],
-        sys.intern(record["finish_reason"] or ""),
-        verdicts,
-        by_length,
-        _numbers(record, num_tokens),
-        num_tokens,
-        None if thinking is None else thinking.is_closed,
-    )
-
-
-def _numbers(record: Mapping[str, Any], num_tokens: int) -> dict[str, float]:
-    """Return the numbers of a stored sample that votes may use as weights, by name."""
-    numbers = {}
+    numbers = {}  # that votes may use as weights, by name
     if num_tokens and (logprob := record.get("logprob")) is not None:
         numbers["logprob"] = logprob / num_tokens
     if (certainty := record.get("self_certainty")) is not None:
@@ -340,7 +340,16 @@ def _numbers(record: Mapping[str, Any], num_tokens: int) -> dict[str, float]:
     if confidence := record.get("confidence"):
         for name, value in confidence.items():
             numbers["confidence" if name == "mean" else name] = value
-    return numbers
+    return SampleScore(  # positional arguments, because they are faster than keywords
+        problem_id,
+        record["sample_index"],
+        sys.intern(record["finish_reason"] or ""),
+        verdicts,
+        by_length,
+        numbers,
+        num_tokens,
+        None if thinking is None else thinking.is_closed,
+    )
 
 
 def aggregate(
