@@ -286,7 +286,7 @@ def test_the_documented_families_are_those_tested_here(repository: Path) -> None
         names = names_in(section(repository, title))
         assert names == sorted(tested) == list(table)
         assert f"{len(names)} families" in section(repository, title)
-    told = f"{len(plain)} families of text models and {len(wrapped)} that take images or sound too"
+    told = f"{len(plain)} text families, {len(wrapped)} multimodal families"
     assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
 
 
@@ -297,7 +297,7 @@ def test_the_documented_recurrent_families_are_those_tested_here(repository: Pat
     assert sorted(names) == sorted({model_type for model_type, _ in HYBRID.values()})
     assert {kind: tuple(names_in(each)) for kind, each in rows} == families.RECURRENT
     assert f"{len(names)} families whose layers are partly recurrent" in text
-    told = f"and {len(names)} with recurrent layers"
+    told = f"and {len(names)} families with recurrent layers"
     assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
 
 
