@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from treegen.common.closeable import Closeable
+from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.synchronization import Synchronized, synchronized
 from treegen.engine.compute.decode_graphs import DecodeGraphs

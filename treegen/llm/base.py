@@ -10,8 +10,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.closeable import Closeable
-from treegen.common.non_copyable import NonCopyable
+from treegen.common.lifetimes import Closeable, NonCopyable
 from treegen.common.outputs import Completion, RequestOutput, Score
 from treegen.common.params import (
     MAX_COUNT,
@@ -35,7 +34,7 @@ from treegen.llm.arguments import (
 from treegen.llm.search_calls import SearchCalls
 from treegen.model.model_info import ModelInfo
 from treegen.prompts.expansion import sum_levels
-from treegen.prompts.plan.draw_counts import DrawCounter
+from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import (
     ScoreContext,
