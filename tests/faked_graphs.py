@@ -16,7 +16,7 @@ from treegen.engine.compute import decode_graphs, prefill_graphs
 from treegen.engine.compute.decode_step import DecodeStep
 from treegen.model.batch import Batch
 from treegen.ops.attention.gpu import attend
-from treegen.ops.sampling import async_draws
+from treegen.ops.sampling import draw
 from treegen.ops.sampling.draw import Draws
 
 
@@ -95,7 +95,7 @@ def faked() -> Iterator[pytest.MonkeyPatch]:
             patch.setattr(module, "weak_ref_tensor", lambda tensor: tensor)
         patch.setattr(attend, "_INTERPRETED", True)  # so that it plans on a CPU
         patch.setattr(
-            async_draws,
+            draw,
             "AsyncHostCopy",
             lambda tensors: transfer.AsyncHostCopy([t.clone() for t in tensors]),
         )

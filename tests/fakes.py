@@ -41,8 +41,8 @@ from treegen.ops.recurrence import DeltaStates
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import draw
 from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.draws import row_seed
 from treegen.prompts.plan.plan import Plan, Request
-from treegen.prompts.plan.seeds import row_seed
 from treegen.prompts.stops import StopConditions
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend
 from treegen.search.run import SearchRun
 from treegen.search.tree.node import SearchFn
-from treegen.search.tree.problems import name_problems
+from treegen.search.tree.result import name_problems
 
 PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)
 

@@ -20,9 +20,9 @@ from treegen.evals.registry import get_task
 from treegen.evals.statistics.estimators import estimate
 from treegen.model.config import resolve_device
 from treegen.model.options import EngineOptions
-from treegen.model.scorers.binary_head import slice_head
+from treegen.model.scorers.heads import slice_head
 from treegen.ops.attention import Level
-from treegen.search.verifier import load_verifier
+from treegen.search.reward import load_verifier
 
 
 @pytest.mark.parametrize(

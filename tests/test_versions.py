@@ -14,8 +14,7 @@ from cli_cases import build_checkpoint
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from treegen.common import tested_versions
-from treegen.common.tested_versions import TESTED, warn_untested
+from treegen.common.version import TESTED, warn_untested
 from treegen.errors import ModelWarning
 
 # Packages of whose interfaces some are private or undocumented, or change often.
@@ -130,8 +129,8 @@ def test_an_untested_version_is_told_once_when_a_model_is_loaded(
 def test_versions_that_were_tested_are_loaded_without_a_word(monkeypatch: Any) -> None:
     for name, (_, highest) in TESTED.items():
         monkeypatch.setattr(sys.modules[name], "__version__", "{}.{}.9+cu132".format(*highest))
-    tested_versions.warn_untested.cache_clear()
+    warn_untested.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_untested()
-    tested_versions.warn_untested.cache_clear()
+    warn_untested.cache_clear()

@@ -31,7 +31,8 @@ from treegen.llm.async_llm import AsyncLLM
 from treegen.ops.attention import merge, prepare
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.replies.formats import tool_format
-from treegen.search import AskTell, Budget, SampleRequest, SearchNode, posterior
+from treegen.search import AskTell, Budget, SampleRequest, SearchNode
+from treegen.search.strategies import ab_mcts as posterior
 from treegen.tasks import (
     Problem,
     ReportOptions,

@@ -17,7 +17,7 @@ from typing import Any
 
 from treegen.common.outputs import Completion, FinishReason, Score
 from treegen.common.params import SamplingParams
-from treegen.prompts.plan.seeds import row_seed
+from treegen.prompts.plan.draws import row_seed
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage

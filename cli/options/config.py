@@ -10,8 +10,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import read_text
+from treegen.common.files.reading import describe_read_error, read_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 

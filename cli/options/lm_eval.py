@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from treegen.common.files.regular_files import read_text
+from treegen.common.files.reading import read_text
 from treegen.errors import DataError, InputError
 
 _NAMES: Final = ("samples", "check_integrity", "verbosity")

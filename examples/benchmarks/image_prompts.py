@@ -40,8 +40,7 @@ from treegen.model.model import Model
 from treegen.model.options import EngineOptions
 from treegen.model.rank_processes import load_from_options
 from treegen.model.tokenizer import load_image_processor, load_tokenizer
-from treegen.model.vision.processor import load_processor
-from treegen.model.vision.tower import VisionTower
+from treegen.model.vision import VisionTower, load_processor
 from treegen.prompts.images.table import PlacedImage
 from treegen.prompts.tree import Node
 from treegen.report.tables import PrintableTable

@@ -13,8 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import open_regular, read_bytes
+from treegen.common.files.reading import describe_read_error, open_regular, read_bytes
 from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.suite import Suite, json_value, read_suite

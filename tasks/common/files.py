@@ -9,9 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import NotRegularError, open_regular, read_bytes
-from treegen.common.files.unpacking import most_unpacked
+from treegen.common.files.reading import (
+    NotRegularError,
+    describe_read_error,
+    most_unpacked,
+    open_regular,
+    read_bytes,
+)
 from treegen.errors import DataError
 from treegen.tasks.common.jsonl import parse_rows, text_field
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import jsonlines
 
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import read_bytes
+from treegen.common.files.reading import describe_read_error, read_bytes
 from treegen.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import read_bytes
+from treegen.common.files.reading import describe_read_error, read_bytes
 from treegen.errors import DataError
 from treegen.evals.problem import Problem
 from treegen.tasks.common.files import Rows, column, optional

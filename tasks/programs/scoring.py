@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.files.regular_files import open_regular
+from treegen.common.files.reading import open_regular
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.thinking import get_answer_text

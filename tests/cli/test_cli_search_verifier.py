@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassificat
 
 from treegen.report.load import load_run
 from treegen.runs import SearchRunDir
+from treegen.search.reward import load_verifier
 from treegen.search.tree.records import SearchTree
-from treegen.search.verifier import load_verifier
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

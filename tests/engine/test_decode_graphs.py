@@ -29,9 +29,9 @@ from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.engine.compute import decode_graphs
 from treegen.engine.compute.decode_step import FORCED, NUM_INPUTS, DecodeStep, DeferredDraws
-from treegen.engine.compute.padding import estimate_row_seconds
+from treegen.engine.compute.graph_pool import estimate_row_seconds
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
-from treegen.engine.drafting.function import FunctionDrafter
+from treegen.engine.speculative.drafter_factory import FunctionDrafter
 from treegen.engine.speculative.speculation import SpeculationOptions
 from treegen.model.batch import Batch
 from treegen.ops.attention.gpu.units import WorkShape

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from treegen import LLM, Node, SamplingParams
 from treegen.common.outputs import Completion
 from treegen.errors import CapacityError, InputError, TreeError, TreegenError
-from treegen.prompts.plan.seeds import row_seed
+from treegen.prompts.plan.draws import row_seed
 from treegen.search import AskTell, Budget, Expand, SampleRequest, SearchNode
 
 FREE = SamplingParams(max_tokens=4, ignore_eos=True)

@@ -11,8 +11,7 @@ import torch
 from treegen.engine.rows.queue import ALLOWED
 from treegen.engine.rows.table import RowPhase, RowTable
 from treegen.engine.segments.segment import RequestPhase, SegmentPhase, check_transition
-from treegen.ops.sampling.async_draws import AsyncDraws
-from treegen.ops.sampling.draw import Draws
+from treegen.ops.sampling.draw import AsyncDraws, Draws
 
 
 def test_rows_change_their_phase_as_the_table_says() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
-from treegen.engine.passes import prefill_inputs as passes
+from treegen.engine.passes import pass_inputs as passes
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.errors import CacheFullError, CapacityError, InternalError, NumericsError
 from treegen.model.batch import Batch

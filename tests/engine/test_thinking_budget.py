@@ -17,7 +17,7 @@ from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
 from treegen.engine.param_set import ParamSet
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import draw
-from treegen.prompts.plan.seeds import row_seed
+from treegen.prompts.plan.draws import row_seed
 
 OPEN, CLOSE = "<think>", "</think>"
 SIZE = tiny_models.VOCAB_SIZE + 2

@@ -15,7 +15,7 @@ import transformers
 
 from treegen import Model, from_module, load_model
 from treegen.errors import InputError
-from treegen.search.verifier import load_verifier
+from treegen.search.reward import load_verifier
 
 WRONG: list[Any] = [5, -1, 3.5, "x", "", "false", [], [5], {}, {"a": 1}, b"fp8", ("fp8",), object()]
 TOLD = {

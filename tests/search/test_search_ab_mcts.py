@@ -12,10 +12,10 @@ import pytest
 from toy_search import MODEL, at_length, find, run, start, texts
 
 from treegen.errors import InputError
-from treegen.prompts.plan.seeds import row_seed
-from treegen.search import posterior
+from treegen.prompts.plan.draws import row_seed
 from treegen.search.evaluate import by_function
 from treegen.search.propose import Step
+from treegen.search.strategies import ab_mcts as posterior
 from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome

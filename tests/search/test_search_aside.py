@@ -22,7 +22,7 @@ from treegen.search.evaluate import Evaluate, by_function
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import BatchedFunction, Threads
 from treegen.search.propose import sample_steps
-from treegen.search.strategies.dvts import dvts
+from treegen.search.strategies.beam import dvts
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome, SearchResult
 

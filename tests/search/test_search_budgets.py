@@ -16,10 +16,9 @@ from treegen.search.budget import Budget, BudgetReached
 from treegen.search.evaluate import mean_logprob, rollouts, value_prompt
 from treegen.search.event_loop import gather
 from treegen.search.propose import propose_lines, sample_step, sample_steps
-from treegen.search.strategies.beam import beam
+from treegen.search.strategies.beam import beam, dvts
 from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
-from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.expand import expand
 from treegen.search.strategies.majority import majority
 from treegen.search.strategies.mcts import mcts

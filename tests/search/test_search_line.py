@@ -21,10 +21,9 @@ from treegen.search.event_loop import gather
 from treegen.search.propose import propose_lines, sample_step, sample_steps
 from treegen.search.session import Session
 from treegen.search.strategies.ab_mcts import ab_mcts
-from treegen.search.strategies.beam import beam
+from treegen.search.strategies.beam import beam, dvts
 from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
-from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.majority import majority
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase

@@ -9,7 +9,7 @@ import pytest
 from toy_search import MODEL, at_length, find, run, start, table, texts
 
 from treegen.errors import InputError
-from treegen.prompts.plan.seeds import row_seed
+from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function
 from treegen.search.propose import Step

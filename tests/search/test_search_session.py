@@ -24,7 +24,7 @@ from treegen.model.batch import Batch
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import draw
 from treegen.prompts.plan.cost import Sharing
-from treegen.prompts.plan.seeds import row_seed
+from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.propose import sample_steps
@@ -32,8 +32,7 @@ from treegen.search.run import SearchRun
 from treegen.search.session import Session, Started
 from treegen.search.strategies.beam import beam
 from treegen.search.tree.node import SearchFn, SearchNode
-from treegen.search.tree.problems import name_problems
-from treegen.search.tree.result import SearchOutcome
+from treegen.search.tree.result import SearchOutcome, name_problems
 
 
 def text_ids(text: str) -> list[int]:

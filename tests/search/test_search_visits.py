@@ -22,7 +22,7 @@ from treegen.search.evaluate import (
     sum_logprob,
 )
 from treegen.search.propose import sample_steps
-from treegen.search.strategies.dvts import dvts
+from treegen.search.strategies.beam import dvts
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.node_statistics import NodeStatistics
 from treegen.search.strategies.rebase import allocate, rebase

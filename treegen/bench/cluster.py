@@ -10,7 +10,7 @@ from treegen.bench.shapes import build_model, byte_tokenizer, shape_of
 from treegen.cluster.cluster import Cluster
 from treegen.cluster.placement import Placement
 from treegen.cluster.worker import from_checkpoint
-from treegen.common.closeable import Closeable
+from treegen.common.lifetimes import Closeable
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
 from treegen.model.options import LOADING, EngineOptions

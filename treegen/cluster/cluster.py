@@ -34,7 +34,7 @@ from treegen.llm.arguments import missing_attribute
 from treegen.llm.base import BaseLLM
 from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
-from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
+from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import check_vocabulary, token_ids
 from treegen.prompts.radix import Tokens
@@ -42,7 +42,7 @@ from treegen.prompts.tokens import encode_texts
 
 if TYPE_CHECKING:
     from treegen.search.tree.node import SearchFn
-    from treegen.search.tree.problems import SearchProblem
+    from treegen.search.tree.result import SearchProblem
 
 
 class Cluster(BaseLLM):

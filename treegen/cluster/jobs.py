@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from treegen.search.budget import Budget
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn
-    from treegen.search.tree.problems import SearchProblem
+    from treegen.search.tree.result import SearchProblem
 
 _NONE = np.empty(0, dtype=np.int32)
 

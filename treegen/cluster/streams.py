@@ -15,8 +15,7 @@ from treegen.engine.stream import Stream
 from treegen.errors import InputError, WorkerError
 from treegen.prompts.plan.plan import Plan
 from treegen.search.run import SearchRun
-from treegen.search.tree.problems import SearchProblem
-from treegen.search.tree.result import SearchResult
+from treegen.search.tree.result import SearchProblem, SearchResult
 
 
 class _WorkerRunView:

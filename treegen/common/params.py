@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import FrozenInstanceError, InitVar, dataclass
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from typing import Any, Literal, get_args
 
 from treegen.common.checks import as_tuple, check_number
 from treegen.common.checks import check_bool as check_bool
 from treegen.common.checks import check_int as check_int
-from treegen.common.spelling import hint_at
+from treegen.common.spelling import check_field_names, with_hints
 from treegen.common.structured_outputs import STRUCTURES as STRUCTURES
 from treegen.common.structured_outputs import check_structure, read_structured_outputs
 from treegen.errors import InputError, arg
@@ -34,41 +33,7 @@ PENALTIES: Mapping[str, Any] = {
 MAX_COUNT = 2**31 - 1  # larger numbers of tokens have no use, and overflow
 
 
-_Kind = TypeVar("_Kind", bound=type)
-
-
-def _with_hints(kind: _Kind) -> _Kind:
-    """Make a dataclass raise InputError for an unknown argument, and say how to change a field."""
-    init: Callable[..., None] = kind.__init__  # type: ignore[misc]
-
-    @functools.wraps(init)
-    def init_checked(self: object, *args: Any, **given: Any) -> None:
-        try:
-            init(self, *args, **given)
-        except TypeError:
-            _check_names(given)
-            raise
-
-    def refuse_change(_: object, name: str, value: object) -> None:
-        raise FrozenInstanceError(
-            f"SamplingParams cannot be changed; use dataclasses.replace(params, {name}=...)"
-        )
-
-    kind.__init__ = init_checked  # type: ignore[misc]
-    kind.__setattr__ = refuse_change  # type: ignore[assignment]
-    return kind
-
-
-def _check_names(given: Iterable[object]) -> None:
-    """Raise InputError for a name that SamplingParams does not have."""
-    known = list(SamplingParams.__dataclass_fields__)
-    for name in given:
-        if name not in known:
-            hint = hint_at(str(name), known) or "; `help(treegen.SamplingParams)` lists what it has"
-            raise InputError(f"SamplingParams has no {name!r}{hint}")
-
-
-@_with_hints
+@with_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters, named as in vLLM.
@@ -457,7 +422,7 @@ Params = SamplingParams | Mapping[str, Any]
 def check_params(params: Params | None) -> SamplingParams:
     """Return the given sampling parameters, or the defaults; raises InputError for other types."""
     if isinstance(params, Mapping):
-        _check_names(params)
+        check_field_names(SamplingParams, params)
         return SamplingParams(**params)
     if params is not None and not isinstance(params, SamplingParams):
         raise InputError(

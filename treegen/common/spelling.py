@@ -1,9 +1,15 @@
-"""Suggestions for misspelled words and for names of other tools."""
+"""Suggestions for misspelled words and arguments, and for names of other tools."""
 
-from collections.abc import Container, Iterable
-from typing import Final
+from __future__ import annotations
 
-from treegen.errors import arg
+import functools
+from collections.abc import Callable, Container, Iterable
+from dataclasses import FrozenInstanceError
+from typing import Any, Final, TypeVar
+
+from treegen.errors import InputError, arg
+
+_Kind = TypeVar("_Kind", bound=type)
 
 _SHORTEST: Final = 3  # characters of a word that may be part of a known one
 
@@ -165,3 +171,35 @@ def hint_at(name: str, known: Iterable[str]) -> str:
         return f"; {advice}"
     near = [ours] if ours else find_near(name, known)
     return f"; did you mean {' or '.join(arg(other + '=') for other in near)}?" if near else ""
+
+
+def with_hints(kind: _Kind) -> _Kind:
+    """Make a dataclass raise InputError for an unknown argument, and say how to change a field."""
+    init: Callable[..., None] = kind.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def init_checked(self: object, *args: Any, **arguments: Any) -> None:
+        try:
+            init(self, *args, **arguments)
+        except TypeError:
+            check_field_names(kind, arguments)
+            raise
+
+    def refuse_change(_: object, name: str, value: object) -> None:
+        raise FrozenInstanceError(
+            f"{kind.__name__} cannot be changed; use dataclasses.replace(params, {name}=...)"
+        )
+
+    kind.__init__ = init_checked  # type: ignore[misc]
+    kind.__setattr__ = refuse_change  # type: ignore[assignment]
+    return kind
+
+
+def check_field_names(kind: Any, names: Iterable[object]) -> None:
+    """Raise InputError for a name that is no argument of a public dataclass."""
+    fields = list(kind.__dataclass_fields__)
+    for name in names:
+        if name not in fields:
+            title = kind.__name__
+            hint = hint_at(str(name), fields) or f"; `help(treegen.{title})` lists what it has"
+            raise InputError(f"{title} has no {name!r}{hint}")

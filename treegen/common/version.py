@@ -1,5 +1,52 @@
-"""The version, for modules that must not import the package that imports them."""
+"""The version of treegen, and the tested versions of torch and transformers.
 
+treegen uses interfaces of these two that may change in any minor version, so pyproject.toml allows
+only these minor versions. If others are installed anyway, loading a model warns.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from functools import cache
 from typing import Final
 
+from treegen.errors import ModelWarning
+
 VERSION: Final = "0.1.0"
+
+TESTED: Final = {"torch": ((2, 11), (2, 15)), "transformers": ((5, 17), (5, 24))}
+"""The lowest and the highest tested minor version of each package."""
+
+
+@cache
+def warn_untested() -> None:
+    """Warn, once per process, about imported versions that the tests have not been run with."""
+    problems = [
+        f"{name} {version} is installed, and treegen was tested with {name} "
+        f"{_text(lowest)} to {_text(highest)}"
+        for name, (lowest, highest) in TESTED.items()
+        if name in sys.modules
+        and not lowest <= _minor(version := sys.modules[name].__version__) <= highest
+    ]
+    if problems:
+        names = " ".join(
+            f"'{name}>={_text(lowest)},<{_text((highest[0], highest[1] + 1))}'"
+            for name, (lowest, highest) in TESTED.items()
+        )
+        warnings.warn(
+            f"{'; '.join(problems)}; models may fail to load or be wrong: pip install {names}",
+            ModelWarning,
+            stacklevel=3,
+        )
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
+def _text(minor: tuple[int, int]) -> str:
+    return ".".join(map(str, minor))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from treegen.engine.compute.decode_graphs import DecodeGraphs
+from treegen.engine.compute.graph_pool import estimate_row_seconds
 from treegen.engine.compute.model_runner import ModelRunner
-from treegen.engine.compute.padding import estimate_row_seconds
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.engine.features.encoder_cache import EncoderCache
 from treegen.engine.features.expanded_kv import ExpandedKVOptions

@@ -33,8 +33,11 @@ from treegen.engine.passes.decode import DecodeSteps, DeferredStep, InFlightStep
 from treegen.engine.passes.prefill import InFlightPrefill, PrefillPasses
 from treegen.engine.requests.admission import AdmissionController
 from treegen.engine.requests.output_processor import GeneratedSegment, OutputProcessor
-from treegen.engine.requests.pass_results import PassResultProcessor
-from treegen.engine.requests.run_errors import make_stall_error, translate_error
+from treegen.engine.requests.pass_results import (
+    PassResultProcessor,
+    make_stall_error,
+    translate_error,
+)
 from treegen.engine.resources import EngineResources, new_run
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.segment import LiveRequest, LiveSegment

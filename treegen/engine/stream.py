@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from treegen.common.closeable import Closeable
+from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
+from treegen.common.progress import show_progress
 from treegen.common.synchronization import Synchronized, synchronized
 from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.levels import Ints
@@ -257,3 +258,19 @@ class RunResult:
     def of(self, prompt_id: str) -> list[Completion]:
         """Return the completions of one prompt, by sample index."""
         return [c for c in self.completions if c.prompt_id == prompt_id]
+
+
+def run_to_end(stream: Stream, progress: bool | None) -> RunResult:
+    """Run a stream to its end; return the completions in the order of its prompts.
+
+    Args:
+        stream: The stream, which is closed afterwards.
+        progress: Whether to show a progress bar of finished samples; None: only in a notebook.
+    """
+    with stream:
+        total = sum(request.samples for request in stream.plan.requests)
+        completions = list(show_progress(stream, total, progress))
+        stream.check_complete()
+    place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+    completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
+    return RunResult(tuple(completions), stream.usage, stream.plan)

@@ -95,7 +95,7 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
     from treegen.model.model_info import ModelInfo
     from treegen.model.reproducible import ALIGN, check_dtype, reproducible_spec
     from treegen.model.tokenizer import load_tokenizer
-    from treegen.model.vision.processor import load_processor
+    from treegen.model.vision import load_processor
 
     source = _source(engine)
     ranks = engine.tensor_parallel_size

@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.reading import describe_read_error
 from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, TreegenError

@@ -1,14 +1,23 @@
-"""Arguments and calls of vLLM and transformers: what treegen takes, and errors with a hint."""
+"""Arguments of an LLM's calls: their forms, their names in vLLM and transformers, and hints."""
+
+from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar, cast
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from treegen.common.params import SamplingParams
+from treegen.common.outputs import Completion, RequestOutput
+from treegen.common.params import Params, SamplingParams, check_params, check_tree_params
 from treegen.common.spelling import FOREIGN, hint_at
 from treegen.errors import InputError, MissingNameError
 from treegen.prompts.tree import Message, as_list
+
+if TYPE_CHECKING:
+    from treegen.model.model_info import ModelInfo
+    from treegen.prompts.plan.plan import Request
 
 _OURS: Final = {
     "sampling_params": "params",
@@ -145,3 +154,75 @@ def _read_prompt(item: Mapping[str, Any]) -> Any:
     return values.get(
         "prompt_token_ids", values.get("prompt")
     )  # vLLM reads the ids if both are given
+
+
+def repeat_params(
+    params: SamplingParams | Sequence[SamplingParams], num: int
+) -> Sequence[SamplingParams]:
+    """Return the parameters of each of `num` requests."""
+    return [params] * num if isinstance(params, SamplingParams) else params
+
+
+def find_missing_samples(
+    requests: Sequence[Request], skip: Collection[tuple[str, int]]
+) -> tuple[list[list[int]], bool]:
+    """Return the indices of the samples to draw for each request, and whether any is skipped.
+
+    Raises:
+        InputError: `skip` names a sample that no request has.
+    """
+    num_of = {request.id: request.samples for request in requests}
+    skipped = defaultdict(set)
+    for pair in as_list("skip", skip):
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
+        prompt_id, index = pair
+        num = num_of.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
+        if not isinstance(index, int) or not 0 <= index < num:
+            raise InputError(
+                f"skip names sample {index} of {prompt_id!r}, not in the tree; leave it out"
+            )
+        skipped[prompt_id].add(index)
+    samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
+    return samples, any(skipped.values())
+
+
+def check_node_params(
+    params: Params | Sequence[Params] | None,
+) -> SamplingParams | list[SamplingParams]:
+    """Check the parameters of all nodes of a tree, or of each node."""
+    if params is None or isinstance(params, SamplingParams | Mapping):
+        return check_tree_params(params)
+    return [check_tree_params(one) for one in as_list("params", params)]
+
+
+def expand_params(params: Params | Sequence[Params] | None, num: int) -> list[SamplingParams]:
+    """Check parameters and return those of each of `num` prompts."""
+    if params is None or isinstance(params, SamplingParams | Mapping):
+        return [check_params(params)] * num
+    checked = [check_params(one) for one in as_list("params", params)]
+    if len(checked) != num:
+        raise InputError(f"there are {len(checked)} params for {num} prompts; give one for each")
+    return checked
+
+
+def make_output(
+    completions: Sequence[Completion], content: Any, request: Request, facts: ModelInfo
+) -> RequestOutput:
+    """Return the output of a flat prompt.
+
+    Args:
+        completions: The completions of the prompt.
+        content: The prompt as the caller gave it.
+        request: The request of the prompt.
+        facts: The tokenizer and the images of the model.
+    """
+    tokens = request.tokens
+    if facts.images is not None:
+        tokens = facts.images.restore_placeholders(tokens)
+    ids = tokens.tolist()
+    prompt: Any = content if isinstance(content, str) else None
+    if prompt is None and len(content) and isinstance(content[0], Mapping):
+        decode = facts.tokenizer.decode
+        prompt = partial(decode, ids, clean_up_tokenization_spaces=False)
+    return RequestOutput(completions, request_id=request.id, prompt=prompt, prompt_token_ids=ids)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.closeable import Closeable
+from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, check_params
 from treegen.errors import BusyError, InputError, StoppedError

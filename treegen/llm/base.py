@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.closeable import Closeable
-from treegen.common.non_copyable import NonCopyable
+from treegen.common.lifetimes import Closeable, NonCopyable
 from treegen.common.outputs import Completion, RequestOutput, Score
 from treegen.common.params import (
     MAX_COUNT,
     Params,
     SamplingParams,
     check_int,
-    check_params,
     check_tree_params,
 )
-from treegen.common.progress import check_progress, show_progress
+from treegen.common.progress import check_progress
 from treegen.common.spec import ModelSpec
-from treegen.engine.stream import RunResult, ScoreStream, Stream
+from treegen.engine.stream import RunResult, ScoreStream, Stream, run_to_end
 from treegen.errors import InputError
 from treegen.llm.arguments import (
     PromptInput,
+    check_node_params,
     choose_name,
+    expand_params,
+    find_missing_samples,
+    make_output,
     missing_attribute,
     read_prompts,
     reject_unknown_arguments,
+    repeat_params,
 )
 from treegen.llm.search_calls import SearchCalls
 from treegen.model.model_info import ModelInfo
 from treegen.prompts.expansion import sum_levels
-from treegen.prompts.plan.draw_counts import DrawCounter
+from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import (
     ScoreContext,
@@ -195,10 +196,10 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             NumericsError: from the iterator, logits are not numbers.
             CapacityError: from the iterator, the GPU's memory is full.
         """
-        checked = _check_node_params(params)
+        checked = check_node_params(params)
         requests = self._sample_requests(tree, checked)
-        node_params = _repeat_params(checked, len(requests))
-        samples, skips = _missing_samples(requests, skip)
+        node_params = repeat_params(checked, len(requests))
+        samples, skips = find_missing_samples(requests, skip)
         self._check_ready()
         before = DrawCounter(None if skips else self._before)
         requests = before.continue_numbering_flat(requests, [one.seed for one in node_params])
@@ -216,10 +217,10 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             tree: Root of the prompt tree.
             params: As for `stream`.
         """
-        checked = _check_node_params(params)
+        checked = check_node_params(params)
         requests = self._sample_requests(tree, checked)
         self._check_ready()
-        return self._open_stream(self._plan(requests), _repeat_params(checked, len(requests)))
+        return self._open_stream(self._plan(requests), repeat_params(checked, len(requests)))
 
     def adopt_plan(self, plan: Plan, facts: ModelInfo) -> Plan:
         """Return a plan for this LLM: the same plan, unless this LLM shares or stores differently.
@@ -250,10 +251,12 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         Raises:
             TreegenError: as for `stream`.
         """
-        each = _repeat_params(params, len(plan.requests))
-        samples, _ = _missing_samples(plan.requests, skip)
+        request_params = repeat_params(params, len(plan.requests))
+        samples, _ = find_missing_samples(plan.requests, skip)
         self._check_ready()
-        return self._open_stream(plan, each) if on_demand else self._start(plan, each, samples)
+        if on_demand:
+            return self._open_stream(plan, request_params)
+        return self._start(plan, request_params, samples)
 
     @reject_unknown_arguments
     def run(
@@ -275,7 +278,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
             TreegenError: as for `stream` and its iterator.
         """
         check_progress(progress)
-        return _run_to_end(self.stream(tree, params), progress)
+        return run_to_end(self.stream(tree, params), progress)
 
     @reject_unknown_arguments
     def generate(
@@ -320,7 +323,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         progress = choose_name("progress", progress, "use_tqdm", use_tqdm)
         check_progress(progress)
         contents = read_prompts(prompts)
-        prompt_params = _expand_params(params, len(contents))
+        prompt_params = expand_params(params, len(contents))
         if not contents:
             return []
         template = chat_arguments(tools, chat_template_kwargs)
@@ -333,29 +336,14 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), prompt_params, samples)
         self._before.update(before)  # Only now, because a call that fails to start draws nothing.
-        result = _run_to_end(stream, progress)
+        result = run_to_end(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
         return [
-            self._make_output(completions, content, request)
+            make_output(completions, content, request, self.facts)
             for completions, content, request in zip(grouped, contents, requests, strict=True)
         ]
-
-    def _make_output(
-        self, completions: Sequence[Completion], content: Any, request: Request
-    ) -> RequestOutput:
-        tokens = request.tokens
-        if self.images is not None:
-            tokens = self.images.restore_placeholders(tokens)
-        ids = tokens.tolist()
-        prompt: Any = content if isinstance(content, str) else None
-        if prompt is None and len(content) and isinstance(content[0], Mapping):
-            decode = self.tokenizer.decode
-            prompt = partial(decode, ids, clean_up_tokenization_spaces=False)
-        return RequestOutput(
-            completions, request_id=request.id, prompt=prompt, prompt_token_ids=ids
-        )
 
     @reject_unknown_arguments
     def chat(
@@ -451,64 +439,3 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         """
         num = len(plan.requests)
         return ScoreStream(self._start(plan, [SamplingParams()] * num, [[] for _ in range(num)]))
-
-
-def _run_to_end(stream: Stream, progress: bool | None) -> RunResult:
-    """Run a stream to its end; return the completions in the order of its prompts."""
-    with stream:
-        total = sum(request.samples for request in stream.plan.requests)
-        completions = list(show_progress(stream, total, progress))
-        stream.check_complete()
-    place = {request.id: i for i, request in enumerate(stream.plan.requests)}
-    completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
-    return RunResult(tuple(completions), stream.usage, stream.plan)
-
-
-def _repeat_params(
-    params: SamplingParams | Sequence[SamplingParams], num: int
-) -> Sequence[SamplingParams]:
-    """Return the parameters of each of `num` requests."""
-    return [params] * num if isinstance(params, SamplingParams) else params
-
-
-def _missing_samples(
-    requests: Sequence[Request], skip: Collection[tuple[str, int]]
-) -> tuple[list[list[int]], bool]:
-    """Return the indices of the samples to draw for each request, and whether any is skipped.
-
-    Raises:
-        InputError: `skip` names a sample that no request has.
-    """
-    num_of = {request.id: request.samples for request in requests}
-    skipped = defaultdict(set)
-    for pair in as_list("skip", skip):
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
-        prompt_id, index = pair
-        num = num_of.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
-        if not isinstance(index, int) or not 0 <= index < num:
-            raise InputError(
-                f"skip names sample {index} of {prompt_id!r}, not in the tree; leave it out"
-            )
-        skipped[prompt_id].add(index)
-    samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
-    return samples, any(skipped.values())
-
-
-def _check_node_params(
-    params: Params | Sequence[Params] | None,
-) -> SamplingParams | list[SamplingParams]:
-    """Check the parameters of all nodes of a tree, or of each node."""
-    if params is None or isinstance(params, SamplingParams | Mapping):
-        return check_tree_params(params)
-    return [check_tree_params(one) for one in as_list("params", params)]
-
-
-def _expand_params(params: Params | Sequence[Params] | None, num: int) -> list[SamplingParams]:
-    """Check parameters and return those of each of `num` prompts."""
-    if params is None or isinstance(params, SamplingParams | Mapping):
-        return [check_params(params)] * num
-    checked = [check_params(one) for one in as_list("params", params)]
-    if len(checked) != num:
-        raise InputError(f"there are {len(checked)} params for {num} prompts; give one for each")
-    return checked

@@ -29,7 +29,7 @@ from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_c
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.bos_eos import end_ids
 from treegen.prompts.plan.cost import Sharing
-from treegen.prompts.plan.draw_counts import DrawCounter
+from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.stops import StopConditions, StopConditionsCache
 from treegen.prompts.tree import Node
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from treegen.search.run import SearchRun
     from treegen.search.session import Session
     from treegen.search.tree.node import SearchFn
-    from treegen.search.tree.problems import SearchProblem
+    from treegen.search.tree.result import SearchProblem
 
 
 class LLM(BaseLLM):

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from treegen.search.budget import Budget
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn, SearchNode
-    from treegen.search.tree.problems import SearchProblem
-    from treegen.search.tree.result import SearchOutcome, SearchResult
+    from treegen.search.tree.result import SearchOutcome, SearchProblem, SearchResult
 
 
 class SearchCalls(ABC):
@@ -111,7 +110,7 @@ class SearchCalls(ABC):
         """
         from treegen.search.budget import check_budget
         from treegen.search.session import flat_content
-        from treegen.search.tree.problems import name_problems
+        from treegen.search.tree.result import name_problems
 
         if not callable(fn):
             raise InputError(
@@ -158,7 +157,7 @@ class SearchCalls(ABC):
             TreegenError: as for `search`.
         """
         from treegen.search.strategies.expand import expand
-        from treegen.search.tree.problems import SearchProblem
+        from treegen.search.tree.result import SearchProblem
 
         params = check_tree_params(params)
         expansions = {each.id: each for each in expansions_of(tree)}

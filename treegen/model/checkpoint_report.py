@@ -252,7 +252,7 @@ def _image_tokens(
     """
     # Pillow and the processor take seconds to import, and most models need neither.
     from treegen.model.tokenizer import load_tokenizer
-    from treegen.model.vision.processor import load_processor
+    from treegen.model.vision import load_processor
 
     tokenizer = load_tokenizer(
         options.model, revision=options.revision, trust_remote_code=options.trust_remote_code

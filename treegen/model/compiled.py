@@ -25,7 +25,7 @@ import torch._dynamo.exc
 from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from treegen.common.closeable import use_context_value
+from treegen.common.lifetimes import use_context_value
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.text_part import attention_of_text

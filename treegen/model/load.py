@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from treegen.common.params import check_bool
-from treegen.common.tested_versions import warn_untested
+from treegen.common.version import warn_untested
 from treegen.errors import InputError
 from treegen.model.checkpoint.adapter import find_adapter
 from treegen.model.checkpoint.families import refuse_family, refuse_images
@@ -32,8 +32,7 @@ from treegen.model.load_check import check_model
 from treegen.model.model import Model
 from treegen.model.options import check_stored
 from treegen.model.parallel.ranks import Ranks, check_ranks
-from treegen.model.vision.processor import placeholder_of
-from treegen.model.vision.tower import VisionTower
+from treegen.model.vision import VisionTower, placeholder_of
 from treegen.model.weights import LoadPlan, load_weights, prepare
 from treegen.ops.attention.registry import choose
 

@@ -43,7 +43,7 @@ from treegen.ops.cache.pool import LayerKV
 if TYPE_CHECKING:
     from treegen.model.compiled import CompiledLayers
     from treegen.model.parallel.ranks import Ranks
-    from treegen.model.vision.tower import VisionTower
+    from treegen.model.vision import VisionTower
     from treegen.prompts.images.table import ImageTable
 
 # T tokens of a pass, S rows whose logits are returned, V vocabulary, L latents to expand

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import torch
 
-from treegen.common.closeable import Closeable
 from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, TreegenError, WorkerError, arg
 from treegen.model.config import load_spec, resolve_device
 from treegen.model.load import load_model

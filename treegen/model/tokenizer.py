@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from treegen.common.files.regular_files import read_text
+from treegen.common.files.reading import read_text
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import (
     TOKENIZER_FILES,
@@ -27,7 +27,7 @@ from treegen.model.checkpoint.files import (
 from treegen.model.checkpoint.gguf_file import gguf_arguments
 from treegen.model.config import read_config
 from treegen.model.options import EngineOptions
-from treegen.model.vision.processor import Processor, load_processor
+from treegen.model.vision import Processor, load_processor
 
 
 def load_tokenizer(

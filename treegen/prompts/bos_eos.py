@@ -1,4 +1,7 @@
-"""BOS and EOS tokens: ids that end samples, and warnings of doubled BOS and unended turns."""
+"""BOS and EOS tokens: those around a text, ids that end samples, and warnings.
+
+Warnings are about doubled BOS tokens and unended turns.
+"""
 
 from __future__ import annotations
 
@@ -88,3 +91,23 @@ def _turn_end(tokenizer: Any) -> tuple[str, int | None]:
         if separator and str(token) and after.lstrip().startswith(str(token)):
             return str(token), id
     return "", None
+
+
+def find_special_tokens(
+    tokenizer: Any, add_special_tokens: bool
+) -> tuple[list[int], list[int]] | None:
+    """Return the special tokens before and after any text; None if they depend on the text."""
+    if not add_special_tokens:
+        return [], []
+    probes = ["a", "b c", " a\n", ""]
+    for name in ("bos_token", "eos_token"):
+        # Some tokenizers add no special token to a text that begins or ends with it already.
+        token = getattr(tokenizer, name, None)
+        probes += [f"{token}a", f"a{token}"] if token else []
+    bare = tokenizer(probes, add_special_tokens=False, verbose=False)["input_ids"]
+    full = tokenizer(probes, verbose=False)["input_ids"]
+    for split in range(len(full[0]) - len(bare[0]) + 1):
+        before, after = full[0][:split], full[0][split + len(bare[0]) :]
+        if all(f == [*before, *b, *after] for f, b in zip(full, bare, strict=True)):
+            return before, after
+    return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from treegen.common.bounded.templates import TemplateError, render_chat
 from treegen.errors import InputError, arg
-from treegen.prompts.bos_eos import warn_of_double_bos
+from treegen.prompts.bos_eos import find_special_tokens, warn_of_double_bos
 from treegen.prompts.chat_images import expand_image_markers, extract_images, get_reply_prefix
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.reasoning import check_known, reasoning_arguments
@@ -74,8 +74,8 @@ def tokenize(
         InputError: a prompt has no tokens, or its text or messages cannot be tokenised.
     """
     prompts = prompts_of(root)
-    known: dict[int, Ids] = {}
-    parts = [list(_runs(prompt, tokenizer, known, table)) for prompt in prompts]
+    id_arrays: dict[int, Ids] = {}
+    parts = [list(_runs(prompt, tokenizer, id_arrays, table)) for prompt in prompts]
     images = {} if table is None else _images_in(prompts, parts)
     for special in (True, False):
         runs = [
@@ -207,16 +207,16 @@ def _encode_shared(
     if not texts:
         return []
     for index, text in enumerate(texts):
-        if found := describe_lone_surrogate(text):
-            raise InputError(f"text {index} {found}")
-    template = _template(tokenizer, add_special_tokens)
-    if template is None or not getattr(tokenizer, "is_fast", False):
+        if problem := describe_lone_surrogate(text):
+            raise InputError(f"text {index} {problem}")
+    special_tokens = find_special_tokens(tokenizer, add_special_tokens)
+    if special_tokens is None or not getattr(tokenizer, "is_fast", False):
         batch = tokenizer(list(texts), add_special_tokens=add_special_tokens, verbose=False)
         return [np.array(ids, dtype=np.int32) for ids in batch["input_ids"]]
-    before, after = (np.array(special, dtype=np.int32) for special in template)
+    before, after = (np.array(special, dtype=np.int32) for special in special_tokens)
     splicer = Splicer(tokenizer)
     spans, span_of_text = shared_starts(texts)
-    asked_for, goes_on = set(span_of_text), {span.parent for span in spans}
+    requested, goes_on = set(span_of_text), {span.parent for span in spans}
     ids: dict[int, Ids] = {}
     above: dict[int, tuple[int, Rows]] = {}
     by_depth = sorted(range(len(spans)), key=lambda index: spans[index].depth)
@@ -226,11 +226,11 @@ def _encode_shared(
         starts = [None if parent is None else above[parent] for parent in parents]
         parts = splicer.encode([spans[index].text for index in level], starts)
         above = {}
-        for index, (kept, own) in zip(level, parts, strict=True):
-            if index in asked_for:
-                ids[index] = np.concatenate([before, kept[ID], own[ID], after])
+        for index, (kept, added) in zip(level, parts, strict=True):
+            if index in requested:
+                ids[index] = np.concatenate([before, kept[ID], added[ID], after])
             if index in goes_on:
-                above[index] = (len(spans[index].text), np.concatenate([kept, own], axis=1))
+                above[index] = (len(spans[index].text), np.concatenate([kept, added], axis=1))
     return [ids[span] for span in span_of_text]
 
 
@@ -256,7 +256,7 @@ class PromptAppender:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        around = _template(tokenizer, True)
+        around = find_special_tokens(tokenizer, True)
         is_spliced = around is not None and getattr(tokenizer, "is_fast", False)
         self._splicer = Splicer(tokenizer) if is_spliced else None
         self._around = [np.array(special, dtype=np.int32) for special in around or ([], [])]
@@ -306,10 +306,10 @@ class PromptAppender:
         if self._splicer is None:
             (ids,) = encode_texts([text], self._tokenizer, add_special_tokens=special)
             return GivenPrompt(text, special), ids
-        known = None
+        encoded = None
         if start is not None and start.text is not None and start.rows is not None:
-            known = len(start.text), start.rows
-        (parts,) = self._splicer.encode([text], [known])
+            encoded = len(start.text), start.rows
+        (parts,) = self._splicer.encode([text], [encoded])
         rows = np.concatenate(parts, axis=1)
         before, after = self._around if special else ([], [])
         ids = np.concatenate([before, rows[ID], after]).astype(np.int32)
@@ -353,7 +353,7 @@ def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids
 def _runs(
     prompt: Prompt,
     tokenizer: PreTrainedTokenizerBase,
-    known: dict[int, Ids],
+    id_arrays: dict[int, Ids],
     table: ImageTable | None,
 ) -> Iterator[_Text | Ids]:
     """Yield the parts of a prompt in order: runs of text, and token ids."""
@@ -374,9 +374,9 @@ def _runs(
                 yield _Text("".join(str(node.content) for node in run), run[0] is nodes[0])
                 continue
             for node in run:
-                if id(node) not in known:
-                    known[id(node)] = np.array(node.content, dtype=np.int32)
-                yield known[id(node)]
+                if id(node) not in id_arrays:
+                    id_arrays[id(node)] = np.array(node.content, dtype=np.int32)
+                yield id_arrays[id(node)]
 
 
 def _images_in(
@@ -434,23 +434,3 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     if table is None:
         return _Text(text, False)
     return _Text(expand_image_markers(text, images, table, prompt.id), False, tuple(images), text)
-
-
-def _template(
-    tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool
-) -> tuple[list[int], list[int]] | None:
-    """Return the special tokens before and after any text; None if they depend on the text."""
-    if not add_special_tokens:
-        return [], []
-    probes = ["a", "b c", " a\n", ""]
-    for name in ("bos_token", "eos_token"):
-        # Some tokenizers add no special token to a text that begins or ends with it already.
-        token = getattr(tokenizer, name, None)
-        probes += [f"{token}a", f"a{token}"] if token else []
-    bare = tokenizer(probes, add_special_tokens=False, verbose=False)["input_ids"]
-    full = tokenizer(probes, verbose=False)["input_ids"]
-    for split in range(len(full[0]) - len(bare[0]) + 1):
-        before, after = full[0][:split], full[0][split + len(bare[0]) :]
-        if all(f == [*before, *b, *after] for f, b in zip(full, bare, strict=True)):
-            return before, after
-    return None

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from treegen.common.formatting import safe_text
 from treegen.errors import TreegenError
-from treegen.prompts.images.thumbnails import thumbnail
+from treegen.prompts.images.loading import thumbnail
 from treegen.prompts.tree import Node
 from treegen.report.curves import (
     INVALID,

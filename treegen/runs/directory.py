@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from treegen.common.files.regular_files import open_regular
+from treegen.common.files.reading import open_regular
 from treegen.errors import RunError, RunInUseError, arg
 from treegen.runs.files import (
     Lock,
@@ -163,9 +163,7 @@ class RunDir:
                     info = replace(info, resumes=(*info.resumes, {"time": _now(), **now}))
                     _write_info(path, info)
                 missing = len(samples.keys) < info.planned
-                changed = (
-                    changed_versions(before.get("versions"), versions) if missing else ()
-                )
+                changed = changed_versions(before.get("versions"), versions) if missing else ()
                 return cls(path, info, samples, lock, notices=changed)
             except BaseException:
                 samples.close()
@@ -330,7 +328,6 @@ def _is_same(before: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]) ->
         if any(stored.get(name) != value for name, value in values.items()):
             return False
     return True
-
 
 
 def _now() -> str:

@@ -18,8 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import open_regular
+from treegen.common.files.reading import describe_read_error, open_regular
 from treegen.common.files.temporary_files import is_at
 from treegen.common.garbage_collection import pause_gc
 from treegen.errors import RunError

@@ -35,13 +35,12 @@ from treegen.search.propose import (
     sample_step,
     sample_steps,
 )
-from treegen.search.reward import by_verifier, reward_model
+from treegen.search.reward import by_verifier, load_verifier, reward_model
 from treegen.search.strategies.ab_mcts import ab_mcts
-from treegen.search.strategies.beam import beam
+from treegen.search.strategies.beam import beam, dvts
 from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.common import Done, State
-from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.expand import expand
 from treegen.search.strategies.lats import lats
 from treegen.search.strategies.majority import lead_probability, majority, vote
@@ -55,7 +54,6 @@ from treegen.search.tree.draw import draw_tree
 from treegen.search.tree.node import Search, SearchNode, is_ended
 from treegen.search.tree.records import NodeRecord, SearchTree
 from treegen.search.tree.result import SearchOutcome, SearchResult
-from treegen.search.verifier import load_verifier
 
 __all__ = [
     "MODEL_END",

@@ -15,21 +15,19 @@ from functools import partial
 from typing import Any, Final
 
 from treegen.common.checks import check_argument_types
-from treegen.common.closeable import Closeable
+from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, FinishReason, Score
 from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.errors import InputError
-from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
+from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage
-from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.call_queue import QueuedCall
+from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
 from treegen.search.event_loop import IdleLoop, end_loop, run_apart
 from treegen.search.running_search import RunningSearch
 from treegen.search.tree.node import Search, SearchFn
-from treegen.search.tree.problems import name_problems
-from treegen.search.tree.result import SearchResult, warn_if_all_failed
+from treegen.search.tree.result import SearchResult, name_problems, warn_if_all_failed
 
 MODEL_END: Final = -1
 """A value of `Completion.stop`: the model itself ended the text, by an unknown token."""
@@ -161,7 +159,7 @@ class _RequestBackend:
             params: Sampling parameters.
             search: The search that asks.
         """
-        from treegen.prompts.plan.seeds import row_seed
+        from treegen.prompts.plan.draws import row_seed
 
         assert isinstance(context, TextContext)
         origin = search.origin_of(key)

@@ -1,15 +1,31 @@
-"""The budget and usage of a search, and the origin of its seeds."""
+"""The budget and usage of a search, the origin of its seeds, and its calls in order.
+
+A budget counts samples in the order of the calls, as if each sample were drawn after the previous
+one. So what it cuts follows from the search alone, however many rows decode at once and whichever
+sample ends first:
+
+- Samples start together as long as all of them are sure to end within the remaining tokens. The
+  rest wait. If no sample is being drawn, the next one starts and is cut where the budget ends.
+- Calls return in the order in which they were made, one at a time. Each returns once the search has
+  nothing left to run after the previous return. So concurrent parts of a search resume in the same
+  order.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal, NoReturn
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-from treegen.common.non_copyable import NonCopyable
+from treegen.common.lifetimes import NonCopyable
 from treegen.search.budget import Budget, BudgetIgnored, BudgetReached, SearchUsage, StopReason
-from treegen.search.call_queue import CallQueue
+
+if TYPE_CHECKING:
+    from treegen.search.budget import SearchUsage
+
 
 _PATIENCE: Final = 100_000
 """How often BudgetReached is raised before BudgetIgnored is."""
@@ -139,3 +155,164 @@ class BudgetedSearch(NonCopyable):
         self._num_ended += 1
         self.is_abandoned = self._num_ended >= _ENDS
         raise BudgetIgnored(reason)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class QueuedCall:
+    """A call for samples or scores."""
+
+    num_samples: int
+    """Number of samples requested; 0 for scores."""
+    num_open: int
+    """Results still to come."""
+    return_: Callable[[int], object]
+    """Called when the call may return; gets how many of its samples fit the budget."""
+    most: int = 0
+    """Maximum number of tokens of one sample."""
+    begin: Callable[[int, int, int], object] | None = None
+    """Starts samples; gets the place of the first sample in the call, their number, and the maximum
+    number of tokens of each. None if they start by themselves and are never cut."""
+    num_begun: int = 0
+    """Samples that have started."""
+    held: int = 0
+    """Tokens reserved for samples being drawn."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    """Number of tokens of each sample that has ended, by its place."""
+    seen: int = 0
+    """Tokens of the longest sample that another call returned since this call was made."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of samples that have not started."""
+        return 0 if self.begin is None else self.num_samples - self.num_begun
+
+
+class CallQueue:
+    """The calls of one search that have not returned."""
+
+    def __init__(self, budget: Budget, usage: SearchUsage) -> None:
+        """Create an empty queue."""
+        self._limit, self._usage = budget.tokens, usage
+        self._calls: deque[QueuedCall] = deque()
+        self._waiting: deque[QueuedCall] = deque()  # those with samples that have not begun
+        self._held = self._spent = 0  # sums over all queued calls
+
+    @staticmethod
+    def of(budget: Budget, usage: SearchUsage) -> CallQueue | None:
+        """Return the queue of a search; None if its budget has no limit but seconds."""
+        limits = (budget.tokens, budget.calls, budget.nodes)
+        return None if all(limit is None for limit in limits) else CallQueue(budget, usage)
+
+    @property
+    def calls(self) -> Sequence[QueuedCall]:
+        """Calls that have not returned, in order."""
+        return self._calls
+
+    def join(self, call: QueuedCall) -> None:
+        """Append a call to the queue, and start the samples that fit."""
+        self._calls.append(call)
+        if call.num_waiting:
+            self._waiting.append(call)
+            self._begin()
+
+    def record_end(
+        self, call: QueuedCall, place: int, tokens: int, *, held: int = 0, is_cut: bool = False
+    ) -> None:
+        """Record that a sample has ended.
+
+        Args:
+            call: Call of the sample.
+            place: Place of the sample in the call.
+            tokens: Tokens that the sample took.
+            held: Tokens that were reserved for it.
+            is_cut: Whether the sample would have continued with a limit of `call.most` tokens.
+        """
+        # A cut sample counts as more tokens than the budget has, so that nothing starts after it.
+        call.tokens[place] = self._limit + 1 if is_cut and self._limit is not None else tokens
+        call.num_open -= 1
+        call.held -= held
+        self._held -= held
+        self._spent += call.tokens[place]
+        self._begin()
+
+    def leave(self, call: QueuedCall) -> None:
+        """Remove a call whose results nobody waits for any more.
+
+        How far its samples had come depends on timing. So under a budget of tokens each counts as
+        if it had decoded in parallel with the longest sample that another call returned.
+        """
+        if call not in self._calls:
+            return
+        self._remove(call)
+        if self._limit is None:
+            self._usage.tokens_decoded += sum(call.tokens.values())
+        else:
+            left = max(0, self._limit - self._usage.tokens_decoded)
+            taken = call.num_samples * min(call.most, call.seen)
+            self._usage.tokens_decoded += min(left, taken)
+        self._begin()
+
+    def return_next(self) -> bool:
+        """Let the first call return if its results are complete; return whether it does."""
+        if not self._calls:
+            return False
+        call = self._calls[0]
+        spent, limit = self._usage.tokens_decoded, self._limit
+        is_refused = bool(call.num_samples) and limit is not None and spent >= limit
+        if not is_refused and (call.num_open or call.num_waiting):
+            return False
+        num_kept = longest = 0
+        for place in range(0 if is_refused else call.num_samples):
+            tokens = call.tokens.get(place)
+            if tokens is None:
+                break
+            if limit is not None and call.begin is not None and spent + tokens > limit:
+                spent = limit
+                break
+            spent += tokens
+            longest = max(longest, tokens)
+            num_kept += 1
+        self._remove(call)
+        self._usage.tokens_decoded = spent
+        for other in self._calls if limit is not None else ():
+            other.seen = max(other.seen, longest)
+        call.return_(num_kept)
+        self._begin()
+        return True
+
+    def _remove(self, call: QueuedCall) -> None:
+        self._calls.remove(call)
+        if call in self._waiting:
+            self._waiting.remove(call)
+        self._held -= call.held
+        self._spent -= sum(call.tokens.values())
+
+    def _begin(self) -> None:
+        while self._waiting:
+            call = self._waiting[0]
+            num, most = self._fitting(call)
+            if num and call.begin is not None:
+                first = call.num_begun
+                call.num_begun += num
+                call.held += num * most
+                self._held += num * most
+                call.begin(first, num, most)
+            elif call.num_waiting:
+                break
+            if not call.num_waiting:
+                self._waiting.popleft()
+
+    def _fitting(self, call: QueuedCall) -> tuple[int, int]:
+        """Return how many samples of the next call may start, and the token limit of each."""
+        if self._limit is None:
+            return call.num_waiting, call.most
+        left = self._limit - self._usage.tokens_decoded - self._held - self._spent
+        if left >= call.most:
+            return min(call.num_waiting, left // call.most), call.most
+        if self._held or call is not self._calls[0]:
+            return 0, 0  # wait until all earlier calls have returned
+        if left > 0:
+            return 1, left
+        call.num_open -= call.num_waiting  # these never start
+        call.num_samples = call.num_begun
+        return 0, 0

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
-from treegen.common.closeable import use_context_value
+from treegen.common.lifetimes import use_context_value
 from treegen.errors import InputError
 from treegen.search.budget import BudgetIgnored, BudgetReached
 from treegen.search.external_calls import ExternalCallQueue, running_loop

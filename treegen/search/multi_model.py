@@ -17,8 +17,7 @@ from treegen.search.budget import Budget, SearchUsage, check_budget
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchFn
-from treegen.search.tree.problems import name_problems
-from treegen.search.tree.result import SearchResult
+from treegen.search.tree.result import SearchResult, name_problems
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from treegen.common.closeable import Closeable
+from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.common.params import SamplingParams
 from treegen.common.synchronization import ExclusiveSection
@@ -16,8 +16,7 @@ from treegen.search.budget import Budget
 from treegen.search.event_loop import IdleLoop, end_loop, run_apart
 from treegen.search.running_search import RunningSearch
 from treegen.search.tree.node import Search, SearchFn
-from treegen.search.tree.problems import SearchProblem
-from treegen.search.tree.result import SearchResult, warn_if_all_failed
+from treegen.search.tree.result import SearchProblem, SearchResult, warn_if_all_failed
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler

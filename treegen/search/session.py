@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
-from treegen.common.closeable import Closeable
-from treegen.common.non_copyable import NonCopyable
+from treegen.common.lifetimes import Closeable, NonCopyable
 from treegen.common.outputs import Score, Usage
 from treegen.common.params import Params, SamplingParams, check_params
 from treegen.common.synchronization import ExclusiveSection

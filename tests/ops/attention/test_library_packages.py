@@ -12,7 +12,7 @@ import torch
 
 from treegen.errors import InputError
 from treegen.ops.attention import Level, attend
-from treegen.ops.attention.libraries.varlen import (
+from treegen.ops.attention.library_kernels import (
     FlashAttention2,
     FlashAttention4,
     load_flash_attn_4,

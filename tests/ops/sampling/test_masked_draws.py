@@ -15,7 +15,7 @@ from torch import Tensor
 from treegen import SamplingParams
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import draw
-from treegen.ops.sampling.masks import Masks
+from treegen.ops.sampling.logits import Masks
 
 needs_triton = pytest.mark.skipif(
     not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",

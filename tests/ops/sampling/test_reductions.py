@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treegen.ops.sampling import reductions
-from treegen.ops.sampling.reductions import argmax_tokens, log_sum_exp, topk_logits
+from treegen.ops.sampling import logits as reductions
+from treegen.ops.sampling.logits import argmax_tokens, log_sum_exp, topk_logits
 
 SIZES = [1, 5, 127, 128, 255, 256, 257, 1000, 32_000, 70_001]
 

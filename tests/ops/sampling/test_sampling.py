@@ -17,7 +17,7 @@ from treegen.errors import InputError
 from treegen.ops.sampling import draw as sampling
 from treegen.ops.sampling.batch import NO_END, Bias, SamplingBatch
 from treegen.ops.sampling.draw import draw, uniforms
-from treegen.prompts.plan.seeds import row_seed
+from treegen.prompts.plan.draws import row_seed
 
 
 def batch_of(params: SamplingParams, rows: int) -> SamplingBatch:

@@ -30,8 +30,8 @@ from treegen.prompts.images.loading import (
     load_image,
     open_image,
     read_image,
+    thumbnail,
 )
-from treegen.prompts.images.thumbnails import thumbnail
 from treegen.runs.images import RunImages
 
 EPS = b"""%!PS-Adobe-3.0 EPSF-3.0

@@ -17,7 +17,7 @@ from treegen.errors import ModelError
 from treegen.model.checkpoint.families import IMAGES, ON_TEXT, SOUND, inputs_of
 from treegen.model.config import read_config
 from treegen.model.tokenizer import load_tokenizer
-from treegen.model.vision.processor import load_processor
+from treegen.model.vision import load_processor
 
 
 def told(command: Command, *words: object) -> dict[str, Any]:

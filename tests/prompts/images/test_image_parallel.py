@@ -16,7 +16,7 @@ from treegen.model.config import read_config
 from treegen.model.load import load_model
 from treegen.model.rank_processes import RankGroup
 from treegen.model.tokenizer import load_tokenizer
-from treegen.model.vision.processor import load_processor
+from treegen.model.vision import load_processor
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=6, seed=4, ignore_eos=True, temperature=0.8)

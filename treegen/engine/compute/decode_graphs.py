@@ -21,8 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.engine.compute.decode_step import NUM_INPUTS, POSITION, DecodeStep, DeferredDraws
-from treegen.engine.compute.graph_pool import GraphPool, weak_ref_tensor
-from treegen.engine.compute.padding import CaptureBudget, pad_num_query_rows, pad_num_rows
+from treegen.engine.compute.graph_pool import (
+    CaptureBudget,
+    GraphPool,
+    pad_num_query_rows,
+    pad_num_rows,
+    weak_ref_tensor,
+)
 from treegen.model.batch import Batch
 from treegen.model.recurrent.state_batch import states_in_slots
 from treegen.ops.attention.gpu.state import StaticState, TritonState, live_rows_of

@@ -22,7 +22,7 @@ from treegen.ops.attention import PreparedLevels
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import Draws, can_divide, draw, draw_vocab_parallel
-from treegen.ops.sampling.masks import Masks
+from treegen.ops.sampling.logits import Masks
 from treegen.ops.sampling.token_history import TokenHistory
 
 if TYPE_CHECKING:

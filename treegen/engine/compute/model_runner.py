@@ -19,8 +19,8 @@ from torch import Tensor
 from treegen.common.device import AsyncHostCopy, to_device, to_device_together
 from treegen.common.params import SamplingParams
 from treegen.engine.compute.decode_step import POSITION, DecodeStep, DeferredDraws
+from treegen.engine.compute.graph_pool import MOST_TOKENS
 from treegen.engine.compute.levels import Ints
-from treegen.engine.compute.padding import MOST_TOKENS
 from treegen.errors import ModelError, WorkerError, arg
 from treegen.model.batch import Batch, ForwardModel, ImageRows
 from treegen.model.model import Model
@@ -29,7 +29,7 @@ from treegen.ops.attention import HostLevel, Implementation, PreparedLevels, cho
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.sampling.batch import Bias, SamplingBatch, SamplingBatchCache
 from treegen.ops.sampling.draw import Draws
-from treegen.ops.sampling.masks import Masks
+from treegen.ops.sampling.logits import Masks
 from treegen.ops.sampling.token_history import TokenHistory
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from treegen.common.outputs import Usage
 from treegen.engine.compute.model_runner import PrefillInputs
 from treegen.model.batch import ImageRows
-from treegen.model.vision.tower import ImageEmbedding, VisionTower
+from treegen.model.vision import ImageEmbedding, VisionTower
 from treegen.prompts.images.table import ImageTable, MRopePositions, PlacedImage
 
 _MOST_BYTES: Final = 2**32  # on the host; the least recently used image is dropped first

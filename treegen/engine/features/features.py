@@ -24,12 +24,11 @@ from treegen.engine.features.confidence import ConfidenceStops
 from treegen.engine.features.encoder_cache import EncoderCache
 from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.engine.features.grammars import RowGrammars
-from treegen.engine.features.row_states import InPlaceRowStates
-from treegen.engine.features.segment_states import RecurrentSegmentStates
+from treegen.engine.features.recurrent_states import InPlaceRowStates, RecurrentSegmentStates
 from treegen.engine.features.update_lists import RowUpdateLists
 from treegen.engine.rows.feature import RowFeature, RowStates
 from treegen.engine.rows.table import RowTable
-from treegen.engine.segments.segment_states import SegmentStates
+from treegen.engine.segments.segment import SegmentStates
 from treegen.ops.cache.state_cache import StateCache
 
 

@@ -32,7 +32,7 @@ from treegen.engine.rows.table import RowPhase
 from treegen.engine.rows.verify_input import VerifyInput
 from treegen.engine.segments.segment import LiveRequest
 from treegen.errors import InputError, ModelWarning
-from treegen.ops.sampling.masks import Masks
+from treegen.ops.sampling.logits import Masks
 from treegen.prompts.stops import Ending
 
 if TYPE_CHECKING:

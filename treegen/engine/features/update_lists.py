@@ -15,10 +15,10 @@ import numpy as np
 
 from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.model_runner import StateInputs
-from treegen.engine.features.row_states import RecurrentRowStates
+from treegen.engine.features.recurrent_states import RecurrentRowStates
 from treegen.engine.rows.feature import CountSiblings
 from treegen.engine.rows.table import RowTable
-from treegen.engine.segments.segment_states import StateSpan
+from treegen.engine.segments.segment import StateSpan
 from treegen.model.recurrent.state_batch import fold_lists
 from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
 

@@ -19,18 +19,16 @@ from treegen.engine.compute.decode_step import (
     TOKEN,
     DeferredDraws,
 )
+from treegen.engine.compute.graph_pool import pad_num_query_rows
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_level, make_level
 from treegen.engine.compute.model_runner import StepInputs, StepRows
-from treegen.engine.compute.padding import pad_num_query_rows
 from treegen.engine.features.features import Features
-from treegen.engine.passes.prefill_inputs import compute_slot_mapping
-from treegen.engine.passes.sampling_inputs import build_step_rows
+from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.verify_input import VerifyInput
 from treegen.ops.attention import PreparedLevels
-from treegen.ops.sampling.async_draws import AsyncDraws
-from treegen.ops.sampling.draw import Draws
+from treegen.ops.sampling.draw import AsyncDraws, Draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,14 @@ from treegen.common.device import AsyncHostCopy, to_device_together
 from treegen.engine.compute.levels import Ints
 from treegen.engine.features.features import Features
 from treegen.engine.passes.decode import InFlightStep
-from treegen.engine.passes.prefill_inputs import Span, prefill_inputs
-from treegen.engine.passes.sampling_inputs import build_prompt_histories
+from treegen.engine.passes.pass_inputs import Span, build_prompt_histories, prefill_inputs
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.scores import PendingScores, score_after
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.segments.store import SegmentStore
 from treegen.ops.sampling.draw import draw
-from treegen.ops.sampling.reductions import log_sum_exp
+from treegen.ops.sampling.logits import log_sum_exp
 
 _KEY_BITS = 32  # low bits of a sort key: the sample index; high bits: the segment's index
 

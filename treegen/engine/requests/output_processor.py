@@ -24,7 +24,7 @@ from treegen.engine.rows.table import RowPhase, RowTable
 from treegen.engine.rows.token_store import NUM_SIGNALS
 from treegen.engine.segments.segment import LiveRequest
 from treegen.ops.sampling.confidence import CERTAINTY, CONFIDENCE
-from treegen.prompts.plan.seeds import sample_seed
+from treegen.prompts.plan.draws import sample_seed
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Ending
 

@@ -1,8 +1,15 @@
-"""Records the results of a pass once they are known: adds tokens to rows, and ends samples."""
+"""Records the results of a pass once they are known: adds tokens to rows, and ends samples.
+
+Errors that end a run get messages that tell the user what to do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from treegen.engine.compute.levels import Ints
@@ -11,12 +18,19 @@ from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.passes.prefill import InFlightPrefill
 from treegen.engine.requests.admission import AdmissionController
 from treegen.engine.requests.output_processor import OutputProcessor
-from treegen.engine.requests.run_errors import check_numbers
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.table import RowPhase
 from treegen.engine.rows.verify_input import VerifyInput
 from treegen.engine.speculative.speculation import SpeculativeDecoder
-from treegen.ops.sampling.async_draws import HostDraws
+from treegen.errors import (
+    CapacityError,
+    InternalError,
+    NumericsError,
+    TreegenError,
+    WorkerError,
+    arg,
+)
+from treegen.ops.sampling.draw import HostDraws
 
 
 class PassResultProcessor:
@@ -156,3 +170,48 @@ class PassResultProcessor:
         rows = self._run.rows
         request = self._run.requests[int(rows.request[slot])].spec
         return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"
+
+
+_MOST_NAMED: Final = 5  # prompts in a message
+
+
+def translate_error(run: EngineRun, error: Exception) -> Exception:
+    """Return the error that the caller sees when `error` has ended a step."""
+    if not isinstance(error, TreegenError | torch.OutOfMemoryError):
+        try:
+            run.executor.check()
+        except WorkerError as lost:
+            return lost  # the lost rank made this process fail too
+    if not isinstance(error, torch.OutOfMemoryError):
+        return error
+    failure = CapacityError(
+        f"{run.model.device} has no memory left for a pass; leave it more beside the cache "
+        f"({arg('memory=')}), or run fewer rows at a time ({arg('max_rows=')})"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def make_stall_error(run: EngineRun) -> InternalError:
+    """Return the error for a run in which steps make no progress although work is left."""
+    names = [repr(request.spec.id) for request in run.requests.values()]
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return InternalError(
+        f"the scheduler cannot go on with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
+        "samples that had finished are kept; please report this with the command or program"
+    )
+
+
+def check_numbers(lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
+    """Raise NumericsError if a log-sum-exp is not finite.
+
+    Args:
+        lse_S: Log-sum-exp of each row of logits, [rows].
+        name: Returns the prompt and token of a row of logits, for the message.
+    """
+    bad = ~np.isfinite(lse_S)
+    if bad.any():
+        raise NumericsError(
+            f"the model's logits are not numbers for {name(int(bad.argmax()))}; "
+            "samples that had finished are kept; check the weights or use dtype float32"
+        )

@@ -8,8 +8,7 @@ from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.model_runner import StateInputs
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.token_store import grow_arrays
-from treegen.engine.segments.segment import LiveRequest
-from treegen.engine.segments.segment_states import StateSpan
+from treegen.engine.segments.segment import LiveRequest, StateSpan
 from treegen.ops.cache.state_cache import Slots
 
 CountSiblings = Callable[[Ints], Ints]

@@ -14,7 +14,7 @@ from treegen.engine.rows.page_demand import PageDemandEstimator
 from treegen.engine.rows.table import RowPhase
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.ops.cache.pool import Pages
-from treegen.prompts.plan.seeds import sample_seed
+from treegen.prompts.plan.draws import sample_seed
 
 _PAUSE: Final = 16
 _KEY_BITS: Final = 32  # low bits of a sort key: the sample index; high bits: the request's rank

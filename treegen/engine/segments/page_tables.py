@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from treegen.engine.segments.prefix_cache import CachedPrefix, PrefixCache
-from treegen.engine.segments.segment import LiveSegment
-from treegen.engine.segments.segment_states import SegmentStates
+from treegen.engine.segments.segment import LiveSegment, SegmentStates
 from treegen.ops.cache.pool import PagedCache, table_slots
 from treegen.prompts.radix import common_prefix
 

@@ -14,7 +14,7 @@ from treegen.common.device import AsyncHostCopy, to_device
 from treegen.common.outputs import Score, TopLogprobs
 from treegen.engine.compute.levels import Ints
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.ops.sampling.reductions import argmax_tokens, topk_logits
+from treegen.ops.sampling.logits import argmax_tokens, topk_logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,13 @@ import numpy as np
 
 from treegen.engine.segments.page_tables import PrefixMatcher, SegmentPageTables
 from treegen.engine.segments.prefix_cache import PrefixCache
-from treegen.engine.segments.segment import LiveRequest, LiveSegment, SegmentPhase, check_transition
-from treegen.engine.segments.segment_states import SegmentStates
+from treegen.engine.segments.segment import (
+    LiveRequest,
+    LiveSegment,
+    SegmentPhase,
+    SegmentStates,
+    check_transition,
+)
 from treegen.ops.cache.pool import PagedCache, Pages
 from treegen.ops.cache.state_cache import NO_STATE, Slots
 from treegen.prompts.images.table import BidirectionalBlocks, MRopePositions

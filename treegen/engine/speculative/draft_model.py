@@ -28,8 +28,7 @@ from treegen.engine.compute.levels import Ints, build_shared_levels, expand_offs
 from treegen.engine.compute.model_runner import ModelRunner, PrefillInputs, StepInputs
 from treegen.engine.drafting.acceptance import AcceptanceEstimator
 from treegen.engine.features.features import Features
-from treegen.engine.passes.prefill_inputs import compute_slot_mapping
-from treegen.engine.passes.sampling_inputs import build_step_rows
+from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.errors import InputError, arg

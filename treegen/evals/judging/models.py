@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.closeable import Closeable
+from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError
 from treegen.evals.model import check_machine, load_llm, weights_fingerprint
 from treegen.evals.pipeline.execution import ModelLoader

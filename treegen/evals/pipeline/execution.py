@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from treegen import demo
-from treegen.common.closeable import Closeable
 from treegen.common.cores import set_threads
+from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, Message, RunError, TreegenError, arg
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.identity import computed_on, run_settings

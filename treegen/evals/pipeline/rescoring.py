@@ -100,7 +100,7 @@ def score_run_with_verifier(
     Raises:
         As `load_verifier` and `score_with_verifier`.
     """
-    from treegen.search.verifier import load_verifier
+    from treegen.search.reward import load_verifier
 
     settings = {**DEFAULTS, **settings}
     with _open_run(path, choices, listener) as (run, job):

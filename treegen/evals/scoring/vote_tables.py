@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import read_text
+from treegen.common.files.reading import describe_read_error, read_text
 from treegen.errors import InputError, RunError
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.confidence import STOPPED

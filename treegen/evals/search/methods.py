@@ -56,7 +56,7 @@ async def _beam(on: MethodContext) -> "SearchOutcome":
 
 
 async def _dvts(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.dvts import dvts
+    from treegen.search.strategies.beam import dvts
 
     return await dvts(
         on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **get_tree_limits(on)

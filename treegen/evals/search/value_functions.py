@@ -57,8 +57,7 @@ def general_value_function(
         memory: The verifier's cache size.
     """
     if how.startswith(REWARD):
-        from treegen.search.reward import by_verifier
-        from treegen.search.verifier import MEMORY, load_verifier
+        from treegen.search.reward import MEMORY, by_verifier, load_verifier
 
         def question_of(node: SearchNode) -> str:
             # The solved examples are left out, because they say nothing about this solution.

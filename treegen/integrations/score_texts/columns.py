@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from treegen.common.files.regular_files import open_regular
+from treegen.common.files.reading import open_regular
 from treegen.common.files.temporary_files import replace_file
 from treegen.common.outputs import Score
 from treegen.errors import RunError

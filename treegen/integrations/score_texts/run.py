@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.checks import check_argument_types
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import open_regular
+from treegen.common.files.reading import describe_read_error, open_regular
 from treegen.common.params import MAX_COUNT, check_int
 from treegen.errors import DataError, InputError, RunError, TreegenError
 from treegen.integrations.score_texts.columns import WrittenExtent, read_extent, write_part

@@ -17,8 +17,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from treegen import demo
 from treegen.common.files.paths import path_component
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import open_regular, read_bytes, read_text
+from treegen.common.files.reading import describe_read_error, open_regular, read_bytes, read_text
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from treegen.common.files.regular_files import open_regular
+from treegen.common.files.reading import open_regular
 from treegen.errors import ModelError, install
 from treegen.model.checkpoint.sizes import Stored, check_sizes
 

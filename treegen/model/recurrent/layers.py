@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from treegen.common.closeable import use_context_value
+from treegen.common.lifetimes import use_context_value
 from treegen.common.spec import StateSpec
 from treegen.errors import ModelError
 from treegen.model.recurrent.layer_states import (

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import conv1d, pad, silu
 
-from treegen.common.closeable import use_context_value
 from treegen.common.device import to_device, to_device_together
+from treegen.common.lifetimes import use_context_value
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.ops.cache.state_cache import NO_STATE, StateCache
 from treegen.ops.recurrence import DeltaInputs, DeltaStates, RowSlots, fold_update_lists, scan, step

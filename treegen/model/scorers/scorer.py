@@ -174,7 +174,7 @@ def _read(
         )
         dtype = resolve_dtype("auto", config, torch.device(device))
         if _has_own_head(raw):
-            from treegen.model.scorers.reward_heads import read_reward_model
+            from treegen.model.scorers.heads import read_reward_model
 
             config.pad_token_id = tokenizer.pad_token_id
             pooled = form == SEQUENCE

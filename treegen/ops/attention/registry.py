@@ -37,19 +37,19 @@ def _load_invariant() -> Implementation:
 
 
 def _load_flash() -> Implementation:
-    from treegen.ops.attention.libraries.varlen import FlashAttention2
+    from treegen.ops.attention.library_kernels import FlashAttention2
 
     return FlashAttention2()
 
 
 def _load_flash4() -> Implementation:
-    from treegen.ops.attention.libraries.varlen import FlashAttention4
+    from treegen.ops.attention.library_kernels import FlashAttention4
 
     return FlashAttention4()
 
 
 def _load_xformers() -> Implementation:
-    from treegen.ops.attention.libraries.varlen import XFormers
+    from treegen.ops.attention.library_kernels import XFormers
 
     return XFormers()
 

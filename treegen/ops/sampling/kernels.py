@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treegen.ops.sampling.masks import Masks
+from treegen.ops.sampling.logits import Masks
 
 BLOCK = 4096
 # The number of rows determines where these arrays start in memory. Without this list, Triton would

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from treegen.common.files.regular_files import read_regular
+from treegen.common.files.reading import read_regular
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """File formats that are opened, by Pillow's names.
@@ -354,3 +355,24 @@ def _bytes_of(path: Path, name: str) -> bytes:
     if data is None:
         raise InputError(f"{name} cannot be read: it is no regular file; give one that is")
     return data
+
+
+_SIDE: Final = 360  # pixels
+_QUALITY: Final = 80
+
+
+def thumbnail(data: bytes, name: str) -> str:
+    """Return the image in a file's bytes as a data URL, at most 360 pixels wide and high.
+
+    Args:
+        data: The bytes of the file.
+        name: The image's name in error messages.
+
+    Raises:
+        InputError: the image cannot be used, or Pillow is not installed.
+    """
+    picture = load_image(data, name)
+    picture.thumbnail((_SIDE, _SIDE))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=_QUALITY, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

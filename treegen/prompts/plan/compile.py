@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treegen.common.spec import DeltaSpec, LatentSpec
 from treegen.prompts import radix
@@ -34,6 +35,10 @@ class CacheForm:
     """Bytes of one number of latents, keys and values."""
     copy_pages: int = 0
     """Pages that expanded keys and values take per page of latents; see `ModelSpec`."""
+
+    def should_expand(self, cost: CostModel, rows: int) -> bool:
+        """Return whether a segment that so many rows read gets expanded keys and values."""
+        return self.latent is not None and cost.should_expand(self.latent, rows, self.itemsize)
 
 
 PLAIN: Final = CacheForm()
@@ -73,26 +78,20 @@ def compile_plan(
         InputError: `sharing` is not one of `SHARING`.
     """
     check_sharing(sharing)
-    roots = radix.build([*(request.tokens for request in requests), *split_at])
-    nodes = _preorder(roots, len(requests))
+    nodes = _preorder([*(request.tokens for request in requests), *split_at], len(requests))
     segments: list[PlanSegment] = []
     layer_bytes = token_bytes / max(num_layers, 1)
     rows = _rows_below(nodes, requests)
-    all_rows = sum(request.readers for request in requests)
-    most = min(all_rows, max_rows or all_rows)
-    segment_of = np.zeros(len(requests), dtype=np.int64)
-    order: list[int] = []
+    most = _most_live_rows(requests, max_rows)
     for index, (node, parent, sequences, first) in enumerate(nodes):
         above = segments[parent] if parent >= 0 else None
-        start = above.stop if above else 0
-        base = above.base_below if above else 0
-        live = min(rows[index], max_rows or rows[index])
+        start, base = (above.stop, above.base_below) if above else (0, 0)
+        live = min(rows[index], most)
         whole = node.stop // align * align
         kept, reason = decide_cascade(
             sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most
         )
-        latent = form.latent if kept else None
-        expanded = latent is not None and cost.should_expand(latent, live, form.itemsize)
+        expanded = kept and form.should_expand(cost, live)
         segments.append(
             PlanSegment(
                 index=index,
@@ -110,13 +109,12 @@ def compile_plan(
                 expanded=expanded,
             )
         )
-        segment_of[sequences] = index
-        order.extend(sequences)
+    segment_of, order = _place_requests(nodes, len(requests))
     return Plan(
         requests=tuple(requests),
         segments=tuple(segments),
         segment_of=segment_of,
-        order=np.array(order, dtype=np.int64),
+        order=order,
         token_bytes=token_bytes,
         layer_bytes=layer_bytes,
         sharing=sharing,
@@ -132,10 +130,10 @@ def compile_plan(
 _Entry = tuple[radix.RadixNode, int, list[int], int]
 
 
-def _preorder(roots: list[radix.RadixNode], num_requests: int) -> list[_Entry]:
-    """Return the nodes with requests at or below them, depth first."""
+def _preorder(sequences: Sequence[radix.Tokens], num_requests: int) -> list[_Entry]:
+    """Return the nodes with requests at or below them, depth first; requests come first."""
     entries: list[_Entry] = []
-    stack = [(root, -1) for root in reversed(roots)]
+    stack = [(root, -1) for root in reversed(radix.build(sequences))]
     while stack:
         node, parent = stack.pop()
         if node.first >= num_requests:
@@ -145,6 +143,24 @@ def _preorder(roots: list[radix.RadixNode], num_requests: int) -> list[_Entry]:
         index = len(entries) - 1
         stack.extend((child, index) for child in reversed(node.children))
     return entries
+
+
+def _place_requests(
+    nodes: list[_Entry], num_requests: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the segment of each request, and the requests in the order of their segments."""
+    segment_of = np.zeros(num_requests, dtype=np.int64)
+    order: list[int] = []
+    for index, (_, _, mine, _) in enumerate(nodes):
+        segment_of[mine] = index
+        order.extend(mine)
+    return segment_of, np.array(order, dtype=np.int64)
+
+
+def _most_live_rows(requests: Sequence[Request], max_rows: int | None) -> int:
+    """Return the maximum number of rows that are decoded at once."""
+    num_rows = sum(request.readers for request in requests)
+    return min(num_rows, max_rows or num_rows)
 
 
 def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:

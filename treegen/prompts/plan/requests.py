@@ -16,7 +16,7 @@ from treegen.prompts.expansion import bound_levels
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.plan.compile import CacheForm, compile_plan
 from treegen.prompts.plan.cost import DEVICE_COSTS, Sharing
-from treegen.prompts.plan.draw_counts import hash_prompt
+from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import TokenPrompt, encode_texts, longer_prompt, tokenize

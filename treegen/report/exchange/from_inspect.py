@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-from treegen.common.files.read_errors import describe_read_error
-from treegen.common.files.regular_files import open_regular
-from treegen.common.files.unpacking import most_unpacked
+from treegen.common.files.reading import describe_read_error, most_unpacked, open_regular
 from treegen.errors import InputError, install
 from treegen.report.exchange.external_log import (
     ExternalLog,

@@ -24,7 +24,7 @@ from treegen.errors import CapacityError, InputError
 from treegen.prompts.chat_images import render_parts
 from treegen.prompts.detokenize import Detokenizer
 from treegen.prompts.images.table import ImageTable, PlacedImage
-from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
+from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import check_scored, check_vocabulary, token_ids
 from treegen.prompts.radix import Tokens
@@ -33,8 +33,7 @@ from treegen.prompts.tokens import TAIL, GivenPrompt, PromptAppender, append_tex
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage, StopReason
-from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.call_queue import QueuedCall
+from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
 from treegen.search.live.pending import LiveContext, PendingResults, T
 from treegen.search.live.prompts import PromptIndex, check_fits
 

@@ -13,8 +13,7 @@ import numpy as np
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import TAIL, GivenPrompt
-from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.call_queue import QueuedCall
+from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
 from treegen.search.external_calls import running_loop
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
 from treegen.model.options import EngineOptions
-from treegen.model.scorers.binary_head import RIGHT
+from treegen.model.scorers.heads import RIGHT
 from treegen.model.scorers.scorer import Scorer
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.plan.requests import plan_requests
@@ -43,7 +43,7 @@ _KNOWN: Final = 65536  # results kept for later calls
 class PrefixScorer:
     """Reads a model of two outputs at the ends of prefixes of texts.
 
-    The outputs are those of `treegen.model.scorers.binary_head`.
+    The outputs are those of `treegen.model.scorers.heads`.
 
     Attributes:
         scorer: The model with its tokenizer, as it was loaded.

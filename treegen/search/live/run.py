@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from treegen.common.closeable import Closeable
-from treegen.common.non_copyable import NonCopyable
+from treegen.common.lifetimes import Closeable, NonCopyable
 from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import SamplingParams
 from treegen.common.spec import ModelSpec
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import InputError
-from treegen.prompts.plan.draw_counts import DrawCounter
+from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.plan.requests import check_scored
 from treegen.prompts.radix import Tokens

@@ -1,10 +1,11 @@
-"""Beam search over steps."""
+"""Beam search over steps, and diverse verifier tree search."""
 
 from __future__ import annotations
 
 from treegen.common.checks import check_argument_types
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
+from treegen.search.event_loop import gather
 from treegen.search.propose import Propose
 from treegen.search.strategies.common import (
     OUTRANKED,
@@ -92,3 +93,44 @@ async def beam_down(
         if not frontier:
             return ""
     return f"depth of {depth} steps reached"
+
+
+@check_argument_types
+async def dvts(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    subtrees: int,
+    depth: int,
+    state: State = text_state,
+) -> SearchOutcome:
+    """Grow independent subtrees, each of which follows the best of its proposed steps.
+
+    Unlike in a beam, one good start does not displace the others. Each subtree proposes first steps
+    of its own, so `propose` must sample (`sample_steps`).
+
+    There is at most one solution per subtree, and the best comes first. For a vote weighted by
+    values, as in the paper, pass the outcome to `vote`.
+
+    Args:
+        root: Node to search below.
+        propose: Makes the next steps of a node.
+        evaluate: Gives nodes their values.
+        done: Whether a node ends a solution.
+        subtrees: Number of subtrees.
+        depth: Maximum number of steps of a path.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
+    """
+    check_counts(subtrees=subtrees, depth=depth)
+    try:
+        reasons = await gather(
+            beam_down(root, propose, evaluate, done, width=1, depth=depth, state=state)
+            for _ in range(subtrees)
+        )
+        stopped = next(filter(None, reasons), "")
+    except BudgetReached as end:
+        stopped = str(end)
+    return await collect_outcome(root, done, evaluate, stopped)

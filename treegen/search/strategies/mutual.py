@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
-from treegen.prompts.plan.seeds import row_seed
+from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import BudgetReached
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import place_of

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from treegen.common.closeable import use_context_value
+from treegen.common.lifetimes import use_context_value
 from treegen.errors import InputError
 
 

@@ -1,20 +1,61 @@
-"""The outcome of a search as a strategy returns it, and the result that is stored."""
+"""Problems to search, the outcome that a strategy returns, and the result that is stored."""
 
 from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 from treegen.errors import DataError, InputError
+from treegen.prompts.tree import as_list
 from treegen.search.budget import BudgetIgnored, BudgetReached, SearchUsage, StopReason
 from treegen.search.tree.node import Search, SearchNode
-from treegen.search.tree.problems import SearchProblem
 from treegen.search.tree.records import NodeRecord, SearchTree, as_json, round_value
+
+
+@dataclass(frozen=True, slots=True)
+class SearchProblem:
+    """A prompt to search from, as text or token ids. The seeds of a search follow from its name."""
+
+    name: str
+    """Unique in a run."""
+    content: str | Sequence[int]
+    """The prompt."""
+    is_named: bool
+    """Whether the user gave the name. If not, the seeds of the search follow from its prompt."""
+    origin: str | None = None
+    """For an unnamed problem, the text that its seeds follow from; None if not known yet."""
+
+
+def name_problems(
+    problems: Iterable[Any], flat: Callable[[Any], str | Sequence[int]]
+) -> list[SearchProblem]:
+    """Return problems with their given names; a problem without a name gets its number.
+
+    Args:
+        problems: Prompts, (name, prompt) pairs, or SearchProblems, which are kept unchanged.
+        flat: Returns the text or token ids of a prompt.
+
+    Raises:
+        InputError: Two problems have the same name.
+    """
+    named = []
+    for index, problem in enumerate(as_list("problems", problems)):
+        if isinstance(problem, SearchProblem):
+            named.append(problem)
+            continue
+        is_pair = isinstance(problem, tuple) and len(problem) == 2 and isinstance(problem[0], str)
+        name, content = problem if is_pair else (str(index), problem)
+        named.append(SearchProblem(name, flat(content), is_pair))
+    for name, times in Counter(problem.name for problem in named).items():
+        if times > 1:
+            raise InputError(f"two problems are named {name!r}; names must be unique")
+    return named
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
-from treegen.common.non_copyable import NonCopyable
+from treegen.common.lifetimes import NonCopyable
 from treegen.common.outputs import Completion
 
 NodeEnd = Literal["stop", "length", "confidence", "error", "given"]

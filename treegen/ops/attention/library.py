@@ -1,15 +1,18 @@
 """Attention over levels by a library's kernels for variable-length sequences.
 
-A kernel computes units (see units.py): query rows with a run of keys that it reads in place, so
-nothing is gathered, whatever the page size. Windows and causality are mostly expressed by the
-choice of a unit's keys. If all rows of a unit see all its keys, the query heads of a key head count
-as rows, so that each key is read once for all of them.
+A kernel computes units. A unit is a run of consecutive query rows and a run of consecutive slots of
+the pool, which the kernel reads in place, so nothing is gathered, whatever the page size. Either
+all rows of a unit see all its keys, or it is causal: the last row sees up to the last key, and each
+row before it one key less. A window then counts back from the last key that a row sees. If all rows
+see all keys, the query heads of a key head count as rows, so that each key is read once for all of
+them.
 
 The kernels' own paths for pages, split keys and grouped heads have returned wrong LSEs. None of
 them is used, except the one for grouped heads in causal units.
 
-Legend: T query rows, N packed rows, H query heads, K key heads, R query heads per key head, D
-dimension, U units, P parts, S slots.
+Legend: G groups, P used pages of all groups or parts, R runs of slots or query heads per key head,
+T query rows, N rows of all runs or packed rows, H query heads, K key heads, D dimension, U units,
+S slots.
 """
 
 from __future__ import annotations
@@ -25,9 +28,128 @@ from torch import Tensor
 from treegen.common.device import to_device
 from treegen.errors import InputError
 from treegen.ops.attention.level import HostLevel, IntArray
-from treegen.ops.attention.libraries import units as unit
 from treegen.ops.attention.merge import add_sinks, merge_in_place
 from treegen.ops.attention.types import NEEDS_AMPERE, AttentionOptions, KVPair, PreparedLevels
+
+# Columns of a unit: first row, number of rows, first slot, number of keys, whether it is causal.
+ROW, ROWS, SLOT, KEYS, CAUSAL = range(5)
+
+_BLOCK_ROWS = 128  # rows that one block of a kernel computes
+_KEYS_PER_SPLIT = 256  # smallest length to which runs are cut
+
+
+def cut_level(
+    level: HostLevel,
+    page_size: int,
+    longest: int,
+    positions_T: IntArray | None,
+    window: int | None,
+    *,
+    bands: bool,
+) -> IntArray:
+    """Return the units [U, 5] of a level.
+
+    Args:
+        level: The level.
+        page_size: Cache slots per page.
+        longest: Largest number of pages of a unit.
+        positions_T: Position of each query row [T]; needed if the level is causal or there is a
+            window.
+        window: Number of positions that a row sees, its own included; None for all.
+        bands: Whether a causal unit may have a window that hides keys. If not, each row from which
+            the window hides other keys becomes a separate unit.
+    """
+    runs_R6 = _runs(level, page_size, longest)
+    if positions_T is None or not (level.causal or window is not None):
+        return runs_R6[:, :5]
+    row, rows, slot, keys, _, position = runs_R6.T
+    run_N = np.repeat(np.arange(len(runs_R6)), rows)
+    row_N = concat_ranges(row, rows)
+    # N counts rows of runs. place_N is the position of the row, counted from the first key of its
+    # run. The row sees the keys of the run from low_N up to, not including, high_N.
+    place_N = positions_T[row_N] - position[run_N]
+    high_N = np.clip(place_N + 1, 0, keys[run_N]) if level.causal else keys[run_N]
+    low_N = np.zeros_like(high_N) if window is None else np.maximum(place_N + 1 - window, 0)
+    seen = low_N < high_N
+    run_N, row_N, place_N, low_N, high_N = (
+        array[seen] for array in (run_N, row_N, place_N, low_N, high_N)
+    )
+    # Which keys of the same run the next row sees: 1 the same keys; 2 one key more; 0 otherwise.
+    near = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)
+    lower, higher = np.diff(low_N), np.diff(high_N)
+    step = near & (np.diff(place_N) == 1) & (higher == 1) & (high_N[1:] == place_N[1:] + 1)
+    kind = 2 * (step if bands else step & (lower == 0)) + (near & (lower == 0) & (higher == 0))
+    ends = kind == 0
+    ends[1:] |= (kind[1:] != kind[:-1]) & (kind[:-1] != 0)
+    first_U = np.flatnonzero(np.append(True, ends)[: len(row_N)])
+    last_U = np.append(first_U[1:], len(row_N))[: len(first_U)] - 1
+    causal_U = (first_U < last_U) & (np.append(kind, 0)[first_U] == 2)
+    low_U = low_N[first_U]
+    columns = (
+        row_N[first_U],
+        last_U - first_U + 1,
+        slot[run_N[first_U]] + low_U,
+        high_N[last_U] - low_U,
+        causal_U,
+    )
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def _runs(level: HostLevel, page_size: int, longest: int) -> IntArray:
+    """Return runs of consecutive pages as units, with the position of the first key: [R, 6]."""
+    rows_G = level.stop_G - level.start_G
+    used_G = np.where(rows_G > 0, -(-level.kv_len_G // page_size), 0)
+    group_P = np.repeat(np.arange(len(used_G)), used_G)
+    index_P = concat_ranges(np.zeros_like(used_G), used_G)
+    page_P = level.pages_GP[group_P, index_P]
+    starts = index_P % longest == 0  # true for the first page of each group too
+    starts[1:] |= np.diff(page_P) != 1
+    at_R = np.flatnonzero(starts)
+    group_R, low_R = group_P[at_R], index_P[at_R] * page_size
+    pages_R = np.diff(np.append(at_R, len(page_P)))
+    keys_R = np.minimum(pages_R * page_size, level.kv_len_G[group_R] - low_R)
+    columns = (
+        level.start_G[group_R],
+        rows_G[group_R],
+        page_P[at_R] * page_size,
+        keys_R,
+        np.zeros_like(keys_R),
+        level.kv_start_G[group_R] + low_R,
+    )
+    return np.stack(columns, axis=1)
+
+
+def pages_per_unit(
+    level: HostLevel, page_size: int, per_head: int, kv_heads: int, num_programs: int
+) -> int:
+    """Return the largest number of pages of a unit, so that long groups are cut to fill the device.
+
+    Args:
+        level: The level.
+        page_size: Cache slots per page.
+        per_head: Query heads per key head.
+        kv_heads: Key heads.
+        num_programs: Number of blocks that fill the device.
+    """
+    blocks = kv_heads * int((-(-(level.stop_G - level.start_G) * per_head // _BLOCK_ROWS)).sum())
+    splits = max(num_programs // max(blocks, 1), 1)
+    keys = max(-(-int(level.kv_len_G.max(initial=0)) // splits), _KEYS_PER_SPLIT)
+    return -(-keys // page_size)
+
+
+def concat_ranges(start: IntArray, count: IntArray) -> IntArray:
+    """Return the ranges of `count` numbers from each `start`, concatenated."""
+    return np.arange(count.sum()) + np.repeat(start - (count.cumsum() - count), count)
+
+
+def count_earlier(values: IntArray) -> IntArray:
+    """Return, for each value, how many equal values precede it."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    counts = np.empty_like(values)
+    counts[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
+    return counts
+
 
 MAX_UNITS: Final = 65_535  # the second dimension of a CUDA grid
 
@@ -55,17 +177,17 @@ class KernelCall:
     @property
     def causal(self) -> bool:
         """Whether the last row of a unit sees all keys, and each row before it one key less."""
-        return bool(self.units_U5[0, unit.CAUSAL])
+        return bool(self.units_U5[0, CAUSAL])
 
     @property
     def max_q(self) -> int:
         """The largest number of packed rows of a unit."""
-        return int(self.units_U5[:, unit.ROWS].max()) * self.folded
+        return int(self.units_U5[:, ROWS].max()) * self.folded
 
     @property
     def max_k(self) -> int:
         """The largest number of keys of a unit."""
-        return int(self.units_U5[:, unit.KEYS].max())
+        return int(self.units_U5[:, KEYS].max())
 
 
 class LibraryState:
@@ -107,32 +229,28 @@ class LibraryState:
         tables: list[tuple[int, int, IntArray]] = []
         for index, (_, page_size, kv_heads, _) in enumerate(pools):
             level, per_head = self._levels[index], q_heads // kv_heads
-            longest = unit.pages_per_unit(
-                level, page_size, per_head, kv_heads, _programs(self._device)
-            )
-            units_U5 = unit.cut_level(level, page_size, longest, positions_T, window, bands=bands)
+            longest = pages_per_unit(level, page_size, per_head, kv_heads, _programs(self._device))
+            units_U5 = cut_level(level, page_size, longest, positions_T, window, bands=bands)
             # A kernel's grid has as many blocks for every unit as for the largest one, so units
             # with a single row get separate calls.
-            kind_U = np.where(units_U5[:, unit.CAUSAL] == 1, 2, units_U5[:, unit.ROWS] > 1)
+            kind_U = np.where(units_U5[:, CAUSAL] == 1, 2, units_U5[:, ROWS] > 1)
             for kind in range(3):
                 chosen_U5 = units_U5[kind_U == kind]
                 for at in range(0, len(chosen_U5), MAX_UNITS):
                     fold = 1 if kind == 2 else per_head
                     tables.append((index, fold, chosen_U5[at : at + MAX_UNITS]))
-        rows = [
-            unit.concat_ranges(table[:, unit.ROW], table[:, unit.ROWS]) for _, _, table in tables
-        ]
+        rows = [concat_ranges(table[:, ROW], table[:, ROWS]) for _, _, table in tables]
         rows_N = np.concatenate([np.empty(0, dtype=np.int64), *rows])
-        part_N = unit.count_earlier(rows_N)
+        part_N = count_earlier(rows_N)
         packed_2N = to_device(np.stack([rows_N, part_N * num_rows + rows_N]), self._device)
         calls = []
         for (index, fold, units_U5), rows_2N in zip(
             tables, packed_2N.split([len(array) for array in rows], dim=1), strict=True
         ):
             ends_3U = np.zeros((3, len(units_U5) + 1), dtype=np.int32)
-            ends_3U[0, 1:] = units_U5[:, unit.ROWS].cumsum() * fold
-            ends_3U[1:, :-1] = units_U5[:, [unit.SLOT, unit.KEYS]].T
-            hides = bands and bool(units_U5[0, unit.CAUSAL])
+            ends_3U[0, 1:] = units_U5[:, ROWS].cumsum() * fold
+            ends_3U[1:, :-1] = units_U5[:, [SLOT, KEYS]].T
+            hides = bands and bool(units_U5[0, CAUSAL])
             on_device = to_device(ends_3U, self._device)
             calls.append(
                 KernelCall(index, fold, units_U5, rows_2N, on_device, window if hides else None)

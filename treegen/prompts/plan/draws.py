@@ -1,7 +1,9 @@
-"""Random origins of unnamed prompts: each follows from the prompt's text and from earlier draws.
+"""Seeds of samples, and random origins of unnamed prompts.
 
-If unnamed prompts were numbered per call, the first prompt of every call would get the same random
-numbers, and the results of separate calls would be correlated.
+A seed is a function of the run's seed, the prompt's id or origin and the sample index. The origin
+of an unnamed prompt follows from its text and from earlier draws. If unnamed prompts were numbered
+per call, the first prompt of every call would get the same random numbers, and the results of
+separate calls would be correlated.
 """
 
 from __future__ import annotations
@@ -14,8 +16,33 @@ from typing import Final
 
 import numpy as np
 
+from treegen.common.params import MAX_SEED
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.radix import Tokens
+
+
+def row_seed(run_seed: int | None, prompt_id: str, sample_index: int) -> int:
+    """Return the seed of one sample, 0 to 2**63 - 1: a hash of the arguments and nothing else.
+
+    Args:
+        run_seed: The seed of the run; None means 0.
+        prompt_id: The id or origin of the prompt.
+        sample_index: The sample's number among those of the prompt.
+    """
+    key = f"{run_seed or 0}\0{sample_index}\0{prompt_id}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") & MAX_SEED
+
+
+def sample_seed(run_seed: int | None, request: Request, sample_index: int) -> int:
+    """Return the seed of one sample of a request.
+
+    Args:
+        run_seed: The seed of the run; None means 0.
+        request: The request.
+        sample_index: The sample's number within the request.
+    """
+    return row_seed(run_seed, request.origin or request.id, request.first + sample_index)
+
 
 _MOST: Final = 2**19  # prompts whose counts are kept, in about 150 MB
 

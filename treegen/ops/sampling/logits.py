@@ -1,17 +1,39 @@
-"""Reductions of rows of logits: log-sum-exps and the likeliest tokens.
+"""Operations on rows of logits: masks of allowed tokens, log-sum-exps and the likeliest tokens.
 
 On a CPU intermediate results stay in its cache, because new memory of the size of the logits would
 cost more than the sums.
+
+Shape letters: P distributions, K masks, W words of 32 tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Masks:
+    """The tokens that may be drawn from P distributions."""
+
+    bits_KW: Tensor
+    """int32, one bit per token, the lowest bit first."""
+    index_P: Tensor
+    """int64, the mask of each distribution; -1 if all tokens are allowed."""
+
+    def apply(self, logits_PV: Tensor) -> Tensor:
+        """Return the logits [P, V], with minus infinity for tokens that are not allowed."""
+        words_PW = self.bits_KW[self.index_P.clamp(min=0)]
+        bit_32 = torch.arange(32, device=words_PW.device, dtype=words_PW.dtype)
+        allowed_PV = ((words_PW[:, :, None] >> bit_32) & 1).flatten(1)[:, : logits_PV.shape[1]]
+        barred_PV = (allowed_PV == 0) & (self.index_P >= 0)[:, None]
+        return logits_PV.masked_fill(barred_PV, -torch.inf)
+
 
 _IN_CACHE: Final = 2**16  # logits that are summed at once on a CPU
 _BLOCK: Final = 128  # tokens of a block, whose largest logit is found first

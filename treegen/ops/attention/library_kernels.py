@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from treegen.errors import InputError, install
-from treegen.ops.attention.libraries.base import KernelCall, Library
-from treegen.ops.attention.libraries.units import KEYS, ROWS, SLOT
+from treegen.ops.attention.library import KEYS, ROWS, SLOT, KernelCall, Library
 from treegen.ops.attention.types import AttentionOptions, KVPair
 
 

@@ -1,1 +1,0 @@
-"""Models that take images: image processors and vision towers."""

@@ -1,1 +1,0 @@
-"""Attention by the kernels of flash-attn, torch and xformers."""
