@@ -10,8 +10,8 @@ from treegen.common.files.read_errors import describe_read_error
 from treegen.common.files.regular_files import read_bytes
 from treegen.errors import DataError
 from treegen.evals.problem import Problem
+from treegen.tasks.answers.maths import without_dollars
 from treegen.tasks.common.files import Rows, column, optional
-from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.math.boxed import extract_boxed
 
