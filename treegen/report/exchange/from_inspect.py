@@ -16,14 +16,15 @@ from treegen.common.files.regular_files import open_regular
 from treegen.common.files.unpacking import most_unpacked
 from treegen.errors import InputError, install
 from treegen.report.exchange.external_log import (
+    MOST_SAMPLES,
     ExternalLog,
     ExternalSample,
     ForeignProblem,
     ForeignVerdict,
     score_to_verdict,
     usable_sampling,
+    validate,
 )
-from treegen.report.exchange.schema import MOST_SAMPLES, validate
 
 try:
     from inspect_ai.log import EvalLog, EvalSample, read_eval_log

@@ -12,7 +12,7 @@ from typing import Any, Final
 from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError, install
-from treegen.report.exchange.exported_run import ExportedRun
+from treegen.report.exchange.export import ExportedRun
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, Sample
 
