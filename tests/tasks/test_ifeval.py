@@ -368,7 +368,7 @@ def test_what_is_missing_is_named_before_a_model_is_loaded(
         "kwargs": [{"num_sentences": 2, "relation": "at least"}],
     }
     first, second = write(tmp_path / "1.jsonl", [row]), write(tmp_path / "2.jsonl", [other])
-    monkeypatch.setattr(language, "is_installed", lambda: False)
+    monkeypatch.setattr(language, "is_langdetect_installed", lambda: False)
     with pytest.raises(InputError, match=r"langdetect to check language:response_language: pip"):
         IFEval().load(TaskOptions(data=first))
     monkeypatch.setattr(language, "missing_for_punkt", lambda: language.NEEDED)

@@ -59,7 +59,7 @@ class RunVerdicts:
         """Store a new sample in the run and return its verdicts, as the task gives them.
 
         Args:
-            run: The run. Its stored samples have been read by `stored`.
+            run: The run. Its stored samples have been read by `read_stored`.
             record: The sample.
         """
         run.append(record, self._digest)
@@ -67,7 +67,7 @@ class RunVerdicts:
         self._verdicts[-1] = verdicts = self._score(record)
         return verdicts
 
-    def stored(
+    def read_stored(
         self, run: RunDir, *, anew: bool = False
     ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict]]]:
         """Yield every stored sample with its verdicts, as the task gives them.
@@ -90,7 +90,7 @@ class RunVerdicts:
         _check_unchanged(run, digest.hexdigest(), expected)
         self._digest, self._verdicts = digest, scored
 
-    def unified(
+    def read_unified(
         self, run: RunDir, *, anew: bool = False
     ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict], Mapping[str, Verdict]]]:
         """Yield every stored sample with its verdicts, as the task gives them and as reports do.
@@ -100,10 +100,10 @@ class RunVerdicts:
 
         Args:
             run: The run.
-            anew: As for `stored`.
+            anew: As for `read_stored`.
 
         Raises:
-            RunError: as for `stored`.
+            RunError: as for `read_stored`.
         """
         # Early stopping needs answers as the task reads them, which the cache of complete runs does
         # not have.
@@ -127,7 +127,7 @@ class RunVerdicts:
             _check_unchanged(run, read.hexdigest(), digest)
             return
         copies: dict[int, tuple[str, dict[str, Verdict]]] = {}
-        for record, verdicts in self.stored(run, anew=anew):
+        for record, verdicts in self.read_stored(run, anew=anew):
             mine = verdicts
             if self._types:  # equal verdicts on samples of a problem are one object
                 copy = copies.setdefault(id(verdicts), (record["problem_id"], dict(verdicts)))
@@ -248,7 +248,7 @@ def score_samples(
     if verdicts is None or not verdicts.is_for(job):
         verdicts = RunVerdicts(job)
     for record, raw, mine in (
-        verdicts.unified(run, anew=anew) if judging is None else _programs(run, judging)
+        verdicts.read_unified(run, anew=anew) if judging is None else _programs(run, judging)
     ):
         if rounds is not None:
             _tell(rounds, record, raw.get(headline) if raw else None)
@@ -264,7 +264,7 @@ def score_samples(
 
 
 def _programs(run: RunDir, judging: ProgramScoring) -> Iterator[tuple[dict[str, Any], Any, Any]]:
-    """Yield every stored program with its verdicts, as `RunVerdicts.unified` does."""
+    """Yield every stored program with its verdicts, as `RunVerdicts.read_unified` does."""
     for record in run.records():
         verdicts = judging.verdicts(record)
         yield record, verdicts, verdicts
@@ -418,7 +418,7 @@ def restore_rounds(job: Job, run: RunDir, verdicts: RunVerdicts | None = None) -
     if rounds is None:
         return None
     if rounds.reads_answers:
-        for record, by_filter in (verdicts or RunVerdicts(job)).stored(run):
+        for record, by_filter in (verdicts or RunVerdicts(job)).read_stored(run):
             _tell(rounds, record, by_filter.get(job.task.filters[0]))
     else:
         for record in run.records():
