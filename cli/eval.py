@@ -1,6 +1,6 @@
 """`treegen eval`: sample tasks with a model, score the samples, and write run directories."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,11 @@ from treegen.cli.options.options import (
 )
 
 if TYPE_CHECKING:
+    from treegen.api.judge_plan import JudgingPlan
+    from treegen.api.judging import Judgings
+    from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.evaluation import EvaluationResult
+    from treegen.evals.pipeline.execution import ModelLoader
 
 
 @click.command(
@@ -92,10 +96,8 @@ def command(
     from treegen.api.judge_plan import JudgingPlan
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
-    from treegen.evals.judging.models import JudgeLoader
     from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
     from treegen.evals.pipeline.execution import ModelLoader
-    from treegen.report.run_settings import describe_results
 
     tasks = collect_tasks(params)
     is_checked_first = pop_lm_eval_options(params, tasks)
@@ -104,15 +106,15 @@ def command(
     choices = collect_choices(params if several else {**params, "adapter": adapter})
     if is_checked_first:
         check_data(tasks, choices)
-    judging = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
-    plan = plan_judging(judge, judging, choices)
+    how = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
+    plan = plan_judging(judge, how, choices)
     if judge:
         choices["judged_by"] = None if plan is None else plan.to_json()
     allowed = " --allow-code-execution" if execution else ""
     terminal = Terminal(quiet=quiet, resume="eval", flags=allowed)
     places = make_placement(params, choices.get("device", "auto"))
     models = ModelLoader(places=places, stays=plan is not None or resume is not None)
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "output": output,
         "resume": resume,
         "execution": execution,
@@ -120,56 +122,101 @@ def command(
         "check_judges": lambda kept: JudgingPlan.check_kept(kept, loading_of(choices)),
     }
     if several:
-        rows = evaluate_adapters(several, tasks, choices, models, terminal, **how)
+        rows = evaluate_adapters(several, tasks, choices, models, terminal, **options)
     else:
-        rows = [evaluate_all(tasks, choices, models, terminal, **how)]
+        rows = [evaluate_all(tasks, choices, models, terminal, **options)]
     results = [result for row in rows for result in row]
-    for result in results if not quiet else ():
-        _show_result(result, all_filters=all_filters)
+    if not quiet:
+        _show_results(results, all_filters=all_filters)
     documents = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
     complaints = [result.complaint for result in results if result.complaint]
-    with closing(models), JudgeLoader(models) as judges:
-        for result, document in zip(results, documents, strict=True):
-            if result.judged_by is None:
-                continue
-            judged = (plan or JudgingPlan.of_json(result.judged_by, loading_of(choices))).judge(
-                result.path,
-                listener=terminal,
-                models=judges,
-                follow=partial(terminal.count, again=result.again),
-                allow_task_code=True,
-            )
-            show_judged(judged, quiet=quiet)
-            document["judged"] = judged.to_json()
-            complaints += judged.complaints
+    with closing(models):
+        judged = _judge_runs(results, plan, loading_of(choices), models, terminal, quiet=quiet)
+    for document, judgings in zip(documents, judged, strict=True):
+        if judgings is not None:
+            document["judged"] = judgings.to_json()
+            complaints += judgings.complaints
     differences = _compare(rows, allow_task_code="allow_task_code" in choices, quiet=quiet)
-    for result in results if not quiet else ():
-        about = describe_results(result.results, short=True)
-        render.show_headline(about, result.report, result.path)
+    if not quiet:
+        _show_headlines(results)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
     if missing := sum(result.missing for result in results):
         complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
     render.exit_with_complaints(complaints)
 
 
-def _show_result(result: "EvaluationResult", *, all_filters: bool) -> None:
-    """Print the results of a run.
+def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -> None:
+    """Print the results of runs.
 
     Args:
-        result: The results.
+        results: The results.
         all_filters: Whether to print the results of every filter.
     """
     from treegen.cli.terminal import render
 
-    if shortened := result.results["shortened"]:
-        render.notice(
-            f"{shortened:,} prompts were too long for the model and have fewer "
-            "solved examples; see dropped in samples.jsonl"
-        )
-    render.echo("")
-    render.show_report(result.results, result.report, all_filters=all_filters)
-    render.pictures(result.report, result.path)
-    render.echo("")
+    for result in results:
+        if shortened := result.results["shortened"]:
+            render.notice(
+                f"{shortened:,} prompts were too long for the model and have fewer "
+                "solved examples; see dropped in samples.jsonl"
+            )
+        render.echo("")
+        render.show_report(result.results, result.report, all_filters=all_filters)
+        render.pictures(result.report, result.path)
+        render.echo("")
+
+
+def _show_headlines(results: "Sequence[EvaluationResult]") -> None:
+    """Print the headline of each run."""
+    from treegen.cli.terminal import render
+    from treegen.report.run_settings import describe_results
+
+    for result in results:
+        about = describe_results(result.results, short=True)
+        render.show_headline(about, result.report, result.path)
+
+
+def _judge_runs(
+    results: "Sequence[EvaluationResult]",
+    plan: "JudgingPlan | None",
+    load_options: Mapping[str, Any],
+    models: "ModelLoader",
+    terminal: "Terminal",
+    *,
+    quiet: bool,
+) -> "list[Judgings | None]":
+    """Judge the samples of runs, print the verdicts unless `quiet`, and return them.
+
+    Args:
+        results: The results of the runs.
+        plan: How they are judged; None for the plan that each run names.
+        load_options: How the judges of a run's own plan are loaded.
+        models: Holds the model that sampled.
+        terminal: Receives messages and progress.
+        quiet: Whether to print nothing.
+
+    Returns:
+        The judgements on each run; None for runs without judges.
+    """
+    from treegen.api.judge_plan import JudgingPlan
+    from treegen.evals.judging.models import JudgeLoader
+
+    judged: list[Judgings | None] = []
+    with JudgeLoader(models) as judges:
+        for result in results:
+            if result.judged_by is None:
+                judged.append(None)
+                continue
+            judgings = (plan or JudgingPlan.of_json(result.judged_by, load_options)).judge(
+                result.path,
+                listener=terminal,
+                models=judges,
+                follow=partial(terminal.count, again=result.again),
+                allow_task_code=True,
+            )
+            show_judged(judgings, quiet=quiet)
+            judged.append(judgings)
+    return judged
 
 
 def _compare(

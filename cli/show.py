@@ -1,8 +1,9 @@
 """`treegen show`: a run in the terminal: all of it, one problem, or one tree."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,6 +13,10 @@ from treegen.cli.options.options import (
     add_option_groups,
     is_json_requested,
 )
+
+if TYPE_CHECKING:
+    from treegen.report.trees import StoredTree
+    from treegen.report.view import RunView
 
 _WIDTH: Final = 200
 
@@ -46,7 +51,7 @@ def command(
     full: bool,
     all_filters: bool,
     quiet: bool,
-    **asked: Any,
+    **load_options: Any,
 ) -> None:
     """Show what the directory RUN holds: metrics and problems, one problem, or one tree."""
     from treegen.errors import InputError
@@ -57,55 +62,89 @@ def command(
         raise InputError("--as is of a tree; give --tree ID with it")
     if written_as is not None and is_json_requested():
         raise InputError("--as and --json are two formats; leave one out")
-    from rich.console import Console
+    from treegen.cli.terminal.render import echo, json_line, read_run
+    from treegen.report import run_document
 
-    from treegen.cli.terminal.render import echo, json_line, read_run, show_headline, show_report
+    view = read_run(run, load_options, quiet=quiet)
+    filter = run_document.filter_of(view, filter_name)
+    problem_id = problem if problem is not None else tree
+    if problem_id is None:
+        document = _show_run(view, filter, full=full, all_filters=all_filters, quiet=quiet)
+        json_line({"run": str(run), **document})
+        return
+    problem_view = run_document.problem_of(view, problem_id)
+    trees = run_document.trees_of(view, problem_view, filter) if tree is not None else []
+    if written_as is not None:
+        # The output is for another program, so nothing else is printed.
+        for stored_tree in trees:
+            text = stored_tree.to_dot() if written_as == "dot" else stored_tree.to_mermaid()
+            echo(text.removesuffix("\n"))
+        return
+    if trees:
+        document = run_document.trees_document(trees, problem_view.id)
+        if not (quiet or is_json_requested()):
+            _draw_trees(trees, problem_view.id, full=full)
+    else:
+        document = run_document.problem_document(problem_view, filter)
+        if not quiet:
+            echo(run_document.problem_text(view, problem_view, filter, full=full))
+    json_line({"run": str(run), **document})
+
+
+def _show_run(
+    view: "RunView", filter: str, *, full: bool, all_filters: bool, quiet: bool
+) -> dict[str, Any]:
+    """Print the metrics and problems of a run unless `quiet`, and return its document.
+
+    Args:
+        view: The run.
+        filter: The filter that reads the answers.
+        full: Whether to print texts in full.
+        all_filters: Whether to print the results of every filter.
+        quiet: Whether to print nothing.
+    """
+    from treegen.cli.terminal.render import echo, show_headline, show_report
     from treegen.report import run_document
     from treegen.report.run_settings import describe_view
 
-    view = read_run(run, asked, quiet=quiet)
-    filter = run_document.filter_of(view, filter_name)
-    wanted = problem if problem is not None else tree
-    if wanted is None:
-        shares = run_document.shares_of(view, filter)
-        document = run_document.run_document(view, shares)
-        if not quiet:
-            results = {
-                "usage": view.usage,
-                "done": view.num_done,
-                "planned": view.info.planned,
-                "versions": view.info.versions,
-            }
-            show_report(
-                results,
-                view.report,
-                title=describe_view(view),
-                unit=view.unit,
-                all_filters=all_filters,
-            )
-            echo(run_document.problems_text(view, shares, full=full))
-            show_headline(describe_view(view, short=True), view.report, view.path)
-    else:
-        found = run_document.problem_of(view, wanted)
-        trees = run_document.trees_of(view, found, filter) if tree is not None else []
-        if written_as is not None:
-            # The output is for another program, so nothing else is printed.
-            for each in trees:
-                text = each.to_dot() if written_as == "dot" else each.to_mermaid()
-                echo(text.removesuffix("\n"))
-            return
-        if trees:
-            document = run_document.trees_document(trees, found.id)
-            for each in trees if not (quiet or is_json_requested()) else ():
-                name = run_document.tree_name(each) if len(trees) > 1 else found.id
-                echo(run_document.tree_title(each, name))
-                # A file or a pipe has no width, so use a wide one.
-                width = None if sys.stdout.isatty() else _WIDTH
-                console = Console(file=sys.stdout, width=width, highlight=False)
-                console.print(each.draw(full=full))
-                echo("")
-        else:
-            document = run_document.problem_document(found, filter)
-            if not quiet:
-                echo(run_document.problem_text(view, found, filter, full=full))
-    json_line({"run": str(run), **document})
+    shares = run_document.shares_of(view, filter)
+    if not quiet:
+        results = {
+            "usage": view.usage,
+            "done": view.num_done,
+            "planned": view.info.planned,
+            "versions": view.info.versions,
+        }
+        show_report(
+            results,
+            view.report,
+            title=describe_view(view),
+            unit=view.unit,
+            all_filters=all_filters,
+        )
+        echo(run_document.problems_text(view, shares, full=full))
+        show_headline(describe_view(view, short=True), view.report, view.path)
+    return run_document.run_document(view, shares)
+
+
+def _draw_trees(trees: "Sequence[StoredTree]", problem_id: str, *, full: bool) -> None:
+    """Print the trees of a problem.
+
+    Args:
+        trees: The trees.
+        problem_id: The id of the problem.
+        full: Whether to print texts in full.
+    """
+    from rich.console import Console
+
+    from treegen.cli.terminal.render import echo
+    from treegen.report import run_document
+
+    for tree in trees:
+        name = run_document.tree_name(tree) if len(trees) > 1 else problem_id
+        echo(run_document.tree_title(tree, name))
+        # A file or a pipe has no width, so use a wide one.
+        width = None if sys.stdout.isatty() else _WIDTH
+        console = Console(file=sys.stdout, width=width, highlight=False)
+        console.print(tree.draw(full=full))
+        echo("")

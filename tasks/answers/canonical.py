@@ -5,12 +5,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from treegen.common.bounded.patterns import MAX_TEXT as PATTERN_TEXT
 from treegen.common.bounded.patterns import Pattern
 from treegen.errors import InputError
 from treegen.evals.verdict import Verdict
-from treegen.tasks.answers.limits import MAX_TEXT
 from treegen.tasks.common.answers import canonical_number, numeric_answer
 from treegen.tasks.common.letters import LETTERS, letter_answer
+
+# Only this many characters at the end of a text are read.
+MAX_TEXT: Final = PATTERN_TEXT
+# A longer answer counts as none. This bounds what is stored about a sample.
+MAX_ANSWER: Final = 1000
 
 
 class CanonicalAnswer(ABC):

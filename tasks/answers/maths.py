@@ -5,6 +5,7 @@ the model's text is untrusted and may contain 10^10^10.
 """
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +15,7 @@ from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError, install
 from treegen.evals.answer_types import group_equal_answers
 from treegen.evals.verdict import Verdict
-from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
-from treegen.tasks.common.latex import without_dollars
+from treegen.tasks.answers.canonical import MAX_ANSWER, MAX_TEXT
 
 # CPU seconds for parsing a text and comparing it, or for comparing two answers.
 SECONDS: Final = 0.5
@@ -110,3 +110,25 @@ def _keep(kept: dict[_K, _V], key: _K, value: _V) -> None:
     if len(kept) >= _KEPT:
         kept.clear()
     kept[key] = value
+
+
+_PAIRS: Final = (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_DOLLAR: Final = re.compile(r"(?<!\\)\$")
+
+
+def without_dollars(answer: str) -> str:
+    r"""Return an answer without delimiters around all of it: $...$, $$...$$, \(...\) or \[...\].
+
+    "\$5" keeps its currency sign, and "$1$ and $2$" keeps all of its delimiters.
+    """
+    answer = answer.strip()
+    for opening, closing in (*_PAIRS, _PAIRS[0]):
+        inner = answer[len(opening) : -len(closing)].strip()
+        if answer.startswith(opening) and answer.endswith(closing) and inner.strip("$"):
+            within = inner[1:-1] if inner[0] == inner[-1] == "$" else inner
+            if not inner.endswith("\\") and not (opening == "$" and _DOLLAR.search(within)):
+                answer = inner
+    if len(_DOLLAR.findall(answer)) == 1:  # the other one of the pair is missing
+        answer = answer.removeprefix("$")
+        answer = answer if answer.endswith("\\$") else answer.removesuffix("$")
+    return answer

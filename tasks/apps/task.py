@@ -21,7 +21,6 @@ from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.chat import with_turns
-from treegen.evals.data_sources import describe_examples, describe_problems, make_data_label
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.selection import select
@@ -35,10 +34,10 @@ from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
 from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program, load_shots
 from treegen.tasks.apps.suite import Cases
-from treegen.tasks.programs.outcomes import ProgramOutcome
+from treegen.tasks.common.sources import describe_examples, describe_problems, make_data_label
 from treegen.tasks.programs.report import ProgramVerdict, report_programs
 from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramTask, judge_limits
+from treegen.tasks.programs.task import ProgramOutcome, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _STARTER: Final = ("all", "with", "without")

@@ -1,18 +1,71 @@
-"""Many calls of a program's function in one run, because starting a process for each would be slow.
+"""Tests of code in one run of the sandbox: asserts after a program, or many calls of its function.
 
-The results come back as plain data, and the trusted process compares them. The expected results
-come from the data's reference solution, which runs in the sandbox too. They never reach the
-program.
+Asserts are the published rule of HumanEval and MBPP: the program and its tests run in one process,
+and the program passes if it reaches their end. So a program can cheat, as with the published
+scorers. A random number proves that the end was reached: a program that exits early does not return
+it.
+
+Many calls share one run, because starting a process for each would be slow. The results come back
+as plain data, and the trusted process compares them. The expected results come from the data's
+reference solution, which runs in the sandbox too. They never reach the program.
 """
 
 import itertools
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treegen.tasks.code.asserts import NO_INPUT
 from treegen.tasks.code.plus_compare import LISTED, OTHER, VALUE, CallValue, ExpectedResult
 from treegen.tasks.sandbox import Compare, Program, SandboxError, SandboxPool, TestCase
+
+_END: Final = "_treegen_end"
+NO_INPUT: Final = """\
+def _treegen_no_input():
+    import io
+    import sys
+
+    class WriteOnlyStringIO(io.StringIO):
+        def read(self, *args, **kwargs):
+            raise OSError
+
+        readline = readlines = read
+
+        def readable(self, *args, **kwargs):
+            return False
+
+    sys.stdin = WriteOnlyStringIO()
+
+
+_treegen_no_input()
+"""
+"""Replaces standard input, as the scorers of HumanEval and EvalPlus do: reading from it fails."""
+_PRELUDE: Final = f"{NO_INPUT}\n\ndef {_END}(number):\n    return number\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AssertCases:
+    """One test: the program, followed by its test statements, run to the end."""
+
+    suffix: str
+    """The text of the test statements, which follows the program after a newline."""
+    tests: tuple[TestCase, ...]
+    compare: Compare
+
+    def program(self, source: str) -> Program:
+        """Return a program followed by its test statements, as one source."""
+        return Program(f"{source}\n{self.suffix}", fn_name=_END, prelude=_PRELUDE)
+
+
+def assert_cases(suffix: str) -> AssertCases:
+    """Return the test that runs `suffix` after a program."""
+    number = secrets.token_hex(16)
+    return AssertCases(suffix, (TestCase(args=(number,), expected=number),), _same)
+
+
+def _same(output: object, expected: object) -> bool:
+    return output == expected
+
 
 CALLS: Final = 256  # maximum calls in one run
 

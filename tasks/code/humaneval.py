@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.tasks.code.asserts import AssertCases, assert_cases
+from treegen.tasks.code.calls import AssertCases, assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.fences import block_that_defines, text_before
 from treegen.tasks.common.jsonl import text_field

@@ -31,7 +31,7 @@ from treegen.evals.arguments import one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.tasks.code.asserts import AssertCases, assert_cases
+from treegen.tasks.code.calls import AssertCases, assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.files import Rows, read_any

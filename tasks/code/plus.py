@@ -30,8 +30,8 @@ from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, whole
 from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import Source
-from treegen.tasks.programs.outcomes import ProgramOutcome
 from treegen.tasks.programs.report import ProgramVerdict
+from treegen.tasks.programs.task import ProgramOutcome
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 Arguments = list[Any]

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final
 
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.chat import Turn
-from treegen.evals.data_sources import describe_problems, make_data_label
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.statistics.metrics import Report, ReportOptions
@@ -21,12 +20,11 @@ from treegen.evals.verdict import SampleScore
 from treegen.runs import RunDir
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import Source, describe_problems, make_data_label
 from treegen.tasks.common.text_task import select_task_data, with_examples
-from treegen.tasks.programs.outcomes import ProgramOutcome
 from treegen.tasks.programs.report import ProgramVerdict, report_programs
 from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramCases, ProgramTask, judge_limits
+from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 FORMS: Final = ("completion", "chat")

@@ -13,7 +13,7 @@ from itertools import filterfalse
 from typing import Final
 
 from treegen.tasks.common.arithmetic import calculations, canonical_number, plain_digits, result
-from treegen.tasks.common.hedges import is_hedged
+from treegen.tasks.common.letters import is_hedged
 from treegen.tasks.common.number_context import is_denied, is_one_of_several, is_stated, is_whole
 
 __all__ = [

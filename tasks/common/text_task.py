@@ -9,12 +9,6 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError, arg
 from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import Turn, with_turns
-from treegen.evals.data_sources import (
-    describe_examples,
-    describe_problems,
-    make_data_label,
-    own_examples,
-)
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
@@ -23,6 +17,12 @@ from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore
 from treegen.prompts.images.loading import ImageFile, is_image
 from treegen.prompts.tree import Message, Node
+from treegen.tasks.common.sources import (
+    describe_examples,
+    describe_problems,
+    make_data_label,
+    own_examples,
+)
 
 _PLACE: Final = re.compile(r"<image (\d{1,3})>")
 

@@ -14,9 +14,9 @@ answer, `loose` also the answer without its first or last line and without stars
 """
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
@@ -31,14 +31,85 @@ from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import Loaded, TextTask
-from treegen.tasks.ifeval import language, sentences
+from treegen.tasks.ifeval import checks, language
 from treegen.tasks.ifeval.checks import Check
-from treegen.tasks.ifeval.instructions import (
-    NEED_LANGUAGE,
-    NEED_SENTENCES,
-    followed_loosely,
-    make_check,
+
+Make = Callable[[Mapping[str, Any]], Check]
+
+_KINDS: Final[Mapping[str, Make]] = {
+    "keywords:existence": checks.existence,
+    "keywords:frequency": checks.frequency,
+    "keywords:forbidden_words": checks.forbidden_words,
+    "keywords:letter_frequency": checks.letter_frequency,
+    "language:response_language": language.response_language,
+    "length_constraints:number_paragraphs": checks.number_paragraphs,
+    "length_constraints:number_words": checks.number_words,
+    "length_constraints:nth_paragraph_first_word": checks.nth_paragraph_first_word,
+    "detectable_content:number_placeholders": checks.number_placeholders,
+    "detectable_content:postscript": checks.postscript,
+    "detectable_format:number_bullet_lists": checks.number_bullet_lists,
+    "detectable_format:constrained_response": checks.constrained_response,
+    "detectable_format:number_highlighted_sections": checks.number_highlighted_sections,
+    "detectable_format:multiple_sections": checks.multiple_sections,
+    "detectable_format:json_format": checks.json_format,
+    "detectable_format:title": checks.title,
+    "combination:two_responses": checks.two_responses,
+    "combination:repeat_prompt": checks.repeat_prompt,
+    "startend:end_checker": checks.end_checker,
+    "startend:quotation": checks.quotation,
+    "change_case:english_capital": language.english_capital,
+    "change_case:english_lowercase": language.english_lowercase,
+    "punctuation:no_comma": checks.no_comma,
+}
+_BY_SENTENCES: Final[Mapping[str, Callable[[Mapping[str, Any], str], Check]]] = {
+    "length_constraints:number_sentences": language.number_sentences,
+    "change_case:capital_word_frequency": language.capital_word_frequency,
+}
+KINDS: Final = frozenset(_KINDS) | frozenset(_BY_SENTENCES)
+NEED_SENTENCES: Final = frozenset(_BY_SENTENCES)
+NEED_LANGUAGE: Final = frozenset(
+    ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
 )
+
+
+def make_check(kind: str, arguments: Mapping[str, Any], way: str) -> Check:
+    """Return the check of an instruction.
+
+    Args:
+        kind: Name of the instruction, one of KINDS.
+        arguments: Its arguments; those that are None are ignored.
+        way: How sentences are split, "punkt" or "rule".
+
+    Raises:
+        ValueError: There is no such kind, or an argument is missing or invalid.
+    """
+    present = {name: value for name, value in arguments.items() if value is not None}
+    if kind in _BY_SENTENCES:
+        return partial(_passes_if_not_blank, _BY_SENTENCES[kind](present, way))
+    if kind not in _KINDS:
+        raise ValueError(f"there is no instruction {kind!r:.60}")
+    return partial(_passes_if_not_blank, _KINDS[kind](present))
+
+
+def _passes_if_not_blank(check: Check, answer: str) -> bool:
+    """Return whether an answer is not blank and passes a check."""
+    return bool(answer.strip()) and check(answer)
+
+
+def followed_loosely(check: Check, answer: str) -> bool:
+    """Return whether an answer passes a check, with or without text that models often add.
+
+    Forms without the first line, the last line or both are tried, and each of these without stars.
+    """
+    return any(check(variant) for variant in variants(answer))
+
+
+def variants(answer: str) -> Sequence[str]:
+    """Return the forms of an answer that the loose rule tries, without repeats."""
+    lines = answer.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    plain = [answer, *cut]
+    return list(dict.fromkeys([*plain, *(form.replace("*", "") for form in plain)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +215,7 @@ class IFEval(TextTask):
 
     def __init__(self) -> None:
         """Split sentences as published until `load` sets another way."""
-        self._way = sentences.PUNKT
+        self._way = language.PUNKT
         self._checks = lru_cache(maxsize=4096)(self._make_checks)
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -157,13 +228,13 @@ class IFEval(TextTask):
         """
         data = super().load(options)
         self._check_needs(data.problems)
-        by_rule = "sentences by rule" if self._way == sentences.RULE else ""
+        by_rule = "sentences by rule" if self._way == language.RULE else ""
         return replace(data, label=", ".join(filter(None, [data.label, by_rule])))
 
     def read(self, options: TaskOptions) -> Loaded:
         """Return all prompts of the data."""
-        ways = (sentences.PUNKT, sentences.RULE)
-        self._way = one_of(options.extra, "sentences", ways, sentences.PUNKT)
+        ways = (language.PUNKT, language.RULE)
+        self._way = one_of(options.extra, "sentences", ways, language.PUNKT)
         self._checks.cache_clear()
         rows, source = self.source.read(options.data, options.split)
         return *problems_of(rows, source, self._problem, noun="prompt"), source
@@ -215,13 +286,13 @@ class IFEval(TextTask):
     def _check_needs(self, problems: Sequence[Problem]) -> None:
         """Raise InputError for checks that need missing packages, before a model is loaded."""
         used = {kind for problem in problems for kind in problem.metadata["instructions"]}
-        if (kinds := used & NEED_LANGUAGE) and not language.is_installed():
+        if (kinds := used & NEED_LANGUAGE) and not language.is_langdetect_installed():
             raise InputError(
                 f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
                 f"{install('ifeval')}"
             )
-        if (kinds := used & NEED_SENTENCES) and self._way == sentences.PUNKT:
-            lacking = sentences.missing()
+        if (kinds := used & NEED_SENTENCES) and self._way == language.PUNKT:
+            lacking = language.missing_for_punkt()
             if lacking is not None:
                 raise InputError(
                     f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}: "

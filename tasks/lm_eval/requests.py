@@ -17,9 +17,14 @@ from treegen.evals.multiple_choice import ChoicePrompt, common_length
 from treegen.evals.recommended_sampling import TASK
 from treegen.evals.requests import OwnRequests
 from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
-from treegen.integrations.lm_eval.lengths import Pair, fitting, truncate_prompt, windows
 from treegen.integrations.lm_eval.settings import GenSettings, gen_settings
-from treegen.integrations.lm_eval.tokenizer import HarnessTokenizer
+from treegen.integrations.lm_eval.tokenizer import (
+    HarnessTokenizer,
+    Pair,
+    fitting,
+    truncate_prompt,
+    windows,
+)
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.reasoning import NAME, reasoning_arguments
 from treegen.prompts.tree import Node

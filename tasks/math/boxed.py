@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen.evals.verdict import Verdict
-from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
+from treegen.tasks.answers.canonical import MAX_ANSWER, MAX_TEXT
 
 # Replacements in this order; each is applied everywhere before the next.
 _REPLACED: Final = (

@@ -9,8 +9,8 @@ from typing import Any, Final
 from treegen.common.files.reading import describe_read_error, read_bytes
 from treegen.errors import DataError
 from treegen.evals.problem import Problem
+from treegen.tasks.answers.maths import without_dollars
 from treegen.tasks.common.files import Rows, column, optional
-from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.math.boxed import extract_boxed
 

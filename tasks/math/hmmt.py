@@ -19,8 +19,8 @@ from treegen.errors import InputError, arg
 from treegen.evals.arguments import words
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.tasks.answers.maths import without_dollars
 from treegen.tasks.common.files import column, optional
-from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.problems import RowsToRead, problems_of_all
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import REASONING, Loaded

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from treegen.evals.chat import Turn
 from treegen.evals.verdict import Verdict
-from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
+from treegen.tasks.answers.canonical import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.answers.maths import MathAnswer
 from treegen.tasks.common.files import column
 from treegen.tasks.math.data import final_answer

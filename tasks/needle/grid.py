@@ -28,8 +28,14 @@ from treegen.evals.statistics.tables import Grid, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit_length, measure_of
-from treegen.tasks.needle.options import NeedleOptions
+from treegen.tasks.needle.options import (
+    ARGUMENT,
+    SHORTER,
+    Measure,
+    NeedleOptions,
+    fit_length,
+    measure_of,
+)
 from treegen.tasks.needle.text import Document, Haystack, check_absent, insert, load_haystack
 
 _NEEDLE: Final = (

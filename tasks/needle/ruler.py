@@ -27,8 +27,14 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit_length, measure_of
-from treegen.tasks.needle.options import NeedleOptions
+from treegen.tasks.needle.options import (
+    ARGUMENT,
+    SHORTER,
+    Measure,
+    NeedleOptions,
+    fit_length,
+    measure_of,
+)
 from treegen.tasks.needle.ruler_items import RulerItem, Variant, find_values
 from treegen.tasks.needle.text import Haystack, check_absent, load_haystack
 

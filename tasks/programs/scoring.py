@@ -22,9 +22,15 @@ from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.thinking import get_answer_text
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
-from treegen.tasks.programs.outcomes import NO_OUTCOME, ProgramOutcome, outcome_of, program_hash
 from treegen.tasks.programs.report import ProgramVerdict
-from treegen.tasks.programs.task import ProgramCases, ProgramTask
+from treegen.tasks.programs.task import (
+    NO_OUTCOME,
+    ProgramCases,
+    ProgramOutcome,
+    ProgramTask,
+    outcome_of,
+    program_hash,
+)
 from treegen.tasks.sandbox import (
     ProgramResult,
     ProgramStatus,

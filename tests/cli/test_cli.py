@@ -22,7 +22,7 @@ from treegen.evals import model
 from treegen.runs import RunDir
 
 OWN_TASK = """
-from treegen.tasks.gsm8k.task import GSM8K
+from treegen.tasks.gsm8k import GSM8K
 
 class Sums(GSM8K):
     name = "sums | [bold]"

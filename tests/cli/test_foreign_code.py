@@ -70,7 +70,7 @@ class Planted:
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Planted:
-    return Planted(tmp_path / "theirs", TASK, module="gsm8k.task", base="GSM8K")
+    return Planted(tmp_path / "theirs", TASK, module="gsm8k", base="GSM8K")
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_frames_run_nothing_either(run: Path, planted: Planted) -> None:
 def test_tasks_of_installed_packages_do_not_run_unasked(
     treegen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted = Planted(tmp_path / "site", TASK, module="gsm8k.task", base="GSM8K")
+    planted = Planted(tmp_path / "site", TASK, module="gsm8k", base="GSM8K")
     planted.file.rename(planted.file.with_name("their_package.py"))
     info = tmp_path / "site" / "their_package-1.0.dist-info"
     info.mkdir()

@@ -33,7 +33,7 @@ def test_a_run_with_guesses_has_the_samples_of_one_without(
         results = json.loads((run / "results.json").read_text())
         drafted = results["usage"]["drafted_tokens"]
         assert 0 <= results["usage"]["accepted_tokens"] <= drafted
-        assert ("guessed tokens: " in done.out) == bool(drafted)
+        assert ("draft tokens: " in done.out) == bool(drafted)
         # It changes no sample, so the run may be resumed without, and nothing is left of it.
         assert treegen("eval", "--resume", run, "--speculate", "off", "-q").code == 0
 

@@ -191,7 +191,7 @@ def test_texts_methods_and_traces(
 ) -> None:
     texts = pipe("texts.jsonl")
     assert "no file" in treegen("score-texts", texts, "-M", "demo", "-o", tmp_path / "o").error
-    from treegen.integrations.score_texts.run import read_texts
+    from treegen.integrations.score_texts import read_texts
 
     with pytest.raises(TreegenError, match="pipe or device"):
         next(read_texts(texts))

@@ -21,7 +21,7 @@ from treegen.evals.pipeline.listener import Listener, interruptible
 from treegen.evals.registry import get_task_name
 from treegen.llm import LLM
 from treegen.runs import RunDir
-from treegen.tasks.gsm8k.task import GSM8K
+from treegen.tasks.gsm8k import GSM8K
 
 # As SMALL of the commands' tests.
 CHOICES: dict[str, Any] = {

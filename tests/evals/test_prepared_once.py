@@ -18,7 +18,7 @@ from treegen.prompts import tokens
 from treegen.prompts.plan import requests
 from treegen.prompts.plan.compile import compile_plan
 from treegen.runs import RunDir
-from treegen.tasks.gsm8k.task import GSM8K
+from treegen.tasks.gsm8k import GSM8K
 
 SMALL = ("--limit", "2", "-n", "2", "--max-tokens", "8", "--quiet")
 CHOICES: dict[str, Any] = {"limit": 2, "num_samples": 2, "max_tokens": 8, "progress": False}

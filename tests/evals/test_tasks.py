@@ -255,7 +255,7 @@ def test_a_task_with_steps_that_inherits_nothing_can_be_searched(tmp_path: Path)
         for name, value in members.items()
     )
     path.write_text(
-        OWN_TASK + "\nfrom treegen.tasks.gsm8k.task import GSM8K\nclass Steps(Echo):\n"
+        OWN_TASK + "\nfrom treegen.tasks.gsm8k import GSM8K\nclass Steps(Echo):\n"
         "    search_defaults = GSM8K.search_defaults\n" + steps
     )
     task = get_search_task(f"{path}:Steps")

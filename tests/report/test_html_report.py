@@ -37,7 +37,7 @@ from treegen.report.plots.figures import Plot
 from treegen.report.plots.runs import curves_plot, run_plots
 from treegen.report.view import RunView
 from treegen.runs.record_lines import encode_record
-from treegen.tasks.gsm8k.task import GSM8K
+from treegen.tasks.gsm8k import GSM8K
 
 
 class Reader(HTMLParser):

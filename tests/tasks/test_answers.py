@@ -20,9 +20,9 @@ from treegen.tasks.common.answers import (
     strict_match,
 )
 from treegen.tasks.common.arithmetic import plain_digits, result
-from treegen.tasks.common.hedges import is_hedged
+from treegen.tasks.common.letters import is_hedged
 from treegen.tasks.common.number_context import is_whole
-from treegen.tasks.gsm8k.task import GSM8K
+from treegen.tasks.gsm8k import GSM8K
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus, mbpp_arguments
 from treegen.tasks.code.plus_compare import OTHER, CallValue, build_expected, is_expected
 from treegen.tasks.code.task import CodeTask
 from treegen.tasks.common.fences import block_that_defines
-from treegen.tasks.programs.outcomes import ProgramOutcome
+from treegen.tasks.programs.task import ProgramOutcome
 from treegen.tasks.sandbox import (
     ProgramResult,
     ProgramStatus,

@@ -60,7 +60,7 @@ def runs_to_the_end(source: str) -> bool:
 
 def judged(task: CodeTask, samples: Sequence[tuple[str, str]]) -> list[dict[str, bool]]:
     """What the judge says of texts for problems, by filter."""
-    from treegen.tasks.programs.outcomes import NO_OUTCOME, outcome_of
+    from treegen.tasks.programs.task import NO_OUTCOME, outcome_of
 
     found = []
     with SandboxPool(limits=task.limits, packages=("numpy",)) as judge:

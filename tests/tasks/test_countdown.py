@@ -13,7 +13,7 @@ from treegen.evals.search.settings import resolve_search_settings
 from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, SampleScore, Task, TaskOptions, get_task
-from treegen.tasks.gsm8k.task import GSM8K
+from treegen.tasks.gsm8k import GSM8K
 from treegen.tasks.puzzles.base import Countdown, PuzzleTask, read_puzzle
 from treegen.tasks.puzzles.countdown_text import apply_steps
 from treegen.tasks.puzzles.game24 import Game24
@@ -324,7 +324,7 @@ def test_ways_that_a_task_does_not_have_are_refused(choice: dict[str, str], told
 @pytest.mark.parametrize("member", ["propose", "evaluate"])
 def test_a_task_has_the_ways_that_it_names(tmp_path: Path, member: str) -> None:
     (tmp_path / "own.py").write_text(
-        "from dataclasses import replace\nfrom treegen.tasks.gsm8k.task import GSM8K\n"
+        "from dataclasses import replace\nfrom treegen.tasks.gsm8k import GSM8K\n"
         "class Own(GSM8K):\n"
         f"    search_defaults = replace(GSM8K.search_defaults, {member}=('own',))\n"
     )

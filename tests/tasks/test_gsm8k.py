@@ -16,7 +16,7 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.common.answers import canonical_number, numeric_answer, strict_match
 from treegen.tasks.common.sources import bundled_rows
-from treegen.tasks.gsm8k.task import GSM8K, reasoning_and_number
+from treegen.tasks.gsm8k import GSM8K, reasoning_and_number
 
 ROW = {"question": "How many?", "answer": "2+1=<<2+1=3>>3\n#### 3"}
 

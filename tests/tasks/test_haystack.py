@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from treegen.errors import InputError
 from treegen.tasks.needle.filler import filler
-from treegen.tasks.needle.length import Measure, fit_length
 from treegen.tasks.needle.names import COLOURS
+from treegen.tasks.needle.options import Measure, fit_length
 from treegen.tasks.needle.text import Haystack, insert, load_haystack
 
 WORDS = st.lists(

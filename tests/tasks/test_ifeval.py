@@ -12,9 +12,8 @@ import pytest
 
 from treegen.errors import DataError, InputError
 from treegen.tasks import Problem, ReportOptions, SampleScore, TaskOptions
-from treegen.tasks.ifeval import language, sentences
-from treegen.tasks.ifeval.instructions import KINDS, NEED_LANGUAGE, make_check
-from treegen.tasks.ifeval.task import FollowedVerdict, IFEval
+from treegen.tasks.ifeval import language
+from treegen.tasks.ifeval.task import KINDS, NEED_LANGUAGE, FollowedVerdict, IFEval, make_check
 
 Row = dict[str, Any]
 RELATIONS = ("less than", "at least")
@@ -321,7 +320,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", sorted(KINDS - NEED_LANGUAGE))
 def test_long_hostile_answers_are_read_once(kind: str) -> None:
     """In time linear in the answer: a quadratic check of one of these would take minutes."""
-    check = make_check(kind, arguments(kind, random.Random(0)), sentences.RULE)
+    check = make_check(kind, arguments(kind, random.Random(0)), language.RULE)
     for piece, times in HOSTILE.items():
         assert check(f"x{piece * times}") in (True, False)
 
@@ -338,7 +337,7 @@ OF_DATA: dict[str, Row] = {
 
 @pytest.mark.parametrize("kind", OF_DATA)
 def test_patterns_of_data_that_take_for_ever_are_not_followed(kind: str) -> None:
-    check = make_check(kind, OF_DATA[kind], sentences.RULE)
+    check = make_check(kind, OF_DATA[kind], language.RULE)
     assert check("a" * 5000 + "c") is False
     # The same process counts on.
     assert check("aab 1") is (kind != "keywords:forbidden_words")
@@ -369,10 +368,10 @@ def test_what_is_missing_is_named_before_a_model_is_loaded(
         "kwargs": [{"num_sentences": 2, "relation": "at least"}],
     }
     first, second = write(tmp_path / "1.jsonl", [row]), write(tmp_path / "2.jsonl", [other])
-    monkeypatch.setattr(language, "is_installed", lambda: False)
+    monkeypatch.setattr(language, "is_langdetect_installed", lambda: False)
     with pytest.raises(InputError, match=r"langdetect to check language:response_language: pip"):
         IFEval().load(TaskOptions(data=first))
-    monkeypatch.setattr(sentences, "missing", lambda: sentences.NEEDED)
+    monkeypatch.setattr(language, "missing_for_punkt", lambda: language.NEEDED)
     with pytest.raises(InputError, match=r"punkt_tab to check length_constraints.*downloader"):
         IFEval().load(TaskOptions(data=second))
     task = IFEval()

@@ -14,7 +14,7 @@ from treegen.evals.verdict import Verdict
 from treegen.runs.record_lines import decode_record, encode_record
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.answers import maths as module
-from treegen.tasks.answers.limits import MAX_ANSWER
+from treegen.tasks.answers.canonical import MAX_ANSWER
 
 pytest.importorskip("math_verify")
 INVALID = Verdict(None, False)

@@ -17,7 +17,7 @@ from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, Task, TaskData, get_task
 from treegen.tasks.common import sources
-from treegen.tasks.gpqa.task import GPQA
+from treegen.tasks.gpqa import GPQA
 from treegen.tasks.math.aime import AIME
 from treegen.tasks.math.boxed import equivalent, extract_boxed
 from treegen.tasks.math.minerva import minerva_answer

@@ -12,7 +12,7 @@ from treegen.evals.multiple_choice import choice_prompts, is_multiple_choice, pi
 from treegen.evals.problem import Problem
 from treegen.prompts.tree import Node
 from treegen.tasks import TaskData, TaskOptions, get_task
-from treegen.tasks.choices.task import id_of
+from treegen.tasks.choices import id_of
 
 NAMES = ("arc-easy", "arc-challenge", "hellaswag", "winogrande", "piqa")
 

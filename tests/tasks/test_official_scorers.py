@@ -16,7 +16,7 @@ from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.votes import Tally
 from treegen.evals.verdict import SampleScore
 from treegen.tasks.answers import MathAnswer
-from treegen.tasks.gpqa.task import GPQA
+from treegen.tasks.gpqa import GPQA
 from treegen.tasks.math.aime import AIME
 from treegen.tasks.math.boxed import equivalent, extract_boxed, hendrycks_form
 from treegen.tasks.math.minerva import minerva_answer, minerva_form

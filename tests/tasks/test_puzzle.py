@@ -25,7 +25,7 @@ from treegen.tasks.puzzles.countdown_text import (
     value_head,
     value_label,
 )
-from treegen.tasks.puzzles.expression import of_steps, parse, value_with
+from treegen.tasks.puzzles.game24 import of_steps, parse, value_with
 from treegen.tasks.puzzles.puzzle import (
     Number,
     PuzzleState,

@@ -52,7 +52,7 @@ class SampleRecorder:
         self._counter = AccuracyCounter()
         self.tally = self._counter if self._verdicts else judging
         if self._verdicts:
-            for record, by_filter in self._verdicts.stored(run):
+            for record, by_filter in self._verdicts.read_stored(run):
                 self._counter.count(record["problem_id"], by_filter[self._headline].correct)
         elif judging:
             for record in run.records():

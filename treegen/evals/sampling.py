@@ -65,11 +65,7 @@ def sample(
 
         yield from sample_choices(prepared, recorder, llm, stop=stop)
         return
-    forecast = TimeForecast(
-        job.settings.sampling.max_tokens, shares_speed=llm.facts.device_type == "cpu"
-    )
-    for record in run.records():
-        forecast.finish(record["num_tokens"], before=True)
+    forecast = _start_forecast(job, run, llm)
     with (
         closing(recorder),
         closing(Timeline(run.path, len(recorder.account.parts))) as timeline,
@@ -108,6 +104,16 @@ def sample(
             raise
         run.sync()
         recorder.account.save(now=True)
+
+
+def _start_forecast(job: Job, run: RunDir, llm: "BaseLLM") -> TimeForecast:
+    """Return a forecast that has seen the lengths of the stored samples."""
+    forecast = TimeForecast(
+        job.settings.sampling.max_tokens, shares_speed=llm.facts.device_type == "cpu"
+    )
+    for record in run.records():
+        forecast.finish(record["num_tokens"], before=True)
+    return forecast
 
 
 class _ProgressTracker:

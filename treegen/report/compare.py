@@ -203,8 +203,9 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         )
     shared = [filter for filter in a.filters if filter in b.filters]
     if not shared:
+        filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
         raise InputError(
-            f"the runs have no verdicts by a common filter: {_lacks(a)}; {_lacks(b)}; score both"
+            f"the runs have no verdicts by a common filter: {'; '.join(filters)}; score both"
         )
     clusters = clusters_of(a.problems, ids)
     differences = _compare_verdicts(a, b, ids, shared, clusters)
@@ -252,10 +253,10 @@ def _compare_verdicts(
                 f"{len(missing):,} problems have no verdicts in both runs, such as {missing[0]!r}; "
                 "score the runs first"
             )
-        own_metrics = _own_metrics(
+        task_metrics = _task_metrics(
             [verdict for run in (first, second) for p in ids for verdict in run[p]]
         )
-        for metric in own_metrics if own_metrics is not None else ["accuracy"]:
+        for metric in task_metrics if task_metrics is not None else ["accuracy"]:
             values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
             differences.append(_difference(metric, filter, values[0], values[1], clusters))
         least = min(len(run[p]) for run in (first, second) for p in ids)
@@ -352,11 +353,7 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
         )
 
 
-def _lacks(view: RunView) -> str:
-    return f"{view.path} has {', '.join(view.filters) or 'none'}"
-
-
-def _own_metrics(verdicts: Sequence[Verdict]) -> list[str] | None:
+def _task_metrics(verdicts: Sequence[Verdict]) -> list[str] | None:
     """Return the task's own metrics that are from 0 to 1 for every sample; None if it has none."""
     measures = [verdict.measures for verdict in verdicts if isinstance(verdict, MetricVerdict)]
     if not measures or len(measures) < len(verdicts):

@@ -129,24 +129,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
             "unit": view.unit,
             "fates": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNJUDGED],
             "prompts": _prompts(view),
-            "trees": [
-                {
-                    "problem_id": safe_text(tree.problem_id),
-                    "index": tree.repeat,
-                    "method": safe_text(tree.method),
-                    "stopped": safe_text(tree.stopped),
-                    "usage": {
-                        key: value
-                        for key, value in tree.usage.items()
-                        if isinstance(value, int | float)
-                    },
-                    "solved": tree.solved,
-                    "answer": None if tree.answer is None else safe_text(tree.answer),
-                    "num_nodes": len(tree.nodes),
-                    "num_tokens": tree.num_tokens,
-                }
-                for tree in view.trees
-            ],
+            "trees": [_describe_tree(tree) for tree in view.trees],
             "text_starts": [start for start, _ in texts],
             "problem_starts": [start for start, _ in problems],
             "tree_starts": [start for start, _ in trees],
@@ -363,6 +346,23 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
             "score": right / judged if judged else None,
             "logprob": logprobs / known if known else None,
         }
+
+
+def _describe_tree(tree: StoredTree) -> dict[str, Any]:
+    """Return what the index of a page holds of a tree."""
+    return {
+        "problem_id": safe_text(tree.problem_id),
+        "index": tree.repeat,
+        "method": safe_text(tree.method),
+        "stopped": safe_text(tree.stopped),
+        "usage": {
+            key: value for key, value in tree.usage.items() if isinstance(value, int | float)
+        },
+        "solved": tree.solved,
+        "answer": None if tree.answer is None else safe_text(tree.answer),
+        "num_nodes": len(tree.nodes),
+        "num_tokens": tree.num_tokens,
+    }
 
 
 def _tree(tree: StoredTree) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from tiny_models import config_of, spread_weights, tiny_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from treegen import LLM, InputError, SamplingParams, from_module
-from treegen.integrations.trl import RolloutResult, Rollouts, rollout
-from treegen.integrations.trl.tree import tree_of
+from treegen.integrations.trl import RolloutResult, Rollouts, rollout, tree_of
 from treegen.model.load import patch_module
 
 trl = pytest.importorskip("trl.trainer", reason="needs trl")

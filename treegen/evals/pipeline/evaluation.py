@@ -170,14 +170,13 @@ def evaluate_all(
     all_choices = models.choices(dict(choices))
     targets = destinations(tasks, all_choices, output, resume)
     check_no_unused(choices, [target.settings for target in targets])
-    announce_demo_model(
-        all_choices, [target.settings for target in targets if not target.resume], listener
-    )
+    new_settings = [target.settings for target in targets if not target.resume]
+    announce_demo_model(all_choices, new_settings, listener)
     check_execution_options([get_task(target.settings.task) for target in targets], execution)
     if check_judges is not None and "judged_by" not in choices:
-        for target in targets:
-            if target.settings.judged_by is not None:
-                check_judges(target.settings.judged_by)
+        for judged_by in (target.settings.judged_by for target in targets):
+            if judged_by is not None:
+                check_judges(judged_by)
     jobs = [load_job(target.settings) for target in targets]
 
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
@@ -199,14 +198,12 @@ def evaluate_all(
     def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
         items = []
         for job, prepared_job, run in zip(jobs, prepared, runs, strict=True):
-            verdicts = None
-            if job.settings.score and as_code_execution_task(job.task) is None:
-                verdicts = RunVerdicts(job, cache_all=True)
+            is_scored_here = job.settings.score and as_code_execution_task(job.task) is None
+            verdicts = RunVerdicts(job, cache_all=True) if is_scored_here else None
             restore_rounds(job, run, verdicts)
             if run.missing <= 0:
                 keep_job_images(job, run)
-            judging = start_program_scoring(job, run, execution, listener)
-            if judging:
+            if judging := start_program_scoring(job, run, execution, listener):
                 stack.callback(judging.close)
             items.append(_Work(job, run, prepared_job, verdicts, judging))
         return items, ()

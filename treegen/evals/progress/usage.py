@@ -261,10 +261,9 @@ def speculation_line(usage: Mapping[str, Any]) -> str:
     if not drafted:
         return ""
     passes = usage["decoded_tokens"] - accepted
-    rate = f"; {usage['decoded_tokens'] / passes:.2f} tokens a pass" if passes > 0 else ""
-    return (
-        f"guessed tokens: {accepted:,} of {drafted:,} were drawn ({accepted / drafted:.0%}){rate}"
-    )
+    rate = f"; {usage['decoded_tokens'] / passes:.2f} tokens per pass" if passes > 0 else ""
+    share = f"{accepted / drafted:.0%}"
+    return f"draft tokens: {drafted:,}, of which {accepted:,} ({share}) were accepted{rate}"
 
 
 def attention_line(usage: Mapping[str, Any]) -> str:

@@ -59,7 +59,7 @@ class RunVerdicts:
         """Store a new sample in the run and return its verdicts, as the task gives them.
 
         Args:
-            run: The run. Its stored samples have been read by `stored`.
+            run: The run. Its stored samples have been read by `read_stored`.
             record: The sample.
         """
         run.append(record, self._digest)
@@ -69,7 +69,7 @@ class RunVerdicts:
         self._verdicts[-1] = verdicts
         return verdicts
 
-    def stored(
+    def read_stored(
         self, run: RunDir, *, anew: bool = False
     ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict]]]:
         """Yield every stored sample with its verdicts, as the task gives them.
@@ -129,7 +129,7 @@ class RunVerdicts:
         if cache is not None:
             cache.write(digest.hexdigest(), self._unified)
 
-    def unified(
+    def read_unified(
         self, run: RunDir, *, anew: bool = False
     ) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict], Mapping[str, Verdict]]]:
         """Yield every stored sample with its verdicts, as the task gives them and as reports do.
@@ -139,10 +139,10 @@ class RunVerdicts:
 
         Args:
             run: The run.
-            anew: As for `stored`.
+            anew: As for `read_stored`.
 
         Raises:
-            RunError: as for `stored`.
+            RunError: as for `read_stored`.
         """
         # Early stopping needs answers that are not unified, unlike those in this cache.
         complete = run.missing <= 0 and not self._job.settings.in_rounds
@@ -268,7 +268,7 @@ def score_samples(
         verdicts = RunVerdicts(job)
     scored: Iterable[tuple[dict[str, Any], Any, Any]]
     if judging is None:
-        scored = verdicts.unified(run, anew=anew)
+        scored = verdicts.read_unified(run, anew=anew)
     else:
         scored = ((record, v := judging.verdicts(record), v) for record in run.records())
     for record, raw, mine in scored:
@@ -430,7 +430,7 @@ def restore_rounds(job: Job, run: RunDir, verdicts: RunVerdicts | None = None) -
     if rounds is None:
         return None
     if rounds.reads_answers:
-        for record, by_filter in (verdicts or RunVerdicts(job)).stored(run):
+        for record, by_filter in (verdicts or RunVerdicts(job)).read_stored(run):
             _tell(rounds, record, by_filter.get(job.task.filters[0]))
     else:
         for record in run.records():

@@ -69,13 +69,7 @@ def run_searches(
     from treegen.search.budget import StopReason
 
     not_done = StopReason.INTERRUPTED, StopReason.LEFT_OUT
-    tally = AccuracyCounter()
-    for record in run.records():
-        tally.count(record["problem_id"], bool(record["solved"]))
-    settings = job.settings
-    started, start, tokens = len(run.done), time.monotonic(), 0
-    # The tokens of searches in progress are not known, so a search's length is its time.
-    forecast, spent, seen = TimeForecast(settings.budget.seconds), 0.0, 0.0
+    tracker = _ProgressTracker(job, run)
     results = _start_searches(job, run, llm, stop, value_function)
     parts = AttemptLog(run, results.workers)
     stopped = False
@@ -92,41 +86,68 @@ def run_searches(
                     continue
                 record = make_record(job, result)
                 run.append(record)
-                tally.count(record["problem_id"], record["solved"])
-                tokens += record["usage"]["tokens_decoded"]
                 parts.save()
-                seconds, left = time.monotonic() - start, run.info.planned - len(run.done)
-                running = min(settings.concurrency, left)
-                # It was in progress with the others until now.
-                spent, seen = (
-                    spent + (seconds - seen) * min(settings.concurrency, left + 1),
-                    seconds,
-                )
-                forecast.finish(result.usage.seconds)
                 unknown = results.num_unknown + len(finished) - number
-                solved = _estimate_solved(tally, unknown, job.settings.repeats)
-                status = results.status()
-                yield RunProgress(
-                    done=len(run.done),
-                    planned=run.info.planned,
-                    rows=status.rows,
-                    pages=status.pages,
-                    num_pages=status.num_pages,
-                    tokens=tokens,
-                    seconds=seconds,
-                    accuracy=solved.value if solved else None,
-                    started=started,
-                    estimate=solved,
-                    unit="searches",
-                    unknown=unknown,
-                    workers=results.workers(),
-                    forecast=forecast.estimate(
-                        seconds=seconds, spent=spent, running=running, waiting=left - running
-                    ),
-                )
+                yield tracker.count(record, result.usage.seconds, results, unknown)
             stopped = bool(stop())
         parts.save(now=True)
     run.sync()
+
+
+class _ProgressTracker:
+    """Computes the progress of a run from the searches that finish."""
+
+    def __init__(self, job: SearchJob, run: SearchRunDir) -> None:
+        """Begin with the stored searches."""
+        self._settings, self._run = job.settings, run
+        self._tally = AccuracyCounter()
+        for record in run.records():
+            self._tally.count(record["problem_id"], bool(record["solved"]))
+        self._start, self._num_before, self._tokens = time.monotonic(), len(run.done), 0
+        # The tokens of searches in progress are not known, so a search's length is its time.
+        self._forecast = TimeForecast(job.settings.budget.seconds)
+        self._spent, self._seen = 0.0, 0.0
+
+    def count(
+        self, record: Mapping[str, Any], search_seconds: float, results: "SearchRun", unknown: int
+    ) -> RunProgress:
+        """Count a stored search and return the progress of the run.
+
+        Args:
+            record: The record of the search.
+            search_seconds: How long the search took.
+            results: The searches in progress.
+            unknown: Number of searches that have started and whose result is not counted yet.
+        """
+        self._tally.count(record["problem_id"], record["solved"])
+        self._tokens += record["usage"]["tokens_decoded"]
+        seconds, planned = time.monotonic() - self._start, self._run.info.planned
+        left = planned - len(self._run.done)
+        running = min(self._settings.concurrency, left)
+        # The search was in progress with the others until now.
+        self._spent += (seconds - self._seen) * min(self._settings.concurrency, left + 1)
+        self._seen = seconds
+        self._forecast.finish(search_seconds)
+        solved = _estimate_solved(self._tally, unknown, self._settings.repeats)
+        status = results.status()
+        return RunProgress(
+            done=len(self._run.done),
+            planned=planned,
+            rows=status.rows,
+            pages=status.pages,
+            num_pages=status.num_pages,
+            tokens=self._tokens,
+            seconds=seconds,
+            accuracy=solved.value if solved else None,
+            started=self._num_before,
+            estimate=solved,
+            unit="searches",
+            unknown=unknown,
+            workers=results.workers(),
+            forecast=self._forecast.estimate(
+                seconds=seconds, spent=self._spent, running=running, waiting=left - running
+            ),
+        )
 
 
 def _start_searches(

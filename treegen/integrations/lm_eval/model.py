@@ -21,12 +21,16 @@ from tqdm import tqdm
 from treegen.common.params import check_int
 from treegen.common.version import VERSION
 from treegen.errors import CapacityError, InputError, arg
-from treegen.integrations.lm_eval.cached_responses import ResponseCache, SampledPrompt
+from treegen.integrations.lm_eval.cached_responses import Journal, ResponseCache, SampledPrompt
 from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
-from treegen.integrations.lm_eval.journal import Journal
-from treegen.integrations.lm_eval.lengths import Pair, fitting, truncate_prompt, windows
 from treegen.integrations.lm_eval.settings import GenSettings, gen_settings
-from treegen.integrations.lm_eval.tokenizer import HarnessTokenizer
+from treegen.integrations.lm_eval.tokenizer import (
+    HarnessTokenizer,
+    Pair,
+    fitting,
+    truncate_prompt,
+    windows,
+)
 from treegen.llm import LLM
 from treegen.llm.base import BaseLLM
 from treegen.model.checkpoint.files import locate

@@ -2,7 +2,7 @@
 
     export_run    a run as an Inspect log, lm-eval's files,       export.py, to_*.py
       |           those of Every Eval Ever, or Parquet
-    ExportedRun   a run with its prompts, as all formats take it  exported_run.py
+    ExportedRun   a run with its prompts, as all formats take it  export.py
     import_log    an Inspect or lm-eval log as run directories    importer.py, from_*.py
       |
     ExternalLog   the content of a log of any tool                external_log.py

@@ -1,4 +1,9 @@
-"""The content of a log of any other tool, and its conversion to a run directory."""
+"""The content of a log of any other tool, and its conversion to a run directory.
+
+A log is untrusted: pydantic schemas check it. Every field that is used has a type and bounds,
+nothing is converted (1.7 is not a document number, and "no" is not true), and an error names the
+file, the line or sample, and the field.
+"""
 
 import json
 import os
@@ -6,10 +11,11 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from treegen.common.files.paths import path_component
 from treegen.common.files.temporary_files import create_held, sweep
@@ -19,10 +25,61 @@ from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.identity import build_content_identity
 from treegen.evals.job import Job, load_job
 from treegen.evals.scoring.results import write_results
-from treegen.report.exchange.schema import MOST_SAMPLES, Count, Index, Name, Schema, Share, Time
 from treegen.runs import RunDir, RunSettings
 from treegen.runs.files import format_os_error
 from treegen.runs.new_directory import check_directory
+
+MOST_SAMPLES: Final = 1_000_000
+"""The largest number of samples of a problem in a log, or of its epochs."""
+_MOST_COUNT: Final = 2**53
+
+
+def _is_time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+Count = Annotated[int, Field(ge=0, le=_MOST_COUNT)]
+Index = Annotated[int, Field(ge=0, lt=MOST_SAMPLES)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=500)]
+Time = Annotated[str, AfterValidator(_is_time)]
+
+
+class Schema(BaseModel):
+    """A part of a log; only the fields that are declared here are checked."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+_Kind = TypeVar("_Kind", bound=Schema)
+
+
+def validate(kind: type[_Kind], found: Any, where: str) -> _Kind:
+    """Return a part of a log after checking it.
+
+    Args:
+        kind: The schema of the part.
+        found: The value in the log.
+        where: The file, and the line or sample, for the message.
+
+    Raises:
+        InputError: A field is missing, has another type or is out of its bounds.
+    """
+    if not isinstance(found, Mapping):
+        raise InputError(f"{where} must be a JSON object, got {found!r:.60}; mend or remove it")
+    try:
+        return kind.model_validate(dict(found))
+    except ValidationError as error:
+        first, *others = error.errors(include_url=False)
+        place = ".".join(map(str, first["loc"]))
+        got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
+        more = f" ({len(others)} more faults)" if others else ""
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise InputError(
+            f"{where}: {place or 'it'}: {message}{got}{more}; mend or remove it"
+        ) from None
+
 
 PROBLEMS: Final = "problems.jsonl"
 """The file with the problems of the log, in the directory of an imported run."""

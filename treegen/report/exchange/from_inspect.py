@@ -14,14 +14,15 @@ from typing import Any, BinaryIO, Final, Literal
 from treegen.common.files.reading import describe_read_error, most_unpacked, open_regular
 from treegen.errors import InputError, install
 from treegen.report.exchange.external_log import (
+    MOST_SAMPLES,
     ExternalLog,
     ExternalSample,
     ForeignProblem,
     ForeignVerdict,
     score_to_verdict,
     usable_sampling,
+    validate,
 )
-from treegen.report.exchange.schema import MOST_SAMPLES, validate
 
 try:
     from inspect_ai.log import EvalLog, EvalSample, read_eval_log
@@ -51,18 +52,7 @@ def read_inspect(path: Path) -> ExternalLog:
             f"{path} has no samples; run it to its end, and write samples into the log"
         )
     notices: list[str] = []
-    problems: dict[str, ForeignProblem] = {}
-    ids: dict[str, int | str] = {}
-    for sample in log.samples:
-        name = str(sample.id)
-        if ids.setdefault(name, sample.id) != sample.id:
-            message = f"{path} has the number {name} and the text {name!r} as two ids"
-            raise InputError(f"{message}; rename one of the samples")
-        problem = _problem(sample, f"{path}: sample {sample.id!r:.60}")
-        if problems.setdefault(name, problem) != problem:
-            raise InputError(
-                f"{path} has two inputs or targets for the sample {name!r:.60}; rename one of them"
-            )
+    problems = _collect_problems(log.samples, path)
     scores = _scores(log.samples, notices)
     filters = list(dict.fromkeys(name for of_sample in scores for name in of_sample))
     done = [pair for pair in zip(log.samples, scores, strict=True) if pair[1]]
@@ -90,7 +80,7 @@ def read_inspect(path: Path) -> ExternalLog:
             "version": str(log.eval.task_version),
             "model": log.eval.model,
             "source": f"inspect_ai {log.eval.packages.get('inspect_ai', '')}".strip(),
-            "problems": tuple(problems.values()),
+            "problems": problems,
             "filters": tuple(filters),
             "num_samples": epochs,
             "samples": tuple(
@@ -140,6 +130,31 @@ def _check_size(file: BinaryIO, path: Path) -> None:
             "trust it, convert it with `inspect log convert --to json` and import that"
         )
     file.seek(0)
+
+
+def _collect_problems(samples: Sequence[EvalSample], path: Path) -> tuple[ForeignProblem, ...]:
+    """Return the problems of some samples.
+
+    Args:
+        samples: The samples of a log.
+        path: The file of the log, for messages.
+
+    Raises:
+        InputError: Samples of one problem contradict each other.
+    """
+    problems: dict[str, ForeignProblem] = {}
+    ids: dict[str, int | str] = {}
+    for sample in samples:
+        name = str(sample.id)
+        if ids.setdefault(name, sample.id) != sample.id:
+            message = f"{path} has the number {name} and the text {name!r} as two ids"
+            raise InputError(f"{message}; rename one of the samples")
+        problem = _problem(sample, f"{path}: sample {sample.id!r:.60}")
+        if problems.setdefault(name, problem) != problem:
+            raise InputError(
+                f"{path} has two inputs or targets for the sample {name!r:.60}; rename one of them"
+            )
+    return tuple(problems.values())
 
 
 def _problem(sample: EvalSample, where: str) -> ForeignProblem:

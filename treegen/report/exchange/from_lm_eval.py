@@ -14,14 +14,19 @@ from treegen.common.files.reading import describe_read_error, open_regular, read
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.report.exchange.external_log import (
+    Count,
     ExternalLog,
     ExternalSample,
     ForeignProblem,
     ForeignVerdict,
+    Index,
+    Name,
+    Schema,
+    Share,
     score_to_verdict,
     usable_sampling,
+    validate,
 )
-from treegen.report.exchange.schema import Count, Index, Name, Schema, Share, validate
 from treegen.report.exchange.to_lm_eval import BY_RESPONSE
 
 # Fields of a document that may hold the question, the likeliest first.

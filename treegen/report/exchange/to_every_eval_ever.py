@@ -19,7 +19,7 @@ from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
-from treegen.report.exchange.exported_run import ExportedRun, plain_text
+from treegen.report.exchange.export import ExportedRun, plain_text
 from treegen.report.view import ProblemView, Sample
 
 SCHEMA_VERSION: Final = "0.3.0"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError, install
-from treegen.report.exchange.exported_run import ExportedRun
+from treegen.report.exchange.export import ExportedRun
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, Sample
 
@@ -58,6 +58,18 @@ _TURNS: Final = {
     "assistant": ChatMessageAssistant,
     "tool": ChatMessageTool,
 }
+# Fields of a sample's record that are exported as metadata.
+_METADATA: Final = (
+    "seed",
+    "logprob",
+    "prompt_hash",
+    "finish_reason",
+    "dropped",
+    "confidence",
+    "self_certainty",
+    "stop",
+    "choice_logprobs",
+)
 
 
 def write(run: ExportedRun, path: Path) -> list[Path]:
@@ -194,32 +206,14 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
         reasoning_tokens=sample.thinking.num_tokens if sample.thinking else None,
     )
     stop: Any = _STOPS.get(sample.finish_reason, "stop" if sample.searched else "unknown")
-    kept = (
-        "seed",
-        "logprob",
-        "prompt_hash",
-        "finish_reason",
-        "dropped",
-        "confidence",
-        "self_certainty",
-        "stop",
-        "choice_logprobs",
-    )
-    metadata = {name: record[name] for name in kept if record.get(name) is not None}
+    metadata = {name: record[name] for name in _METADATA if record.get(name) is not None}
     ended = record.get("time")
     turns = (
         [ChatMessageUser(content=prompt_content)]
         if isinstance(prompt_content, str)
         else prompt_content
     )
-    tree = (
-        next(
-            (t for t in run.view.trees if (t.problem_id, t.repeat) == (problem.id, sample.index)),
-            None,
-        )
-        if run.view.searched
-        else None
-    )
+    tree = _tree_of(run, problem, sample)
     return EvalSample(
         id=replace_surrogates(problem.id),
         epoch=sample.index + 1,
@@ -243,6 +237,14 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
         completed_at=ended,
         events=list(_spans(tree, ended or run.view.info.created)) if tree else [],
     )
+
+
+def _tree_of(run: ExportedRun, problem: ProblemView, sample: Sample) -> StoredTree | None:
+    """Return the tree of a search; None if the run is not one of searches."""
+    if not run.view.searched:
+        return None
+    key = (problem.id, sample.index)
+    return next((tree for tree in run.view.trees if (tree.problem_id, tree.repeat) == key), None)
 
 
 def _score(verdict: Any) -> Score:

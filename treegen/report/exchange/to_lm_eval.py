@@ -16,7 +16,7 @@ from typing import Any, Final
 from treegen.common.files.paths import path_component
 from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import replace_surrogates
-from treegen.report.exchange.exported_run import ExportedRun, plain_text
+from treegen.report.exchange.export import ExportedRun, plain_text
 from treegen.report.view import ProblemView
 
 BY_RESPONSE: Final = "by_response"

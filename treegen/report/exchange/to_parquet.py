@@ -6,7 +6,7 @@ from typing import Any
 
 from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import replace_surrogates
-from treegen.report.exchange.exported_run import ExportedRun
+from treegen.report.exchange.export import ExportedRun
 from treegen.report.frames import Frames
 
 

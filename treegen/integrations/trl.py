@@ -1,4 +1,8 @@
-"""The rollout function of TRL's trainers: samples from the trainer's own module, as one tree."""
+"""Rollouts of TRL's trainers: samples from the trainer's own module, as one tree.
+
+Use it by `rollout_func=treegen.integrations.trl.rollout`. `RolloutTree` is the prefix tree of a
+rollout's samples, for trainers that compute shared prefixes once.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,74 @@ import torch
 from treegen.common.formatting import parse_bytes
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, ModelError
-from treegen.integrations.trl.tree import RolloutTree, tree_of
 from treegen.llm import LLM
 from treegen.model.load import from_module, patch_module
 from treegen.model.options import check_known
+from treegen.prompts.radix import RadixNode, build
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens that all samples below share."""
+
+    tokens: tuple[int, ...]
+    """Their ids."""
+    parent: int | None
+    """The index of the segment before them; None for the first segment of a text."""
+    samples: tuple[int, ...]
+    """The rollouts that contain them, by their places in the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTree:
+    """The prefix tree of prompts and completions. Parents come before their children."""
+
+    segments: tuple[Segment, ...]
+    """All segments."""
+    last: tuple[int, ...]
+    """For each sample the index of the segment that it ends in."""
+
+    def path(self, sample: int) -> list[int]:
+        """Return the segments of a sample, from its first token on."""
+        indices: list[int] = []
+        at: int | None = self.last[sample]
+        while at is not None:
+            indices.append(at)
+            at = self.segments[at].parent
+        return indices[::-1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all segments: those to compute when shared ones are computed once."""
+        return sum(len(segment.tokens) for segment in self.segments)
+
+
+def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
+    """Return the prefix tree of the token ids of each sample's prompt and completion."""
+    arrays = [np.asarray(text, dtype=np.int32) for text in texts]
+    segments: list[Segment] = []
+    last = [0] * len(texts)
+    waiting: list[tuple[RadixNode, int | None, int]] = [(n, None, 0) for n in build(arrays)[::-1]]
+    while waiting:
+        node, parent, start = waiting.pop()
+        here = len(segments)
+        tokens = tuple(arrays[node.first][start : node.stop].tolist())
+        segments.append(Segment(tokens, parent, tuple(sorted(_below(node)))))
+        for sample in node.sequences:
+            last[sample] = here
+        waiting += [(child, here, node.stop) for child in node.children[::-1]]
+    return RolloutTree(tuple(segments), tuple(last))
+
+
+def _below(node: RadixNode) -> list[int]:
+    samples: list[int] = []
+    waiting = [node]
+    while waiting:
+        branch = waiting.pop()
+        samples += branch.sequences
+        waiting += branch.children
+    return samples
+
 
 # Fields of SamplingParams, by their names in transformers' generation.
 _NAMES: Final = {

@@ -1,1 +1,0 @@
-"""Questions whose answer is the likeliest of given texts (ARC, HellaSwag, WinoGrande, PIQA)."""

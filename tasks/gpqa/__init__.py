@@ -1,1 +1,0 @@
-"""GPQA: graduate-level questions with four choices."""

@@ -1,1 +1,0 @@
-"""Grade-school mathematics (GSM8K)."""

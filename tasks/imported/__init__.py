@@ -1,1 +1,0 @@
-"""Problems of a log from another tool."""

@@ -1,1 +1,0 @@
-"""SimpleQA: short factual questions, graded by a model."""
