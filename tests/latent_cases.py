@@ -11,7 +11,7 @@ import pytest
 
 from treegen import LLM, Node
 from treegen.ops.attention import latent as latents
-from treegen.prompts.plan.cost import CostModel
+from treegen.prompts.plan.cost_model import CostModel
 
 FAMILIES = [
     "axk1",

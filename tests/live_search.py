@@ -17,7 +17,7 @@ from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest
 from treegen.prompts.plan.compile import compile_plan
-from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.stops import StopConditions
 from treegen.search.budget import Budget

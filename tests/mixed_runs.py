@@ -39,7 +39,7 @@ from treegen.errors import CapacityError, InputError, TreegenError
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import draw
 from treegen.prompts.plan.compile import compile_plan
-from treegen.prompts.plan.cost import SHARING
+from treegen.prompts.plan.cost_model import SHARING
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.stops import StopConditions
 from treegen.search.budget import BudgetReached

@@ -43,7 +43,7 @@ from treegen.model.load import from_module
 from treegen.model.model import Model
 from treegen.ops.attention import Level, attend
 from treegen.ops.attention.registry import LOADERS, choose
-from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.tree import prompts_of
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from treegen.engine.compute import graph_pool
 from treegen.errors import InputError
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.ops.attention import attend
-from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.cost_model import Sharing
 
 pytestmark = pytest.mark.gpu
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -26,7 +26,7 @@ from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.errors import ModelWarning
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.ops.attention import latent as latents
-from treegen.prompts.plan.cost import CostModel
+from treegen.prompts.plan.cost_model import CostModel
 from treegen.prompts.plan.requests import build_sample_requests
 from treegen.search import SearchNode
 

@@ -22,7 +22,7 @@ from treegen import LLM, Completion, Node, SamplingParams
 from treegen.common.outputs import Score
 from treegen.errors import InputError
 from treegen.ops.attention import latent as latents
-from treegen.prompts.plan.cost import CostModel
+from treegen.prompts.plan.cost_model import CostModel
 from treegen.prompts.plan.requests import build_sample_requests
 from treegen.search import SearchNode
 

@@ -29,7 +29,7 @@ from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.errors import CacheFullError, CapacityError, InternalError, NumericsError
 from treegen.model.batch import Batch
 from treegen.prompts.plan.compile import compile_plan
-from treegen.prompts.plan.cost import SHARING, Sharing
+from treegen.prompts.plan.cost_model import SHARING, Sharing
 from treegen.prompts.plan.plan import Plan, Request
 
 

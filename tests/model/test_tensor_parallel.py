@@ -21,7 +21,7 @@ from treegen.errors import InputError, ModelError
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
 from treegen.model.rank_processes import RankGroup
-from treegen.prompts.plan.cost import CostModel
+from treegen.prompts.plan.cost_model import CostModel
 from treegen.search import SearchNode
 
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]

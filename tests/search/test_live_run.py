@@ -25,7 +25,7 @@ from treegen.common.spec import DeltaSpec
 from treegen.engine.param_set import ParamSet, ParamTable
 from treegen.errors import CacheFullError, InputError
 from treegen.prompts.plan.compile import compile_plan
-from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Request
 from treegen.search.live.run import LiveRun

@@ -23,7 +23,7 @@ from treegen.errors import CapacityError, InputError
 from treegen.model.batch import Batch
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import draw
-from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.live.backend import LiveBackend

@@ -26,7 +26,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError
 from treegen.llm import LLM
 from treegen.model.memory import empty_device_cache
-from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.plan import Plan
 
 if TYPE_CHECKING:

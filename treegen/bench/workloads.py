@@ -16,7 +16,7 @@ from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
     from treegen.common.params import SamplingParams
-    from treegen.prompts.plan.cost import Sharing
+    from treegen.prompts.plan.cost_model import Sharing
 
 SHARING_MODES: Final = ("auto", "all", "one", "off")
 """treegen with this value of `sharing`."""

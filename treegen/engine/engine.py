@@ -27,7 +27,7 @@ from treegen.model.model_info import ModelInfo
 from treegen.model.options import EngineOptions
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype
 from treegen.ops.cache.pool import PagedCache
-from treegen.prompts.plan.cost import DEVICE_COSTS, Sharing
+from treegen.prompts.plan.cost_model import DEVICE_COSTS, Sharing
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import plan_requests
 

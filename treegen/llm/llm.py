@@ -28,7 +28,7 @@ from treegen.model.rank_processes import load_from_options
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.bos_eos import end_ids
-from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.stops import StopConditions, StopConditionsCache

@@ -11,7 +11,7 @@ from treegen.common.formatting import parse_bytes
 from treegen.common.params import check_bool, check_int
 from treegen.common.spelling import hint_at
 from treegen.errors import InputError, arg
-from treegen.prompts.plan.cost import Sharing, check_sharing
+from treegen.prompts.plan.cost_model import Sharing, check_sharing
 
 if TYPE_CHECKING:
     from treegen.common.drafter import DraftFunction

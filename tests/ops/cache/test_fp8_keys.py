@@ -17,7 +17,7 @@ from treegen.model.load import load_model
 from treegen.model.options import EngineOptions
 from treegen.ops.attention.types import FP8
 from treegen.ops.cache.pool import LayerKV, PagedCache, write_kv
-from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.cost_model import Sharing
 
 CUDA = torch.cuda.is_available()
 TREE = Node(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from treegen.errors import CacheFullError, InputError
 from treegen.prompts.plan.compile import CacheForm, compile_plan
-from treegen.prompts.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing
+from treegen.prompts.plan.cost_model import DEVICE_COSTS, SHARING, CostModel, Sharing
 from treegen.prompts.plan.plan import Plan, Request
 
 

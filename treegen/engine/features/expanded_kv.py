@@ -17,7 +17,7 @@ from treegen.common.spec import ModelSpec
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.segments.store import SegmentStore
 from treegen.ops.cache.pool import PagedCache, Pages, table_slots
-from treegen.prompts.plan.cost import CostModel
+from treegen.prompts.plan.cost_model import CostModel
 
 
 @dataclass(frozen=True, slots=True)

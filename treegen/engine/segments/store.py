@@ -23,7 +23,7 @@ from treegen.engine.segments.segment import (
 from treegen.ops.cache.pool import PagedCache, Pages
 from treegen.ops.cache.state_cache import NO_STATE, Slots
 from treegen.prompts.images.table import BidirectionalBlocks, MRopePositions
-from treegen.prompts.plan.cost import decide_cascade
+from treegen.prompts.plan.cost_model import decide_cascade
 from treegen.prompts.plan.plan import Plan
 from treegen.prompts.radix import Tokens
 

@@ -26,7 +26,7 @@ from treegen.common.drafter import Drafts, NewTokens, PromptInfo
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_offsets, make_level
 from treegen.engine.compute.model_runner import ModelRunner, PrefillInputs, StepInputs
-from treegen.engine.drafting.acceptance import AcceptanceEstimator
+from treegen.engine.drafting.acceptance_rates import AcceptanceEstimator
 from treegen.engine.features.features import Features
 from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
 from treegen.engine.rows.engine_run import EngineRun

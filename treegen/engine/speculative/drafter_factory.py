@@ -21,7 +21,7 @@ from treegen.common.drafter import (
 from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.graph_pool import estimate_row_seconds, pad_num_query_rows
 from treegen.engine.compute.model_runner import ModelRunner
-from treegen.engine.drafting.acceptance import AcceptanceEstimator
+from treegen.engine.drafting.acceptance_rates import AcceptanceEstimator
 from treegen.engine.drafting.draft_length import DraftLengthController
 from treegen.engine.drafting.ngrams import NgramDrafter
 from treegen.engine.features.features import Features

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from treegen.common.spec import DeltaSpec, LatentSpec
 from treegen.prompts import radix
-from treegen.prompts.plan.cost import (
+from treegen.prompts.plan.cost_model import (
     DEVICE_COSTS,
     CostModel,
     Sharing,

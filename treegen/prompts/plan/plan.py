@@ -26,7 +26,7 @@ from treegen.common.spec import DeltaSpec
 from treegen.errors import CacheFullError, arg
 from treegen.prompts import radix
 from treegen.prompts.expansion import LevelBound
-from treegen.prompts.plan.cost import CostModel, Sharing
+from treegen.prompts.plan.cost_model import CostModel, Sharing
 
 
 @dataclass(frozen=True, slots=True)

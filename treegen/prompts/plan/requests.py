@@ -15,7 +15,7 @@ from treegen.prompts.bos_eos import warn_of_unended_turns
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.plan.compile import CacheForm, compile_plan
-from treegen.prompts.plan.cost import DEVICE_COSTS, Sharing
+from treegen.prompts.plan.cost_model import DEVICE_COSTS, Sharing
 from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.radix import Tokens
