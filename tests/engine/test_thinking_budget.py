@@ -221,7 +221,7 @@ def test_what_cannot_close_a_thinking_is_refused(llm: LLM, tmp_path: Path) -> No
     with pytest.raises(InputError, match="closing tag 'b', so reasoning would end"):
         SamplingParams(reasoning_tags=("abc", "b"))
     plain = load(tiny_models.save_tiny_model(tmp_path))
-    with pytest.raises(InputError, match='reasoning_tags=\\("<think>", "</think>"\\)'):
+    with pytest.raises(InputError, match=r"reasoning_tags=\('<think>', '</think>'\)"):
         plain.run(tree_of(1), SamplingParams(max_thinking_tokens=3))
     found = plain.run(tree_of(2), SamplingParams(reasoning_tags="auto", max_tokens=3))
     assert all(c.thinking is None for c in found.completions)

@@ -12,8 +12,6 @@ import warnings
 from functools import cache
 from typing import Final
 
-from treegen.errors import ModelWarning
-
 VERSION: Final = "0.1.0"
 
 TESTED: Final = {"torch": ((2, 11), (2, 15)), "transformers": ((5, 17), (5, 24))}
@@ -31,6 +29,9 @@ def warn_untested() -> None:
         and not lowest <= _minor(version := sys.modules[name].__version__) <= highest
     ]
     if problems:
+        # `import treegen` imports this module before the command line can set its signal handlers.
+        from treegen.errors import ModelWarning
+
         names = " ".join(
             f"'{name}>={_text(lowest)},<{_text((highest[0], highest[1] + 1))}'"
             for name, (lowest, highest) in TESTED.items()
