@@ -13,6 +13,7 @@ from cli_cases import Command
 
 import treegen
 from treegen.api.judging import judgings
+from treegen.runs.settings import versions
 
 RUNS = ("samples", "stopped", "choices", "programs", "judged", "imported", "searched")
 SCORED = tuple(name for name in RUNS if name != "searched")
@@ -24,11 +25,17 @@ FOLDER = "/old/"
 
 @pytest.fixture
 def old(repository: Path, tmp_path: Path) -> Path:
-    """A copy of the runs, with the problems where the runs say that they are."""
+    """A copy of the runs, as if made with the versions of today on problems at their new place."""
     folder = tmp_path / "old"
     shutil.copytree(repository / "tests" / "data" / "old_runs", folder)
     for path in folder.rglob("*.json"):
-        path.write_text(path.read_text().replace(FOLDER, f"{folder}/"))
+        text = path.read_text().replace(FOLDER, f"{folder}/")
+        if path.name in ("run.json", "results.json"):
+            for name, version in json.loads(text)["versions"].items():
+                text = text.replace(
+                    f'"{name}": "{version}"', f'"{name}": "{versions().get(name, version)}"'
+                )
+        path.write_text(text)
     return folder
 
 
