@@ -12,7 +12,7 @@ from treegen.errors import Message
 
 
 def rename_arguments(message: str, command: click.Command | None) -> str:
-    """Return a message in which the command's flags stand for parameters; see `treegen.errors.arg`.
+    """Replace the parameters that a message names by flags of the command (`treegen.errors.arg`).
 
     Args:
         message: The message of an error or a notice.

@@ -273,7 +273,7 @@ def score_samples(
         scored = ((record, v := judging.verdicts(record), v) for record in run.records())
     for record, raw, mine in scored:
         if rounds is not None:
-            _tell(rounds, record, raw.get(headline) if raw else None)
+            _add_sample(rounds, record, raw.get(headline) if raw else None)
         by_length = _NO_VERDICTS
         if mine and "choice_logprobs" in record:
             by_length = verdicts.of_length_normalized(record, mine)
@@ -431,16 +431,16 @@ def restore_rounds(job: Job, run: RunDir, verdicts: RunVerdicts | None = None) -
         return None
     if rounds.reads_answers:
         for record, by_filter in (verdicts or RunVerdicts(job)).read_stored(run):
-            _tell(rounds, record, by_filter.get(job.task.filters[0]))
+            _add_sample(rounds, record, by_filter.get(job.task.filters[0]))
     else:
         for record in run.records():
-            _tell(rounds, record, None)
+            _add_sample(rounds, record, None)
     rounds.take_due()
     run.spared = rounds.spared
     return rounds
 
 
-def _tell(rounds: Rounds, record: Mapping[str, Any], first: Verdict | None) -> None:
+def _add_sample(rounds: Rounds, record: Mapping[str, Any], first: Verdict | None) -> None:
     """Add a stored sample to the rounds.
 
     Args:

@@ -88,7 +88,7 @@ class ReplyParser:
         else:
             marks = self._form.literals
         at, mark = self._find(marks)
-        yield from self._tell(ReasoningPart, at)
+        yield from self._emit(ReasoningPart, at)
         if not mark:
             self._wait()
             return
@@ -106,7 +106,7 @@ class ReplyParser:
             if not rest:
                 if not self._ended:
                     raise NeedMoreText
-                yield from self._tell(TextPart, len(self._text))
+                yield from self._emit(TextPart, len(self._text))
                 return
             if self._may_think and self._tags is not None:
                 if self._may_be(rest, self._tags.open):
@@ -121,7 +121,7 @@ class ReplyParser:
                 return
         self._begun = True
         at, mark = self._find(self._form.literals)
-        yield from self._tell(TextPart, at)
+        yield from self._emit(TextPart, at)
         if not mark:
             self._wait()
             return
@@ -132,7 +132,7 @@ class ReplyParser:
         try:
             found = self._form.blocks[mark](scan, self._tools)
         except NotACall:
-            yield from self._tell(TextPart, len(mark))
+            yield from self._emit(TextPart, len(mark))
             return
         self._text = self._text[scan.at :]
         if isinstance(found, str):
@@ -185,7 +185,7 @@ class ReplyParser:
         """Whether the text, which ends with a mark, may still become a longer mark."""
         return bool(mark) and len(other) > len(mark) and other.startswith(self._text[at:])
 
-    def _tell(self, kind: type[TextPart | ReasoningPart], num: int) -> Iterator[Part]:
+    def _emit(self, kind: type[TextPart | ReasoningPart], num: int) -> Iterator[Part]:
         """Yield the first characters of the text as a part; hold back space at its end.
 
         Held-back space is emitted with the next text. In thoughts only line breaks are held back,
@@ -194,10 +194,10 @@ class ReplyParser:
         piece, self._text = self._text[:num], self._text[num:]
         if kind is ReasoningPart and not self._said[ReasoningPart]:
             piece = piece.lstrip("\n")
-        told = piece.rstrip("\n" if kind is ReasoningPart else None)
-        if told:
-            yield kind(self._space + told)
-            self._space, self._said[kind] = piece[len(told) :], True
+        shown = piece.rstrip("\n" if kind is ReasoningPart else None)
+        if shown:
+            yield kind(self._space + shown)
+            self._space, self._said[kind] = piece[len(shown) :], True
             self._after_call = False
         else:
             self._space += piece
