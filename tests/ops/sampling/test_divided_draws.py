@@ -4,10 +4,16 @@ Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/ops/sampling/test_divid
 """
 
 import os
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from treegen.common.params import SamplingParams
+from treegen.engine.compute.decode_step import FORCED, NUM_INPUTS, DecodeStep
+from treegen.model.parallel.ranks import Ranks
+from treegen.ops.sampling.batch import SamplingBatch
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
@@ -58,3 +64,26 @@ def test_parts_draw_what_the_whole_draws(size: int, parts: int) -> None:
     torch.testing.assert_close(lse[is_number], want[2][is_number])
     found = (logprobs - want[1])[is_number][same]
     assert found.abs().max() < 1e-4
+
+
+class AbortedRanks(Ranks):
+    """Ranks whose collectives a dead rank has aborted: the results are garbage."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return torch.full_like(torch.cat([tensor] * self.size, -1), 1e30)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor.copy_(torch.tensor([2**62 + 17, -(2**40)]))
+
+
+def test_garbage_of_an_aborted_collective_draws_tokens_of_the_vocabulary() -> None:
+    size = 7000
+    inputs = torch.zeros(NUM_INPUTS, ROWS, dtype=torch.int64, device=DEVICE)
+    inputs[FORCED] = -1
+    params = [SamplingParams(temperature=1.0)]
+    sampling = SamplingBatch.of(params, torch.zeros(ROWS, dtype=torch.int64, device=DEVICE))
+    nothing: Any = None
+    ranks = AbortedRanks(0, 2, torch.device(DEVICE), None)
+    step = DecodeStep(inputs, None, nothing, sampling, nothing, ranks=ranks, vocab_size=size)
+    draws = step.draw_now(torch.randn(ROWS, size // 2, device=DEVICE))
+    assert ((draws.tokens_PN >= 0) & (draws.tokens_PN < size)).all()

@@ -127,9 +127,13 @@ class DecodeStep:
         row_inputs = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
         if ranks is not None and self.draws_in_parts:
             part = ranks.get_vocab_range(self.vocab_size)
-            return draw_vocab_parallel(
+            draws = draw_vocab_parallel(
                 logits_TV, *row_inputs, part, ranks.all_gather, ranks.all_reduce
             )
+            # A collective that a dead rank aborts leaves garbage. As a token outside the embedding
+            # it would fail on the device, which ends this process before it can raise WorkerError.
+            draws.tokens_PN.clamp_(0, self.vocab_size - 1)
+            return draws
         if ranks is not None and ranks.rank:
             # Rank 0 draws. The other ranks need only the tokens, as inputs of the next step.
             tokens_T1 = ranks.broadcast(inputs.new_empty(len(logits_TV), 1))
