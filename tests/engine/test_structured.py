@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -17,6 +18,7 @@ from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, InputError, Node, SamplingParams
 from treegen.engine.features import grammars as row_grammars
+from treegen.errors import ModelWarning
 from treegen.prompts import grammars
 from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
 
@@ -158,6 +160,67 @@ def test_lanes_change_no_sample(
     monkeypatch.setattr(row_grammars, "_ROWS_OF_LANE", 1)
     monkeypatch.setattr(grammars, "_num_lanes", lambda _seconds: 5)
     assert run() == whole
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_rows": 7, "run_ahead": True},
+        {"speculate": "ngram"},
+        {"page_size": 4, "memory": 100_000, "prefill_chunk": 5},
+    ],
+)
+def test_rows_with_the_same_text_share_masks_and_draw_the_same(
+    checkpoint: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [
+        SamplingParams(n=12, json_schema=SCHEMA, max_tokens=25, seed=1),
+        SamplingParams(n=12, choice=["yes, it is", "yes, it was", "no"], max_tokens=30, seed=2),
+        SamplingParams(n=12, json_schema=SCHEMA, max_tokens=15, temperature=0),
+        SamplingParams(n=3, max_tokens=5, seed=3),
+    ]
+    num_masks = []
+    build = row_grammars.RowGrammars._build_masks
+
+    def count(self: Any, matchers: Any, drafts: Any = None, **rest: Any) -> Any:
+        num_masks.append(len(matchers))
+        return build(self, matchers, drafts, **rest)
+
+    def run() -> tuple[list[list[tuple[int, ...]]], int]:
+        num_masks.clear()
+        calls = load(checkpoint, **options).generate(PROMPTS[:1] * 4, params)
+        return [[sample.tokens for sample in call] for call in calls], sum(num_masks)
+
+    monkeypatch.setattr(row_grammars.RowGrammars, "_build_masks", count)
+    shared, num_shared = run()
+    monkeypatch.setattr(row_grammars, "find_distinct", lambda keys: (np.arange(len(keys)),) * 2)
+    alone, num_alone = run()
+    assert shared == alone
+    assert num_shared < num_alone * 0.8 or "speculate" in options
+
+
+def test_a_row_that_shares_a_mask_shares_its_failure(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar that cannot go on ends all rows of its text, not only the first."""
+
+    llm = load(checkpoint)
+    (eos, *_) = llm.spec.eos_token_ids
+
+    def fail(self: Any, slots: Any, matchers: Any, drafts: Any, table: Any) -> None:
+        rows = self._run.rows
+        has_failed = rows.count[slots] == 3
+        self._failed[slots] = np.where(has_failed, rows.count[slots], -1)
+        self._reasons |= dict.fromkeys(np.array(slots)[has_failed].tolist(), "made to fail")
+        table[has_failed] = 0
+        table[has_failed, eos // 32] = 1 << eos % 32
+
+    monkeypatch.setattr(row_grammars.RowGrammars, "_record_failures", fail)
+    params = SamplingParams(n=9, regex="abcdefgh[0-9]*", max_tokens=20, temperature=0)
+    with pytest.warns(ModelWarning, match="made to fail"):
+        (samples,) = llm.generate(PROMPTS[:1], params)
+    assert [(len(sample.tokens), sample.finish_reason) for sample in samples] == [(3, "error")] * 9
 
 
 def test_a_grammar_of_few_rows_has_one_lane(

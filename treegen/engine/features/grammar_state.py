@@ -6,13 +6,14 @@ the tokens that were drawn for it on the path to its node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from treegen.engine.compute.levels import Ints
 from treegen.engine.param_set import ParamSet
 from treegen.engine.segments.segment import LiveSegment
 from treegen.errors import InputError
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     from treegen.prompts.grammars import Grammar
+
+_HASH_BASE: Final = 6364136223846793005
+_HASH_BITS: Final = 2**63 - 1
+_Hash = TypeVar("_Hash", int, Ints)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,3 +139,17 @@ def _find_grammar_start(prompt: Tokens, tokens: Sequence[int], param_set: ParamS
 def describe_failure(matcher: LLMatcher) -> str:
     """Return why a matcher has failed, in one line."""
     return shorten((matcher.get_error().splitlines() or ["no reason is given"])[0], 200)
+
+
+def extend_hash(text_hash: _Hash, tokens: Iterable[_Hash]) -> _Hash:
+    """Return the hash of a text with further tokens: ints, or arrays for several texts."""
+    for token in tokens:
+        text_hash = (text_hash * _HASH_BASE + token + 1) & _HASH_BITS
+    return text_hash
+
+
+def find_distinct(keys: Ints) -> tuple[Ints, Ints]:
+    """Return where each distinct key stands first, ascending, and each key's position in that."""
+    _, firsts, positions = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    return firsts[order], np.argsort(order)[positions]

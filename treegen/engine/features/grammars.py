@@ -23,6 +23,8 @@ from treegen.engine.compute.levels import Ints
 from treegen.engine.features.grammar_state import (
     GrammarState,
     describe_failure,
+    extend_hash,
+    find_distinct,
     get_opening_tokens,
     start_state,
 )
@@ -56,12 +58,12 @@ class RowGrammars:
         """Set up a run in which no row has a grammar yet."""
         self._run = run
         self.used = False
-        self._states: dict[
-            int, tuple[int, GrammarState]
-        ] = {}  # by slot, with its row's serial number
-        # By slot, for rows whose grammar has begun: serial number, tokens read, lane, and the
-        # matcher. For these rows the numbers here are valid, not those in `_states`.
-        self._bound = np.full((3, 0), _NO_ROW, dtype=np.int64)
+        # By slot, with its row's serial number.
+        self._states: dict[int, tuple[int, GrammarState]] = {}
+        # By slot, for rows whose grammar has begun: serial number, tokens read, lane, a hash of the
+        # grammar and of the text in it, and the matcher. For these rows the numbers here are valid,
+        # not those in `_states`.
+        self._bound = np.full((4, 0), _NO_ROW, dtype=np.int64)
         self._matchers = np.empty(0, dtype=object)
         # By slot: number of tokens of the row when its grammar failed, -1 if it has not, and why.
         self._failed: Ints = np.empty(0, dtype=np.int64)
@@ -156,9 +158,13 @@ class RowGrammars:
         if not matchers:
             return None
         at = firsts[places]
-        drawing = slots[at].tolist()
-        drafts: list[list[int]] | None = None
-        if guesses is not None:
+        index = np.full(num, _NO_MASK)
+        drawing = slots[at]
+        if guesses is None:
+            chosen, index[at] = self._find_distinct_texts(drawing)
+            bits = self._build_masks([matchers[i] for i in chosen], slots=drawing[chosen].tolist())
+            self._copy_failures(drawing, drawing[chosen][index[at]])
+        else:
             drafts = [guesses.of_row(int(guesses.row_T[place])) for place in at.tolist()]
             at = np.concatenate(
                 [
@@ -166,10 +172,34 @@ class RowGrammars:
                     for place, row_drafts in zip(at, drafts, strict=True)
                 ]
             )
-        index = np.full(num, _NO_MASK)
-        index[at] = np.arange(len(at))
-        bits = self._build_masks(matchers, drafts, slots=drawing)
+            index[at] = np.arange(len(at))
+            bits = self._build_masks(matchers, drafts, slots=drawing.tolist())
         return Masks(bits, to_device(index, run.model.device))
+
+    def _find_distinct_texts(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Find rows that share a mask: those with the same text in the same grammar.
+
+        Args:
+            slots: Slots of rows.
+
+        Returns:
+            The index of the first row of each text, ascending, and each row's position in it.
+        """
+        serials, *_, hashes = self._bound[:, slots]
+        own = -1 - np.arange(len(slots))
+        return find_distinct(np.where(serials == self._run.rows.serial[slots], hashes, own))
+
+    def _copy_failures(self, slots: Ints, originals: Ints) -> None:
+        """Record that rows have failed if the rows whose masks they share have.
+
+        Args:
+            slots: Slots of the rows.
+            originals: For each row, the slot of the row whose matcher made its mask.
+        """
+        has_failed = self._failed[originals] >= 0
+        self._failed[slots] = np.where(has_failed, self._run.rows.count[slots], -1)
+        for at in np.flatnonzero(has_failed).tolist():
+            self._reasons[int(slots[at])] = self._reasons[int(originals[at])]
 
     def _record_failures(
         self,
@@ -322,7 +352,7 @@ class RowGrammars:
         if (lack := len(rows.serial) - len(self._matchers)) > 0:
             self._bound = np.pad(self._bound, ((0, 0), (0, lack)), constant_values=_NO_ROW)
             self._matchers = np.append(self._matchers, np.empty(lack, dtype=object))
-        serials, num_read, lanes = self._bound
+        serials, num_read, lanes, hashes = self._bound
         by_lane = np.argsort(lanes[slots], kind="stable")
         slots = slots[by_lane]
         last, unread = rows.last[slots], rows.count[slots] - num_read[slots]
@@ -332,6 +362,7 @@ class RowGrammars:
         row_matchers[is_current] = self._matchers[slots[is_current]]
         reads = is_current & (unread == 1)
         num_read[slots[reads]] += 1
+        hashes[slots[reads]] = extend_hash(hashes[slots[reads]], [last[reads]])
         new = list(zip(row_matchers[reads].tolist(), last[reads].tolist(), strict=True))
         for row in np.flatnonzero(~is_current).tolist():
             row_matchers[row] = self._catch_up(int(slots[row]), new)
@@ -354,8 +385,9 @@ class RowGrammars:
         param_set = self._run.param_sets[int(rows.params[slot])]
         if state is None or owner != serial or (num and last in param_set.stopping.ids):
             return None  # the row has no grammar, or is over
+        num_hashed = None
         if self._bound[0, slot] == serial:
-            state.num_read = len(state.before) + int(self._bound[1, slot])
+            num_hashed = state.num_read = len(state.before) + int(self._bound[1, slot])
         unread = len(state.before) + num - state.num_read
         if unread == 1 and state.begins is not None and state.num_read >= state.begins:
             state.num_read += 1
@@ -363,7 +395,14 @@ class RowGrammars:
         elif unread > 0:
             self._read(slot, state, num, param_set)
         if state.begins is not None and state.num_read >= state.begins:
-            self._bound[:, slot] = serial, state.num_read - len(state.before), state.lane
+            num_before, start = len(state.before), state.begins
+            text_hash = id(param_set.stopping.grammar)
+            if num_hashed is not None:
+                start, text_hash = num_hashed, int(self._bound[3, slot])
+            num_read = state.num_read - num_before
+            generated = rows.generated.between(slot, max(start - num_before, 0), num_read)
+            text_hash = extend_hash(text_hash, [*state.before[start:], *generated.tolist()])
+            self._bound[:, slot] = serial, num_read, state.lane, text_hash
             self._matchers[slot] = state.matcher
         return state.matcher if state.is_bound else None
 
