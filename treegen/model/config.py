@@ -167,9 +167,8 @@ def _gguf_config(file: Path) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, **gguf_arguments(file))
     except Exception as error:
         raise ModelError(
-            f"{file} cannot be used: {summarize_error(error)}; use the safetensors checkpoint "
-            "that it was "
-            "made from"
+            f"{file} cannot be used: {summarize_error(error)}; use the safetensors checkpoint that "
+            "it was made from"
         ) from None
     refuse_family(config)
     _refuse_silent(config)

@@ -95,8 +95,7 @@ class EngineOptions:
             # A sum of two numbers does not depend on their order, a sum of more does.
             raise InputError(
                 "reproducible is for one GPU or two: in which order more ranks add up depends on "
-                f"the rows; set {arg('tensor_parallel_size')} to 2, or leave reproducible "
-                "out"
+                f"the rows; set {arg('tensor_parallel_size')} to 2, or leave reproducible out"
             )
         self._check_drafting()
         if self.adapter is not None and self.tensor_parallel_size > 1:

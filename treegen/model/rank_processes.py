@@ -37,8 +37,7 @@ from treegen.model.parallel.ranks import check_free, join, leave
 # exit_with_parent comes first, because importing torch may take a minute on a busy machine.
 _START: Final = (
     "import sys; from treegen.common.parent_watch import exit_with_parent; "
-    "exit_with_parent(int(sys.argv[-1])); "
-    "from treegen.llm.follower import main; main()"
+    "exit_with_parent(int(sys.argv[-1])); from treegen.llm.follower import main; main()"
 )
 _START_SECONDS: Final = 300.0  # for a follower to import its modules
 _SOON: Final = 2.0  # seconds within which a failing follower has reported its error

@@ -125,8 +125,7 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
     except Exception as error:
         raise ModelError(
             f"the image processor in {directory} cannot be loaded: {summarize_error(error)}; "
-            "download its "
-            "preprocessor_config.json again"
+            "download its preprocessor_config.json again"
         ) from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 _MOST_KEPT: Final = 2**14  # spelled texts that are remembered
@@ -24,7 +24,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes] | None:
         The bytes by id, or None if the tokenizer is slow or does not decode byte by byte.
     """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    decoders = list(_parts(getattr(backend, "decoder", None)))
+    decoders = list(component_parts(getattr(backend, "decoder", None)))
     types = {part.get("type") for part in decoders}
     if not types & {"ByteLevel", "ByteFallback"}:
         return None
@@ -165,16 +165,21 @@ def _without_prefix(part: Any) -> Any:
     return {**part, "add_prefix_space": False} if part["type"] == "ByteLevel" else part
 
 
-def _parts(decoder: Any) -> Iterable[Mapping[str, Any]]:
-    """Yield the parts of a decoder; sequences are flattened."""
+def component_parts(component: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of a tokenizer's component, such as its decoder; sequences are flattened."""
+    if component is None:
+        return
     try:
-        pending = [json.loads(decoder.__getstate__())] if decoder is not None else []
-    except Exception:  # the decoder may be Python code, which may raise anything
-        pending = []
+        pending = [json.loads(component.__getstate__())]
+    except Exception:  # the component may be Python code, which may raise anything
+        pending = [{"type": "Python"}]
     while pending:
         part = pending.pop(0)
-        pending = [*part["decoders"], *pending] if part["type"] == "Sequence" else pending
-        yield part
+        if part["type"] == "Sequence":
+            names = ("normalizers", "pretokenizers", "decoders")
+            pending = [*next(part[name] for name in names if name in part), *pending]
+        else:
+            yield part
 
 
 def _fallback_bytes(name: str, spaces: Iterable[str]) -> bytes:

@@ -218,9 +218,8 @@ def check_pixels(sources: Sequence[Source], most: int) -> None:
         total += width * height
         if total > most:
             raise InputError(
-                f"the images of the request have at least {total:,} pixels, more than "
-                f"{most:,} in all; send smaller or fewer images (the server's limit is "
-                "--max-image-pixels)"
+                f"the images of the request have at least {total:,} pixels, more than {most:,} in "
+                "all; send smaller or fewer images (the server's limit is --max-image-pixels)"
             )
 
 

@@ -117,6 +117,14 @@ def drop_duplicates(
     return kept
 
 
+async def run_until_budget(search: Awaitable[str]) -> str:
+    """Return why a search stopped early, by itself or by its budget; "" if it did not."""
+    try:
+        return await search
+    except BudgetReached as end:
+        return str(end)
+
+
 async def collect_outcome(
     root: SearchNode, done: Done, evaluate: Evaluate, stopped: str, *, inner: bool = False
 ) -> SearchOutcome:
