@@ -116,21 +116,21 @@ def call_grammar(
         )
     template = template_text(tokenizer)
     written = next(syntax for syntax in _WRITTEN[form.name] if syntax.mark in template)
-    known = dict(map(_function, tools))
-    if not known:
+    schemas = dict(map(_function, tools))
+    if not schemas:
         raise InputError("a call can only be forced if there are tools; give tools")
-    if name is not None and name not in known:
-        raise InputError(f"there is no tool {name!r:.80}; there are {', '.join(known)}")
-    chosen = known if name is None else {name: known[name]}
+    if name is not None and name not in schemas:
+        raise InputError(f"there is no tool {name!r:.80}; there are {', '.join(schemas)}")
+    chosen = schemas if name is None else {name: schemas[name]}
     marks = _marks(tokenizer, form)
     before, within, after = written.call
     lines = []
-    for index, (each, schema) in enumerate(chosen.items()):
+    for index, (tool_name, schema) in enumerate(chosen.items()):
         if not has_finite_value(schema):
             raise InputError(
-                f"a call of {each!r} can never end: what it requires has no end; require less"
+                f"a call of {tool_name!r} can never end: what it requires has no end; require less"
             )
-        shown = json.dumps(each, ensure_ascii=False)[1:-1] if written.is_json else each
+        shown = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
         head, tail = _literals(f"{before}{shown}{within}", marks), _literals(after, marks)
         lines += [
             f"call_{index}: {head} arguments_{index} {tail}",

@@ -48,7 +48,7 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
         raise InputError("levels is empty; give at least one Expand")
 
     def done(node: SearchNode) -> bool:
-        generated = sum(each.completion is not None for each in node.path[root.depth + 1 :])
+        generated = sum(step.completion is not None for step in node.path[root.depth + 1 :])
         return generated == len(levels) or is_ended(node)
 
     async def search() -> str:
@@ -58,9 +58,9 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
             if level.keep is not None or level.scorer is not None:
                 await assess(drawn, _scorer(level))
                 drawn = rank(drawn)
-            kept = drawn[: level.keep]
-            prune(drawn[len(kept) :], root, OUTRANKED)
-            frontier = sorted((node for node in kept if not is_ended(node)), key=place_of)
+            best = drawn[: level.keep]
+            prune(drawn[len(best) :], root, OUTRANKED)
+            frontier = sorted((node for node in best if not is_ended(node)), key=place_of)
         return ""
 
     stopped = await run_until_budget(search())
