@@ -89,7 +89,7 @@ def structures(tokenizer: Any) -> list[SamplingParams]:
     found = []
     for name, way in WAYS:
         known = copy.copy(tokenizer)
-        known.chat_template = _WRITTEN[name][way][0]
+        known.chat_template = _WRITTEN[name][way].mark
         text = call_grammar(known, TOOL_FORMATS[name], TOOLS, is_single=True)
         found.append(SamplingParams(grammar=text, **how))
     schema = {"const": {"said": "<answer> and </answer>"}}

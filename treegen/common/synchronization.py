@@ -1,11 +1,12 @@
-"""Locks for threads that share one run."""
+"""Locks for threads that share one run, and results of threads."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from treegen.errors import InputError
@@ -43,6 +44,22 @@ def synchronized(
             return method(self, *args, **kwargs)
 
     return alone
+
+
+def set_result_of(future: Future[_Result], function: Callable[[], _Result]) -> None:
+    """Store in a future what a function returns or raises."""
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def run_in_daemon(name: str, function: Callable[[], _Result]) -> Future[_Result]:
+    """Run a function in a daemon thread of this name, which the caller may abandon."""
+    future: Future[_Result] = Future()
+    work = partial(set_result_of, future, function)
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
 
 
 class ExclusiveSection:

@@ -91,7 +91,7 @@ class OnDemandStream(Stream):
         waiting: dict[int, list[int]] = {}
         for slot in ready.tolist():
             waiting.setdefault(int(run.rows.request[slot]), []).append(int(run.rows.sample[slot]))
-        taken: list[Dealt] = []
+        withdrawn: list[Dealt] = []
         for index, request in sorted(run.requests.items(), reverse=True):
             spec = request.spec
             if most <= 0:
@@ -110,8 +110,8 @@ class OnDemandStream(Stream):
                 self.scheduler.cancel(index)
             self.usage.prompt_tokens_unshared -= len(spec.tokens) * max(len(samples), 1)
             most -= max(len(samples), 1)
-            taken.append((self._place_of[index], samples))
-        return taken
+            withdrawn.append((self._place_of[index], samples))
+        return withdrawn
 
     @property
     def scores(self) -> dict[int, Score]:

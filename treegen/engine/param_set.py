@@ -58,10 +58,10 @@ def param_sets(
         stopping_of: Returns the stop conditions of sampling parameters.
     """
     # Rows with equal parameters are drawn and ended together.
-    sets = {each.drawing: each for each in params or [SamplingParams()]}
+    sets = {p.drawing: p for p in params or [SamplingParams()]}
     place = {drawing: index for index, drawing in enumerate(sets)}
-    found = [ParamSet(each, stopping_of(each)) for each in sets.values()]
-    return found, [place[each.drawing] for each in params]
+    distinct = [ParamSet(p, stopping_of(p)) for p in sets.values()]
+    return distinct, [place[p.drawing] for p in params]
 
 
 class ParamTable(list[ParamSet]):

@@ -224,9 +224,9 @@ class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
     def step(self) -> list[tuple[int, Score]]:
         """Run one forward pass, as `Stream.step` does; return the scores that became known."""
         self._stream.step()
-        known = sorted(self._stream.scores.items())
+        scores = sorted(self._stream.scores.items())
         self._stream.scores.clear()
-        return known
+        return scores
 
     @synchronized
     def __next__(self) -> tuple[int, Score]:

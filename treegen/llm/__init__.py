@@ -7,6 +7,4 @@ engine_loop.py   the thread that owns the LLM and runs its steps
 async_call.py    one call, passed between these threads
 """
 
-from treegen.llm.llm import LLM
-
-__all__ = ["LLM"]
+from treegen.llm.llm import LLM as LLM

@@ -61,35 +61,35 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 def reject_unknown_arguments(call: _Call) -> _Call:
     """Make a method raise InputError with a hint for an argument that it does not have."""
     parameters = inspect.signature(call).parameters.values()
-    _, *known = (parameter.name for parameter in parameters)
+    _, *names = (parameter.name for parameter in parameters)
     positional = sum(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters) - 1
 
     @functools.wraps(call)
     def call_checked(self: object, *args: Any, **kwargs: Any) -> Any:
         for name, value in kwargs.items():
-            if name not in known:
-                raise InputError(f"{call.__name__} has no {name!r}{_hint(name, value, known)}")
+            if name not in names:
+                raise InputError(f"{call.__name__} has no {name!r}{_hint(name, value, names)}")
         if len(args) > positional:
             raise InputError(
                 _SCORE
                 if call.__name__ == "score"
                 else f"{call.__name__} takes {positional} arguments without a name, "
-                f"{' and '.join(known[:positional])}; name the others"
+                f"{' and '.join(names[:positional])}; name the others"
             )
         return call(self, *args, **kwargs)
 
     return cast(_Call, call_checked)
 
 
-def _hint(name: str, value: Any, known: list[str]) -> str:
+def _hint(name: str, value: Any, names: list[str]) -> str:
     if name in _ELSEWHERE:
         return f"; {_ELSEWHERE[name]}"
-    if _OURS.get(name) in known:
+    if _OURS.get(name) in names:
         return f"; did you mean {_OURS[name]}=?"
     ours = FOREIGN.get(name, name)
-    if ours in _SAMPLING and "params" in known:
+    if ours in _SAMPLING and "params" in names:
         return f"; give params=SamplingParams({ours}={value!r:.40})"
-    return hint_at(name, known) or f"; it has {', '.join(known)}"
+    return hint_at(name, names) or f"; it has {', '.join(names)}"
 
 
 def missing_attribute(owner: object, name: str) -> AttributeError:

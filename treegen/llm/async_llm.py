@@ -102,13 +102,13 @@ class AsyncLLM(Closeable):
         """
         params = check_params(params)
         call = self._call(prompts, params, False, tools, chat_template_kwargs, first)
-        found: list[list[Completion]] = []
+        by_prompt: list[list[Completion]] = []
         async for place, result in self._results(call):
-            found = found or [[] for _ in call.prompts]
-            found[place].append(result)
-        for each in found:
-            each.sort(key=lambda completion: completion.sample_index)
-        return call.prompts, found
+            by_prompt = by_prompt or [[] for _ in call.prompts]
+            by_prompt[place].append(result)
+        for completions in by_prompt:
+            completions.sort(key=lambda completion: completion.sample_index)
+        return call.prompts, by_prompt
 
     async def stream(
         self,
@@ -142,14 +142,12 @@ class AsyncLLM(Closeable):
         """
         params = check_params(params)
         call = self._call(prompts, params, True, tools, chat_template_kwargs)
-        results, texts = (
-            self._results(call),
-            StreamedTexts(self.text, params.stops, self.replies if parts else None, tools),
-        )
+        texts = StreamedTexts(self.text, params.stops, self.replies if parts else None, tools)
+        results = self._results(call)
         try:
             async for place, item in results:
-                for each in texts.read(place, item):
-                    yield place, each
+                for event in texts.read(place, item):
+                    yield place, event
         finally:
             await results.aclose()
 
@@ -222,14 +220,14 @@ class AsyncLLM(Closeable):
     ) -> AsyncCall:
         contents = read_prompts(prompts)
         template = chat_arguments(tools, chat_template_kwargs)
-        each = len(contents) * (1 if params is None or params.temperature == 0 else params.n)
+        num_rows = len(contents) * (1 if params is None or params.temperature == 0 else params.n)
         due = len(contents) * (1 if params is None else params.n)
-        call = AsyncCall(params, streams, asyncio.get_running_loop(), each, due, first, top)
+        call = AsyncCall(params, streams, asyncio.get_running_loop(), num_rows, due, first, top)
         with self._stepper.lock:
             self._check_open()
             self._check_num(due, "samples")
             waiting = self.num_waiting
-            if waiting and waiting + each > self.max_waiting:
+            if waiting and waiting + num_rows > self.max_waiting:
                 raise BusyError(
                     f"{waiting:,} samples wait, and at most {self.max_waiting:,} may; try again "
                     "later"

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.lifetimes import Closeable, NonCopyable
 from treegen.common.outputs import Completion, RequestOutput, Score
-from treegen.common.params import (
-    MAX_COUNT,
-    Params,
-    SamplingParams,
-    check_int,
-    check_tree_params,
-)
+from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, check_tree_params
 from treegen.common.progress import check_progress
 from treegen.common.spec import ModelSpec
 from treegen.engine.stream import RunResult, ScoreStream, Stream, run_to_end
@@ -122,10 +116,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
     @abstractmethod
     def _start(
-        self,
-        plan: Plan,
-        params: Sequence[SamplingParams],
-        samples: Sequence[Sequence[int]],
+        self, plan: Plan, params: Sequence[SamplingParams], samples: Sequence[Sequence[int]]
     ) -> Stream:
         """Start a run of a plan.
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.outputs import Usage
+from treegen.common.synchronization import set_result_of
 from treegen.errors import StoppedError
 from treegen.llm.async_call import AsyncCall
 from treegen.search.live.run import LiveRun
@@ -78,15 +79,7 @@ class EngineLoop:
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for."""
         done: Future[None] = Future()
-
-        def check() -> None:
-            try:
-                self._run.check()
-                done.set_result(None)
-            except BaseException as error:
-                done.set_exception(error)
-
-        self._post(check)
+        self._post(lambda: set_result_of(done, self._run.check))
         done.result()
 
     def end(self) -> None:

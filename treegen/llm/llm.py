@@ -182,11 +182,6 @@ class LLM(BaseLLM):
         """The paged KV cache, with the slots of recurrent states."""
         return self.engine.cache
 
-    @property
-    def max_rows(self) -> int:
-        """Maximum number of samples decoded at once."""
-        return self.engine.max_rows
-
     # Sampling
 
     def _open_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:

@@ -121,12 +121,12 @@ class SearchCalls(ABC):
             check_int(name, value, least=1)
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
-        found = name_problems(
+        named = name_problems(
             problems, lambda content: flat_content(content, self.tokenizer, template, self.images)
         )
         return self._start_searches(
             fn,
-            found,
+            named,
             params=check_tree_params(params),
             concurrency=concurrency,
             budget=budget,
@@ -160,7 +160,7 @@ class SearchCalls(ABC):
         from treegen.search.tree.result import SearchProblem
 
         params = check_tree_params(params)
-        expansions = {each.id: each for each in expansions_of(tree)}
+        expansions = {expansion.id: expansion for expansion in expansions_of(tree)}
         requests = expand_requests(tree, self.tokenizer, params, self.spec, self.images)
         rows = max(request.rows for request in requests) if rows is None else rows
 

@@ -84,10 +84,8 @@ class CheckpointReport:
                 f"{format_bytes(expanded)} are made ({expanded / size:,.1f} times)"
             )
         if self.latent_bytes:
-            cached += (
-                f", {size / self.latent_bytes:,.1f} times its latents, which its layers do not "
-            )
-            cached += "hand on"
+            times = size / self.latent_bytes
+            cached += f", {times:,.1f} times its latents, which its layers do not hand on"
         lines = [
             f"{title} (on a GPU {WAYS[self.way]})",
             f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "

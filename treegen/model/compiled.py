@@ -49,10 +49,7 @@ from treegen.ops.cache.pool import LayerKV, make_proxy, resolve_proxy
 # T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, P rotated numbers
 # of a key, X numbers of a head's key and value that are made from a latent, E scores of a row
 
-CompileErrors = (
-    torch._dynamo.exc.TorchDynamoException,
-    torch._dynamo.exc.FailOnRecompileLimitHit,
-)
+CompileErrors = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 """Errors of the compiler. They occur in the first pass, when the layers are compiled."""
 _TENSORS = "treegen_windows", "treegen_states"
 _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers and models together

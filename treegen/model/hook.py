@@ -97,7 +97,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None = None,
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
@@ -228,19 +228,15 @@ def write_and_attend_latents(
 
 
 def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    *,
-    treegen: Batch | None = None,
-    **options: Any,
+    module: nn.Module, *tensors: Any, treegen: Batch | None = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend to the batch's levels; return the output [1, T, H, V] and None for the weights."""
+    """Attend to the batch's levels; return the output [1, T, H, V] and None for the weights.
+
+    The other arguments are those of `read_call`.
+    """
     if treegen is None:
-        return _compiled_attention(module, query, key, value, **options), None
-    call = read_call(module, query, key, value, attention_mask, **options)
+        return _compiled_attention(module, *tensors[:3], **options), None
+    call = read_call(module, *tensors, **options)
     pool = treegen.layers[call.layer]
     new = call.q_THK, call.k_TGK, call.v_TGV
     attend_options: AttendOptions = {
@@ -267,9 +263,8 @@ def _compiled_attention(
         raise _make_keyword_error(module)
     is_latent = is_latent_layer(module)
     operators = torch.ops.treegen
-    out_THV: Tensor = (
-        operators.write_and_attend_latents if is_latent else operators.write_and_attend
-    )(
+    attend_now = operators.write_and_attend_latents if is_latent else operators.write_and_attend
+    out_THV: Tensor = attend_now(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
@@ -284,19 +279,16 @@ def _compiled_attention(
 
 
 def _probe(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    *,
-    treegen: Probe | None = None,
-    **options: Any,
+    module: nn.Module, *tensors: Any, treegen: Probe | None = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Record the call in the `Probe` passed as `treegen`. Return an output without values."""
+    """Record the call in the `Probe` passed as `treegen`. Return an output without values.
+
+    The other arguments are those of `read_call`.
+    """
     if treegen is None:
         raise _make_keyword_error(module)
-    call = read_call(module, query, key, value, attention_mask, **options)
+    call = read_call(module, *tensors, **options)
+    query, key, value, *_ = tensors
     treegen.add(module, call, key, value)
     _, num_heads, num_tokens, _ = query.shape
     width = value.shape[-1] if call.latent is None else call.latent.v_dim

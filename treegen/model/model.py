@@ -426,11 +426,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Return zeros. On a CPU they take memory only once they are written to."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return (
-        torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
-        .view(dtype)
-        .view(shape)
-    )
+    data = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
+    return data.view(dtype).view(shape)
 
 
 def _addresses(weights: Sequence[Tensor]) -> tuple[int, ...]:

@@ -95,8 +95,7 @@ class EngineOptions:
             # A sum of two numbers does not depend on their order, a sum of more does.
             raise InputError(
                 "reproducible is for one GPU or two: in which order more ranks add up depends on "
-                f"the rows; set {arg('tensor_parallel_size')} to 2, or leave reproducible "
-                "out"
+                f"the rows; set {arg('tensor_parallel_size')} to 2, or leave reproducible out"
             )
         self._check_drafting()
         if self.adapter is not None and self.tensor_parallel_size > 1:
@@ -120,17 +119,10 @@ class EngineOptions:
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, least=1)
-        for name in (
-            "eager",
-            "compile",
-            "run_ahead",
-            "reproducible",
-            "check",
-            "trust_remote_code",
-            "images",
-        ):
-            if (flag := getattr(self, name)) is not None:
-                check_bool(name, flag)
+        for field in fields(self):
+            is_flag = field.type in ("bool", "bool | None")
+            if is_flag and (flag := getattr(self, field.name)) is not None:
+                check_bool(field.name, flag)
         if self.memory is not None:
             parse_bytes(self.memory)
         if self.chat_template is not None and not isinstance(self.chat_template, str):

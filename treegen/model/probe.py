@@ -6,7 +6,7 @@ The probe also finds which states recurrent layers keep.
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,12 +21,7 @@ from transformers.integrations import hub_kernels
 
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.errors import ModelError, arg
-from treegen.model.checkpoint.families import (
-    NO_ATTENTION,
-    OTHERS,
-    OWN_ATTENTION,
-    recurrent_types,
-)
+from treegen.model.checkpoint.families import NO_ATTENTION, OTHERS, OWN_ATTENTION, recurrent_types
 from treegen.model.checkpoint.files import summarize_error
 from treegen.model.checkpoint.text_part import (
     attention_of_text,
@@ -48,13 +43,7 @@ _NUM_TOKENS: Final = 3
 class _EmptyExpertMode(TorchDispatchMode):
     """Lets loops over the chosen experts run on meta tensors, as if no expert were chosen."""
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.nonzero.default:
             return torch.empty((0, args[0].dim()), dtype=torch.int64, device="meta")
         return func(*args, **(kwargs or {}))
@@ -74,13 +63,7 @@ class _MetaValueMode(TorchFunctionMode):
         torch.Tensor.item: 0,
     }
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self._ANSWERS and args[0].is_meta:
             return self._ANSWERS[func]
         if func is torch.Tensor.tolist and args[0].is_meta and args[0].dim() == 1:
@@ -167,11 +150,9 @@ def probe_layers(
             )
         probe = _probe_shard(model, config, ranks)
     layer_states = tuple(states.states[index] for index in range(len(recurrent)))
-    delta = (
-        make_delta_spec([layer.module for layer in recurrent], layer_states, dtype)
-        if recurrent
-        else None
-    )
+    delta: DeltaSpec | None = None
+    if recurrent:
+        delta = make_delta_spec([layer.module for layer in recurrent], layer_states, dtype)
     return ProbeResult(
         probe, vocab_size, unreached, layer_states, num_weights, num_in_linears, delta
     )

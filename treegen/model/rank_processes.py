@@ -37,8 +37,7 @@ from treegen.model.parallel.ranks import check_free, join, leave
 # exit_with_parent comes first, because importing torch may take a minute on a busy machine.
 _START: Final = (
     "import sys; from treegen.common.parent_watch import exit_with_parent; "
-    "exit_with_parent(int(sys.argv[-1])); "
-    "from treegen.llm.follower import main; main()"
+    "exit_with_parent(int(sys.argv[-1])); from treegen.llm.follower import main; main()"
 )
 _START_SECONDS: Final = 300.0  # for a follower to import its modules
 _SOON: Final = 2.0  # seconds within which a failing follower has reported its error
@@ -47,7 +46,12 @@ _GRACE: Final = 10.0  # seconds for a follower to end on its own
 
 
 class FollowerProcesses:
-    """The processes of ranks 1 and up."""
+    """The processes of ranks 1 and up.
+
+    Attributes:
+        failed: The reason why the ranks have ended; empty while they work.
+        folder: A folder that all ranks share.
+    """
 
     def __init__(self, size: int, device_type: str) -> None:
         """Start ranks 1 to size - 1, and wait until each is about to join.
@@ -57,10 +61,10 @@ class FollowerProcesses:
         """
         temporary = Path(tempfile.gettempdir())
         sweep(temporary, f"{_FOLDER}*")  # remove folders of killed processes
-        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=temporary))
+        self.folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=temporary))
         self._folder_lock = ExitStack()
-        self._folder_lock.enter_context(create_held(self._folder, folder=True))
-        self._failed = ""
+        self._folder_lock.enter_context(create_held(self.folder, folder=True))
+        self.failed = ""
         self._closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
@@ -70,14 +74,7 @@ class FollowerProcesses:
         try:
             for rank in range(1, size):
                 local_end, remote_end = Pipe()
-                arguments = [
-                    remote_end.fileno(),
-                    rank,
-                    size,
-                    device_type,
-                    self._folder,
-                    os.getpid(),
-                ]
+                arguments = [remote_end.fileno(), rank, size, device_type, self.folder, os.getpid()]
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-c", _START, *map(str, arguments)],
                     env=environment,
@@ -94,16 +91,6 @@ class FollowerProcesses:
             self.close(now=True)
             raise
         self._watch.start()
-
-    @property
-    def failed(self) -> str:
-        """The reason why the ranks have ended; empty while they work."""
-        return self._failed
-
-    @property
-    def folder(self) -> Path:
-        """A folder that all ranks share."""
-        return self._folder
 
     @property
     def pids(self) -> list[int]:
@@ -131,9 +118,9 @@ class FollowerProcesses:
 
     def check(self) -> None:
         """Raise WorkerError if a rank has failed."""
-        if self._failed:
+        if self.failed:
             raise WorkerError(
-                f"the ranks of a tensor-parallel model have ended: {self._failed}; samples that "
+                f"the ranks of a tensor-parallel model have ended: {self.failed}; samples that "
                 "had finished are kept; make a new LLM to go on"
             )
 
@@ -143,7 +130,7 @@ class FollowerProcesses:
             self._watch.join(_SOON)  # the thread may know the actual reason
         # Set this first: killing the ranks ends the collectives that this process waits for,
         # without valid results.
-        self._failed = self._failed or reason
+        self.failed = self.failed or reason
         for process in self._processes:
             with contextlib.suppress(OSError):
                 process.kill()
@@ -204,7 +191,7 @@ class FollowerProcesses:
             now: Kill them at once; they may be waiting for rank 0.
         """
         self._closing = True
-        for process in self._processes if now or self._failed else ():
+        for process in self._processes if now or self.failed else ():
             process.kill()
         for connection in self._connections:
             with contextlib.suppress(OSError):
@@ -219,10 +206,10 @@ class FollowerProcesses:
             self._watch.join(_GRACE)  # it still reads the connections
         for connection in self._connections:
             connection.close()
-        self._failed = self._failed or "the LLM was closed"
+        self.failed = self.failed or "the LLM was closed"
         with contextlib.suppress(Exception):
             leave(self)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         self._folder_lock.close()
 
 

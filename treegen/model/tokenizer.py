@@ -83,9 +83,8 @@ def load_tokenizer(
             read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
         check_fields(directory)
         raise ModelError(
-            f"the tokenizer in {directory} cannot be loaded: {summarize_error(error)}; mend "
-            "its files, or "
-            "download them again"
+            f"the tokenizer in {directory} cannot be loaded: {summarize_error(error)}; mend its "
+            "files, or download them again"
         ) from None
     # Otherwise the error would occur later, when a text is encoded or a chat is rendered.
     if not is_template(tokenizer.chat_template) or not is_length(tokenizer.model_max_length):

@@ -118,15 +118,14 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
 
     _check_counts(directory)
     try:
-        made = OfImages.from_pretrained(directory, local_files_only=True)
+        processor = OfImages.from_pretrained(directory, local_files_only=True)
         # Copy the tokenizer, because its settings while encoding are not thread-safe.
-        made.tokenizer = copy.deepcopy(tokenizer)
-        return made
+        processor.tokenizer = copy.deepcopy(tokenizer)
+        return processor
     except Exception as error:
         raise ModelError(
             f"the image processor in {directory} cannot be loaded: {summarize_error(error)}; "
-            "download its "
-            "preprocessor_config.json again"
+            "download its preprocessor_config.json again"
         ) from None
 
 

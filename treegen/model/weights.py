@@ -265,10 +265,7 @@ def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _warn_converted(
-    plan: LoadPlan,
-    stored: QuantizationInfo,
-    restored: RestoreReport | None,
-    sizes: tuple[int, int],
+    plan: LoadPlan, stored: QuantizationInfo, restored: RestoreReport | None, sizes: tuple[int, int]
 ) -> None:
     """Warn, in one line, about weights that are not computed as they are stored.
 

@@ -63,7 +63,7 @@ def warn_of_unended_turns(
     name, id = _turn_end(tokenizer)
     if id is None or id in eos_token_ids:
         return
-    if all(id in each.stop_token_ids or name in each.stops or each.ignore_eos for each in params):
+    if all(id in p.stop_token_ids or name in p.stops or p.ignore_eos for p in params):
         return
     warnings.warn(
         f"the chat template ends a turn with {name!r} (token {id}), but this token ends no sample: "

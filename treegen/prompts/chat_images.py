@@ -55,12 +55,12 @@ def open_images(
     Raises:
         InputError: an image cannot be used, or the images have more pixels than `most_pixels`.
     """
-    found = list(_sources(contents)) if table is not None else []
-    if table is None or not found:
+    images = list(_sources(contents)) if table is not None else []
+    if table is None or not images:
         return
     if most_pixels is not None:
-        check_pixels([source for _, source in found], most_pixels)
-    for name, source in found:
+        check_pixels([source for _, source in images], most_pixels)
+    for name, source in images:
         try:
             table.add(source)
         except InputError as error:
@@ -124,9 +124,9 @@ def _place(tokenizer: Any, table: ImageTable) -> str:
     except InputError:  # the template rejects such messages, or there is none
         return table.marker
     _, _, rest = text.partition(before)
-    place, found, _ = rest.partition(after)
+    place, separator, _ = rest.partition(after)
     # Some templates move images before all text.
-    return place if found and place.count(table.marker) == 1 else table.marker
+    return place if separator and place.count(table.marker) == 1 else table.marker
 
 
 def get_reply_prefix(content: str | Sequence[Mapping[str, Any]], name: str) -> str:

@@ -132,12 +132,12 @@ class Detokenizer:
                 return [self._backend.decode(ids, skip_special_tokens=skip) for ids in sequences]
             texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=skip)
             return texts
-        known = [[token for token in tokens if token < self._limit] for tokens in sequences]
+        in_vocabulary = [[token for token in tokens if token < self._limit] for tokens in sequences]
         return [
             self._tokenizer.decode(
                 ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
             )
-            for ids in known
+            for ids in in_vocabulary
         ]
 
     def shows_text(self, tokens: Tokens) -> bool:

@@ -9,14 +9,14 @@ import functools
 import json
 import re
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.structured_outputs import read_structured_outputs
+from treegen.common.synchronization import run_in_daemon
 from treegen.errors import InputError, arg, install
 from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
 from treegen.prompts.token_bytes import ByteSpeller
@@ -108,9 +108,9 @@ class Grammar:
                 f"{structure[0]} needs llguidance; install it with: {install('structured')}"
             )
         kind, text = structure
-        known, self._names = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
-        self._known = known
-        self.num_words = -(-known.vocab_size // 32)
+        tokens, self._names = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
+        self._known = tokens
+        self.num_words = -(-tokens.vocab_size // 32)
         start = time.perf_counter()
         self._lanes = [_run_with_timeout(kind, lambda: self._first(kind, text))]
         self.num_lanes = _num_lanes(time.perf_counter() - start)
@@ -127,8 +127,8 @@ class Grammar:
         """
         if (lack := lane + 1 - len(self._lanes)) > 0:
             with ThreadPoolExecutor() as threads:
-                made = [threads.submit(self._new) for _ in range(lack)]
-            self._lanes += [each.result() for each in made]
+                futures = [threads.submit(self._new) for _ in range(lack)]
+            self._lanes += [future.result() for future in futures]
         return self._lanes[lane].deep_copy()
 
     def _first(self, kind: str, text: str) -> LLMatcher:
@@ -194,30 +194,30 @@ def _compile_structure(kind: str, text: str) -> str:
         case "choice":
             return str(grammar_from("choice", text))
     try:
-        found = str(grammar_from("grammar", text))
+        grammar = str(grammar_from("grammar", text))
     except (ValueError, RecursionError) as error:
         raise _make_grammar_error(kind, str(error)) from None
-    if not has_finite_text(found):
+    if not has_finite_text(grammar):
         raise InputError(
             "grammar can never end: its rule start leads back to itself for ever; give it an end"
         )
-    return found
+    return grammar
 
 
 def _named_by_id(lark: str, ids: Mapping[str, int]) -> str:
     """Return a grammar with the `<name>` of each added token that is text replaced by its id."""
-    return _LARK.sub(lambda found: f"<[{ids[found[0]]}]>" if found[0] in ids else found[0], lark)
+    return _LARK.sub(lambda match: f"<[{ids[match[0]]}]>" if match[0] in ids else match[0], lark)
 
 
-def _make_grammar_error(kind: str, told: str) -> InputError:
+def _make_grammar_error(kind: str, message: str) -> InputError:
     """Return the error for a grammar that llguidance rejects.
 
     Args:
         kind: The parameter with the grammar.
-        told: The message of llguidance.
+        message: The message of llguidance.
     """
-    first = textwrap.shorten((told.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
-    if "coerce_one_of" in told:
+    first = textwrap.shorten((message.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
+    if "coerce_one_of" in message:
         first = "the ways of a oneOf may overlap, which is not supported; write anyOf"
     return InputError(f"{arg(kind)} cannot be used: {first}; mend it")
 
@@ -228,25 +228,12 @@ def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
     A grammar of a few hundred characters can take forever, because llguidance intersects patterns
     by trying.
     """
-    made: list[_Made] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            made.append(make())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="treegen-grammar", daemon=True)
-    thread.start()
-    thread.join(_MOST_SECONDS)
-    if failed:
-        raise failed[0]
-    if not made:
+    result = run_in_daemon("treegen-grammar", make)
+    if not wait([result], _MOST_SECONDS).done:
         raise InputError(
             f"{arg(kind)} takes more than {_MOST_SECONDS} seconds to compile; simplify it"
         )
-    return made[0]
+    return result.result()
 
 
 @functools.lru_cache(maxsize=4)
@@ -271,7 +258,7 @@ def _tokens_of(
 
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise InputError("structured output needs a fast tokenizer (tokenizer.json)")
-    ends = [each for each in eos_ids if each < vocab_size]
+    ends = [token for token in eos_ids if token < vocab_size]
     if not ends:
         raise InputError("structured output needs a model with an end-of-sequence token")
     try:

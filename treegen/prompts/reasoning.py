@@ -46,46 +46,44 @@ def reasoning_arguments(template: Mapping[str, Any], tokenizer: Any) -> dict[str
     if choice not in CHOICES or not isinstance(choice, str):
         return arguments  # no argument, or one that the template itself defines
     del arguments[NAME]
-    return (
-        {**_get_reasoning_arguments(choice, tokenizer), **arguments}
-        if choice != "auto"
-        else arguments
-    )
+    if choice == "auto":
+        return arguments
+    return {**_get_reasoning_arguments(choice, tokenizer), **arguments}
 
 
 def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
     """Raise InputError for arguments that the chat template would silently ignore."""
     names, _ = _read(_source(tokenizer, arguments.get("tools")))
     if unknown := sorted(set(arguments) - names):
-        known = ", ".join(sorted(names - _ALWAYS)) or "none"
+        readable = ", ".join(sorted(names - _ALWAYS)) or "none"
         raise InputError(
             f"the model's chat template does not read {', '.join(unknown)}, so the model would not "
-            f"see it; leave it out, or give a chat template that does. This one reads: {known}"
+            f"see it; leave it out, or give a chat template that does. This one reads: {readable}"
         )
 
 
-def check_reasoning(asked: str) -> None:
-    """Raise InputError unless `asked` is one of `CHOICES`."""
-    if asked not in CHOICES:
-        raise InputError(f"{arg('reasoning')} must be one of {', '.join(CHOICES)}; got {asked!r}")
+def check_reasoning(choice: str) -> None:
+    """Raise InputError unless `choice` is one of `CHOICES`."""
+    if choice not in CHOICES:
+        raise InputError(f"{arg('reasoning')} must be one of {', '.join(CHOICES)}; got {choice!r}")
 
 
-def _get_reasoning_arguments(asked: str, tokenizer: Any) -> dict[str, Any]:
+def _get_reasoning_arguments(choice: str, tokenizer: Any) -> dict[str, Any]:
     names, words = _read(_source(tokenizer))
     switch = next((name for name in _SWITCHES if name in names), None)
     has_effort = _EFFORT in names
-    if asked in ("on", "off") and switch is not None:
-        return {switch: asked == "on"}
-    if asked == "on" and has_effort:
+    if choice in ("on", "off") and switch is not None:
+        return {switch: choice == "on"}
+    if choice == "on" and has_effort:
         return {_EFFORT: "medium" if "medium" in words else "high"}
-    if asked == "off" and "none" in words and has_effort:
+    if choice == "off" and "none" in words and has_effort:
         return {_EFFORT: "none"}
-    if asked not in ("on", "off") and has_effort:
-        return {_EFFORT: asked, **({switch: True} if switch else {})}
-    known = [name for name in (*_SWITCHES, _EFFORT) if name in names]
-    has = f"of these it has {', '.join(known)} only" if known else "it has none of these"
+    if choice not in ("on", "off") and has_effort:
+        return {_EFFORT: choice, **({switch: True} if switch else {})}
+    supported = [name for name in (*_SWITCHES, _EFFORT) if name in names]
+    has = f"of these it has {', '.join(supported)} only" if supported else "it has none of these"
     raise InputError(
-        f"reasoning {asked!r} needs a chat template with one of {', '.join(_SWITCHES)} or "
+        f"reasoning {choice!r} needs a chat template with one of {', '.join(_SWITCHES)} or "
         f"{_EFFORT}; {has}. Leave it at auto, or pass what the template knows by its own name"
     )
 

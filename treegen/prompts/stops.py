@@ -96,10 +96,7 @@ class StopConditions:
             )
 
     def endings(
-        self,
-        prompts: Sequence[Tokens],
-        samples: Sequence[Sequence[int]],
-        limits: Sequence[int],
+        self, prompts: Sequence[Tokens], samples: Sequence[Sequence[int]], limits: Sequence[int]
     ) -> list[Ending | None]:
         """Return how samples end; None for those that continue.
 
@@ -264,12 +261,7 @@ class StopStrings:
         return (position, stop) if stop else None
 
     def find_stop(
-        self,
-        prompt_tokens: Tokens,
-        tokens: Tokens,
-        *,
-        num_new: int | None = None,
-        since: int = 0,
+        self, prompt_tokens: Tokens, tokens: Tokens, *, num_new: int | None = None, since: int = 0
     ) -> tuple[str, str] | None:
         """Return the generated text up to the earliest stop string, and that string, if any.
 
@@ -333,7 +325,7 @@ class StopStrings:
         every: dict[str, list[str]] = defaultdict(list)
         for end in {stop[at:] for stop in self.stops for at in range(-longest, 0)}:
             every[end[0]].append(end)
-        ends = {first: tuple(found) for first, found in every.items()}
+        ends = {first: tuple(endings) for first, endings in every.items()}
         # A token that is part of a character can complete the character, and with it a stop
         # string. ASCII characters are never split.
         parts = () if all(stop.isascii() for stop in self.stops) else (PARTIAL,)

@@ -276,11 +276,8 @@ class ThinkingTags:
         """Return the fewest tokens with the whole opening tag; all if they do not begin with it."""
 
         def is_open(num: int) -> bool:
-            return (
-                self._detokenizer.decode_with_special(tokens[:num])
-                .lstrip()
-                .startswith(self.tags.open)
-            )
+            shown = self._detokenizer.decode_with_special(tokens[:num])
+            return shown.lstrip().startswith(self.tags.open)
 
         return bisect_left(range(len(tokens)), 1, key=is_open)
 

@@ -8,9 +8,10 @@ characters as its own text has; for other tokenizers the bound is 0.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+from treegen.prompts.token_bytes import component_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,8 +44,8 @@ class TokenLowerBound:
         return 0 if any(token in text for token in self._greedy) else self.of_chars(len(text))
 
     def _look(self, backend: Any) -> None:
-        normalizers = list(_parts(backend.normalizer))
-        cutters = list(_parts(backend.pre_tokenizer))
+        normalizers = list(component_parts(backend.normalizer))
+        cutters = list(component_parts(backend.pre_tokenizer))
         vocab = backend.get_vocab(with_added_tokens=True)
         shrinks = _shrinks(normalizers)
         if (
@@ -63,22 +64,6 @@ class TokenLowerBound:
             return  # such a token also replaces other texts
         self._greedy = [token.content for token in greedy]
         self._most = shrinks * max(map(len, vocab), default=0)
-
-
-def _parts(component: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of a normalizer or a pre-tokenizer; sequences are flattened."""
-    if component is None:
-        return
-    try:
-        pending = [json.loads(component.__getstate__())]
-    except Exception:  # the component may be Python code, which may raise anything
-        pending = [{"type": "Python"}]
-    while pending:
-        part = pending.pop()
-        if part["type"] == "Sequence":
-            pending += part.get("normalizers", part.get("pretokenizers", ()))
-        else:
-            yield part
 
 
 def _shrinks(normalizers: Sequence[Mapping[str, Any]]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 _MOST_KEPT: Final = 2**14  # spelled texts that are remembered
@@ -23,8 +23,10 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes] | None:
     Returns:
         The bytes by id, or None if the tokenizer is slow or does not decode byte by byte.
     """
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    decoders = list(_parts(getattr(backend, "decoder", None)))
+    decoders = list(component_parts(getattr(backend, "decoder", None)))
     types = {part.get("type") for part in decoders}
     if not types & {"ByteLevel", "ByteFallback"}:
         return None
@@ -36,13 +38,13 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes] | None:
             for part in decoders
             if part["type"] == "Replace" and part["content"] == " " and "String" in part["pattern"]
         ]
-        found = {id: _fallback_bytes(name, spaces) for id, name in names.items() if id not in added}
+        plain = {id: _fallback_bytes(name, spaces) for id, name in names.items() if id not in added}
     else:
-        alphabet = _byte_alphabet()
+        alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()}
         spelled = ((id, _level_bytes(name, alphabet)) for id, name in names.items())
-        found = {id: text for id, text in spelled if text is not None and id not in added}
+        plain = {id: text for id, text in spelled if text is not None and id not in added}
     special = set(getattr(tokenizer, "all_special_ids", ()))
-    return found | {
+    return plain | {
         id: token.content.encode()
         for id, token in added.items()
         if not token.special and id not in special
@@ -76,11 +78,11 @@ class ByteSpeller:
         Raises:
             ValueError: the tokenizer does not decode byte by byte.
         """
-        known = token_bytes(tokenizer)
-        if known is None:
+        spellings = token_bytes(tokenizer)
+        if spellings is None:
             raise ValueError("its decoder does not work byte by byte")
         ends = list(eos_ids)
-        self._bytes = {id: text for id, text in known.items() if text and id not in ends}
+        self._bytes = {id: text for id, text in spellings.items() if text and id not in ends}
         self.eos_token_id = ends[0]
         backend = tokenizer.backend_tokenizer
         added = backend.get_added_tokens_decoder()
@@ -102,10 +104,10 @@ class ByteSpeller:
             return ids
         # The tokenizer changes the text (NFC, for example), or the text has a special token.
         parts = self._names.split(text) if self.names else [text]
-        found = (self._encode_exactly(part) for part in parts)
+        encoded = (self._encode_exactly(part) for part in parts)
         return [
             id
-            for part, ids in zip(parts, found, strict=True)
+            for part, ids in zip(parts, encoded, strict=True)
             for id in (self._longest_first(part.encode()) if ids is None else ids)
         ]
 
@@ -158,23 +160,28 @@ def _without_prefix(part: Any) -> Any:
         return None
     for name in ("normalizers", "pretokenizers"):
         if name in part:
-            kept = [_without_prefix(each) for each in part[name]]
-            return {**part, name: [each for each in kept if each is not None]}
+            steps = [_without_prefix(step) for step in part[name]]
+            return {**part, name: [step for step in steps if step is not None]}
     if part["type"] == "Metaspace":
         return {**part, "prepend_scheme": "never"}
     return {**part, "add_prefix_space": False} if part["type"] == "ByteLevel" else part
 
 
-def _parts(decoder: Any) -> Iterable[Mapping[str, Any]]:
-    """Yield the parts of a decoder; sequences are flattened."""
+def component_parts(component: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of a tokenizer's component, such as its decoder; sequences are flattened."""
+    if component is None:
+        return
     try:
-        pending = [json.loads(decoder.__getstate__())] if decoder is not None else []
-    except Exception:  # the decoder may be Python code, which may raise anything
-        pending = []
+        pending = [json.loads(component.__getstate__())]
+    except Exception:  # the component may be Python code, which may raise anything
+        pending = [{"type": "Python"}]
     while pending:
         part = pending.pop(0)
-        pending = [*part["decoders"], *pending] if part["type"] == "Sequence" else pending
-        yield part
+        if part["type"] == "Sequence":
+            names = ("normalizers", "pretokenizers", "decoders")
+            pending = [*next(part[name] for name in names if name in part), *pending]
+        else:
+            yield part
 
 
 def _fallback_bytes(name: str, spaces: Iterable[str]) -> bytes:
@@ -192,14 +199,3 @@ def _level_bytes(name: str, alphabet: Mapping[str, int]) -> bytes | None:
         return bytes([alphabet[letter] for letter in name])
     except KeyError:
         return None
-
-
-@functools.cache
-def _byte_alphabet() -> Mapping[str, int]:
-    """Return the byte of each letter in the alphabet of GPT-2's byte-level BPE."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = sorted(ByteLevel.alphabet())
-    found = {letter: ord(letter) for letter in letters if ord(letter) < 256}
-    others = sorted(set(range(256)) - set(found.values()))
-    return found | dict(zip((each for each in letters if each not in found), others, strict=True))

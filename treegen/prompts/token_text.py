@@ -28,8 +28,8 @@ class NamedToken(NamedTuple):
 def chat_logprobs(tokens: Iterable[NamedToken]) -> list[dict[str, Any]]:
     """Return tokens in the form of chat log-probabilities in OpenAI's protocol."""
     return [
-        {**_format_token(each), "top_logprobs": [_format_token(other) for other in each.top]}
-        for each in tokens
+        {**_format_token(token), "top_logprobs": [_format_token(other) for other in token.top]}
+        for token in tokens
     ]
 
 
@@ -76,8 +76,8 @@ class TokenText:
         for token, logprob, top in every:
             shown = self._after(context, token)
             likeliest = tuple(
-                NamedToken(*self._name_token(self._after(context, each), each), value)
-                for each, value in top
+                NamedToken(*self._name_token(self._after(context, other), other), value)
+                for other, value in top
             )
             num = pieces.add(self._bytes(token), shown)
             yield NamedToken(*self._name_token(shown, token), logprob, likeliest, num)
@@ -89,9 +89,9 @@ class TokenText:
 
     def _after(self, before: Sequence[int], token: int) -> str:
         """Return the text that a token adds after the tokens `before`."""
-        own = self._bytes(token)
-        if len(before) and own and not _is_piece(own):
-            return own.decode()
+        data = self._bytes(token)
+        if len(before) and data and not _is_piece(data):
+            return data.decode()
         return self.of(before[-CONTEXT_TOKENS:], [token])  # a text may lose its first space
 
     def _name_token(self, shown: str, token: int) -> tuple[str, bytes]:
@@ -101,14 +101,14 @@ class TokenText:
             shown: The text that the token adds to its context.
             token: The token id.
         """
-        own = self._bytes(token)
-        if _is_piece(own):
-            return "".join(f"\\x{byte:02x}" for byte in own), own
-        text = shown if shown and PARTIAL not in shown else own.decode()
+        data = self._bytes(token)
+        if _is_piece(data):
+            return "".join(f"\\x{byte:02x}" for byte in data), data
+        text = shown if shown and PARTIAL not in shown else data.decode()
         if text:
             return text, text.encode("utf-8", "replace")
-        known = token < len(self.tokenizer)
-        name = self.tokenizer.convert_ids_to_tokens(token) if known else None
+        in_vocabulary = token < len(self.tokenizer)
+        name = self.tokenizer.convert_ids_to_tokens(token) if in_vocabulary else None
         return str(name or f"<{token}>"), b""
 
     def _bytes(self, token: int) -> bytes:
@@ -121,22 +121,22 @@ class _Pieces:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def add(self, own: bytes, shown: str) -> int:
+    def add(self, data: bytes, shown: str) -> int:
         """Return how many characters a token adds.
 
         Args:
-            own: Its bytes.
+            data: Its bytes.
             shown: Its text.
         """
-        if _is_piece(own):
-            return len(self._decoder.decode(own))
+        if _is_piece(data):
+            return len(self._decoder.decode(data))
         unfinished = len(self._decoder.decode(b"", final=True))
         return unfinished + len(shown)
 
 
-def _is_piece(own: bytes) -> bool:
+def _is_piece(data: bytes) -> bool:
     try:
-        own.decode()
+        data.decode()
     except UnicodeDecodeError:
         return True
     return False

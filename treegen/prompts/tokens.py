@@ -76,7 +76,11 @@ def tokenize(
     prompts = prompts_of(root)
     id_arrays: dict[int, Ids] = {}
     parts = [list(_runs(prompt, tokenizer, id_arrays, table)) for prompt in prompts]
-    images = {} if table is None else _images_in(prompts, parts)
+    images = {
+        prompt.id: part[0].images
+        for prompt, part in zip(prompts, parts, strict=True)
+        if isinstance(part[0], _Text) and not part[0].add_special_tokens
+    }
     for special in (True, False):
         runs = [
             (part, index, run.text)
@@ -226,11 +230,11 @@ def _encode_shared(
         starts = [None if parent is None else above[parent] for parent in parents]
         parts = splicer.encode([spans[index].text for index in level], starts)
         above = {}
-        for index, (kept, added) in zip(level, parts, strict=True):
+        for index, (head, added) in zip(level, parts, strict=True):
             if index in requested:
-                ids[index] = np.concatenate([before, kept[ID], added[ID], after])
+                ids[index] = np.concatenate([before, head[ID], added[ID], after])
             if index in goes_on:
-                above[index] = (len(spans[index].text), np.concatenate([kept, added], axis=1))
+                above[index] = (len(spans[index].text), np.concatenate([head, added], axis=1))
     return [ids[span] for span in span_of_text]
 
 
@@ -377,17 +381,6 @@ def _runs(
                 if id(node) not in id_arrays:
                     id_arrays[id(node)] = np.array(node.content, dtype=np.int32)
                 yield id_arrays[id(node)]
-
-
-def _images_in(
-    prompts: Sequence[Prompt], parts: Sequence[Sequence[_Text | Ids]]
-) -> dict[str, tuple[PlacedImage, ...]]:
-    """Return the images of prompts that are chat messages, by prompt id."""
-    return {
-        prompt.id: part[0].images
-        for prompt, part in zip(prompts, parts, strict=True)
-        if isinstance(part[0], _Text) and not part[0].add_special_tokens
-    }
 
 
 def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTable | None) -> _Text:

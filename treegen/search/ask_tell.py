@@ -168,8 +168,8 @@ class _RequestBackend:
         request = SampleRequest(name, search.name, context, key, indices, seeds, params)
         completions = await self._answer(request, search)
         return [
-            BackendSample(each, context.append_text(each.text, self.num_tokens(each)))
-            for each in completions or ()
+            BackendSample(answer, context.append_text(answer.text, self.num_tokens(answer)))
+            for answer in completions or ()
         ]
 
     async def score(
@@ -209,7 +209,7 @@ class _RequestBackend:
         count = None if self.count_tokens is None else self.count_tokens(text)
         reason: FinishReason = "stop"
         stop: str | int | None = MODEL_END
-        if params.include_stop and (ending := [each for each in stops if text.endswith(each)]):
+        if params.include_stop and (ending := [end for end in stops if text.endswith(end)]):
             stop = max(ending, key=len)
         elif count is not None and count >= params.max_tokens:
             reason, stop = "length", None
@@ -288,15 +288,15 @@ class AskTell(Closeable):
         self._searches = [
             Search(
                 self._mail,
-                each.content,
-                name=each.name,
+                problem.content,
+                name=problem.name,
                 params=params,
                 budget=budget,
                 origin=None
-                if each.is_named
-                else before.origin_of_search(hash_prompt(each.content)),
+                if problem.is_named
+                else before.origin_of_search(hash_prompt(problem.content)),
             )
-            for each in name_problems(problems, _flat)
+            for problem in name_problems(problems, _flat)
         ]
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """Results in the order of the problems; None for a search that has not ended."""
@@ -374,7 +374,7 @@ class AskTell(Closeable):
                 "give as many"
             )
         completions = [answer for answer in answers if isinstance(answer, Completion)]
-        uncounted = any(each.text and not each.tokens for each in completions)
+        uncounted = any(completion.text and not completion.tokens for completion in completions)
         if uncounted and search.budget.tokens and self._mail.count_tokens is None:
             raise InputError(
                 "a budget of tokens needs to know how many tokens an answer has; give AskTell "
@@ -386,8 +386,8 @@ class AskTell(Closeable):
             pending.future.set_result(answers)
             return True
         call.num_open = len(completions)
-        for place, each in enumerate(completions):
-            line.record_end(call, place, self._mail.num_tokens(each))
+        for place, completion in enumerate(completions):
+            line.record_end(call, place, self._mail.num_tokens(completion))
         return True
 
     def stop(self, reason: str = "stopped") -> None:
@@ -410,9 +410,9 @@ class AskTell(Closeable):
     def _on_idle(self) -> bool:
         if self._closing:
             return False
-        if any(each.end_wait() for each in self._running):
+        if any(running.end_wait() for running in self._running):
             return True
-        if any(each.end_abandoned() for each in self._running):
+        if any(running.end_abandoned() for running in self._running):
             return True
         if sum(search.return_next() for search in self._searches):  # one call of each
             return True

@@ -18,14 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 from treegen.common.lifetimes import NonCopyable
 from treegen.search.budget import Budget, BudgetIgnored, BudgetReached, SearchUsage, StopReason
-
-if TYPE_CHECKING:
-    from treegen.search.budget import SearchUsage
-
 
 _PATIENCE: Final = 100_000
 """How often BudgetReached is raised before BudgetIgnored is."""
@@ -248,8 +244,8 @@ class CallQueue:
             self._usage.tokens_decoded += sum(call.tokens.values())
         else:
             left = max(0, self._limit - self._usage.tokens_decoded)
-            taken = call.num_samples * min(call.most, call.seen)
-            self._usage.tokens_decoded += min(left, taken)
+            tokens = call.num_samples * min(call.most, call.seen)
+            self._usage.tokens_decoded += min(left, tokens)
         self._begin()
 
     def return_next(self) -> bool:

@@ -114,11 +114,8 @@ def value_prompt(
     check_int("n", n, least=1)
 
     async def judge(search: Search, text: str) -> float:
-        question = search.prompt(text, key=f"value {_digest(text)}")
-        try:
+        with search.temporary_prompt(text, key=f"value {_digest(text)}") as question:
             return fmean([read(answer.text) for answer in await question.sample(n, **overrides)])
-        finally:
-            question.drop()
 
     return _once_per_question(prompt_of, judge)
 
@@ -141,11 +138,8 @@ def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, 
     answers, worths = list(choices), list(choices.values())
 
     async def judge(search: Search, text: str) -> float:
-        question = search.prompt(text)
-        try:
+        with search.temporary_prompt(text) as question:
             logprobs = [score.logprob for score in await question.score(answers)]
-        finally:
-            question.drop()
         top = max(logprobs)
         weights = [math.exp(logprob - top) for logprob in logprobs]
         return sum(w * worth for w, worth in zip(weights, worths, strict=True)) / sum(weights)
@@ -177,11 +171,9 @@ def vote_prompt(
         if len(nodes) == 1:
             return [1.0]
         text = prompt_of(nodes)
-        question = nodes[0].search.prompt(text, key=f"vote {_digest(text)}")
-        try:
+        key = f"vote {_digest(text)}"
+        with nodes[0].search.temporary_prompt(text, key=key) as question:
             answers = await question.sample(n, **overrides)
-        finally:
-            question.drop()
         ballots = [reader(answer.text, len(nodes)) for answer in answers]
         return [ballots.count(number) / n for number in range(1, len(nodes) + 1)]
 
@@ -271,13 +263,13 @@ def _once_per_question(
 ) -> Evaluate:
     """Evaluate nodes by a question; a search asks the same question once."""
     # Keyed by search, because a search's draws must not depend on searches that ran before it.
-    known: WeakKeyDictionary[Search, dict[str, float]] = WeakKeyDictionary()
+    values_by_search: WeakKeyDictionary[Search, dict[str, float]] = WeakKeyDictionary()
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         if not nodes:
             return []
         search = nodes[0].search
-        values = known.setdefault(search, {})
+        values = values_by_search.setdefault(search, {})
         questions = [prompt_of(node) for node in nodes]
         new = [text for text in dict.fromkeys(questions) if text not in values]
         judged = await gather(judge(search, text) for text in new)

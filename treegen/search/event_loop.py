@@ -103,8 +103,8 @@ class IdleLoop(asyncio.SelectorEventLoop):
         Tasks that a search leaves behind end with BudgetReached or BudgetIgnored. Errors that end
         the program were raised already.
         """
-        known = BudgetReached | BudgetIgnored | KeyboardInterrupt | SystemExit
-        if not isinstance(context.get("exception"), known):
+        expected = BudgetReached | BudgetIgnored | KeyboardInterrupt | SystemExit
+        if not isinstance(context.get("exception"), expected):
             super().default_exception_handler(context)
 
 

@@ -279,7 +279,7 @@ async def in_thread(
 
 def place_of(node: NodeLike) -> Place:
     """Return the place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
-    return tuple(each.order for each in node.path)
+    return tuple(above.order for above in node.path)
 
 
 def _aside() -> ExternalCallQueue | None:

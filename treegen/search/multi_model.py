@@ -139,14 +139,14 @@ class MultiModelBackend:
     def prompts_together(self, contents: Sequence[Content], *, rows: int) -> list[Context]:
         """Return contexts of the known prompts, which each LLM stores once."""
         contexts = {
-            name: backend.prompts_together([each[name] for each in self._contents], rows=rows)
+            name: backend.prompts_together([content[name] for content in self._contents], rows=rows)
             for name, backend in self._backends.items()
         }
         return [
             CrossModelContext(
-                None, each, self._backends, {name: contexts[name][place] for name in contexts}
+                None, content, self._backends, {name: contexts[name][place] for name in contexts}
             )
-            for place, each in enumerate(self._contents)
+            for place, content in enumerate(self._contents)
         ]
 
     def new_origin(self, context: Context, seed: int | None) -> str:
@@ -188,14 +188,14 @@ class MultiModelBackend:
         drawn = await self._backends[name].sample(shared.of(name), key, indices, params, search)
         return [
             None
-            if each is None
+            if sample is None
             else BackendSample(
-                each.completion,
+                sample.completion,
                 CrossModelContext(
-                    shared, each.completion.text, self._backends, {name: each.context}
+                    shared, sample.completion.text, self._backends, {name: sample.context}
                 ),
             )
-            for each in drawn
+            for sample in drawn
         ]
 
     async def score(
@@ -276,10 +276,10 @@ def search_with(
         sessions = {name: stack.enter_context(llm.session(params)) for name, llm in llms.items()}
         contents: list[Mapping[str, Content]] = [
             {
-                name: flat_content(each.content, llm.tokenizer, images=llm.images)
+                name: flat_content(problem.content, llm.tokenizer, images=llm.images)
                 for name, llm in llms.items()
             }
-            for each in listed
+            for problem in listed
         ]
         backend = MultiModelBackend({n: s.backend for n, s in sessions.items()}, contents)
         first = next(iter(llms))
@@ -287,8 +287,8 @@ def search_with(
             backend,
             fn,
             [
-                replace(each, content=by_llm[first])
-                for each, by_llm in zip(listed, contents, strict=True)
+                replace(problem, content=by_llm[first])
+                for problem, by_llm in zip(listed, contents, strict=True)
             ],
             params=sessions[first].params,
             concurrency=concurrency,

@@ -84,11 +84,9 @@ def propose_lines(
     async def propose(node: SearchNode) -> list[SearchNode]:
         if is_ended(node):
             return []
-        question = node.search.prompt(prompt_of(node), key=f"propose {node.key}")
-        try:
+        key = f"propose {node.key}"
+        with node.search.temporary_prompt(prompt_of(node), key=key) as question:
             answers = await question.sample(n, **overrides)
-        finally:
-            question.drop()
         steps = dict.fromkeys(step for answer in answers for step in parse(answer.text, node))
         return [node.extend(step) for step in steps]
 

@@ -66,7 +66,7 @@ def load_verifier(
     where: dict[str, Any] = {"revision": revision, "device": device, "form": form}
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
-    output_settings = tuple(str(settings.get(each)) for each in ("label", "tokens"))
+    output_settings = tuple(str(settings.get(setting)) for setting in ("label", "tokens"))
     key = (*map(str, (name, *where.values(), memory)), *output_settings)
     reader = _in_use.get(key)
     if reader is not None:
@@ -222,7 +222,7 @@ def _evaluate(
 
     def compute(texts: list[Encoded]) -> list[float]:
         values = verifier.read([ids for ids, _ in texts], [ends for _, ends in texts])
-        return [round(verifier.reduce_steps(each), _DECIMALS) for each in values]
+        return [round(verifier.reduce_steps(step_values), _DECIMALS) for step_values in values]
 
     together = BatchedFunction(compute, size=batch_size)
 

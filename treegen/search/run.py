@@ -93,7 +93,7 @@ class SearchRun(Iterator[SearchResult], Closeable):
         self.names = [problem.name for problem in problems]
         self._fn, self._params, self._budget = fn, params, budget
         self._concurrency = concurrency
-        contexts = backend.prompts_together([each.content for each in problems], rows=rows)
+        contexts = backend.prompts_together([problem.content for problem in problems], rows=rows)
         self._entries = {
             problem.name: (
                 problem,
@@ -201,11 +201,11 @@ class SearchRun(Iterator[SearchResult], Closeable):
         """Stop the loop for a forward pass, for a result, or for further searches."""
         if self.closed:
             return False
-        if any(each.end_wait() for each in self._running):
+        if any(running.end_wait() for running in self._running):
             return True
-        for running in [each for each in self._running if each.end_abandoned()]:
+        for running in [running for running in self._running if running.end_abandoned()]:
             self._running.discard(running)
-        if sum(each.search.return_next() for each in self._running):  # one call of each
+        if sum(running.search.return_next() for running in self._running):  # one call of each
             return True
         if self._loop.aside.resume_searches(busy=self.backend.has_work):
             return True

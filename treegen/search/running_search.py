@@ -70,10 +70,9 @@ class RunningSearch:
         """End a search that keeps making calls despite every error; its task stays suspended."""
         if not self.search.is_abandoned or self._is_over:
             return False
-        reached = (
-            self.search.budget.describe_exceeded(self.search.usage) or "the search was given up"
-        )
-        self._end(None, BudgetIgnored(str(self.search.stopped or reached)))
+        reached = self.search.budget.describe_exceeded(self.search.usage)
+        reason = self.search.stopped or reached or "the search was given up"
+        self._end(None, BudgetIgnored(str(reason)))
         return True
 
     async def _run(self, fn: SearchFn) -> None:

@@ -141,7 +141,7 @@ class Session(Closeable, NonCopyable):
         self._searches.add(search)
         self._live.append(search)
         if len(self._live) > self._looks_at:
-            self._live = [each for each in self._live if each.root.is_live]
+            self._live = [other for other in self._live if other.root.is_live]
             self._looks_at = max(_MANY, 2 * len(self._live))
         return search.root
 
@@ -192,10 +192,10 @@ class Session(Closeable, NonCopyable):
 
     def _wait(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         started = [self.start(call) for call in calls]
-        while any(not each.is_done for each in started):
+        while any(not ongoing.is_done for ongoing in started):
             self._work()
-        self._started = [each for each in self._started if each not in started]
-        return [each.result for each in started]
+        self._started = [ongoing for ongoing in self._started if ongoing not in started]
+        return [ongoing.result for ongoing in started]
 
     def start(self, call: Coroutine[Any, Any, T]) -> Started[T]:
         """Start a call, such as `node.sample(5)`; `step` returns it when it is done."""
@@ -220,7 +220,7 @@ class Session(Closeable, NonCopyable):
                 for started in self._started:
                     if not started.is_done and all(ticket.is_done for ticket in started.tickets):
                         self._advance(started)
-                if not sum(each.return_next() for each in list(self._searches)):
+                if not sum(search.return_next() for search in list(self._searches)):
                     break
 
     def _advance(self, started: Started[Any]) -> None:

@@ -125,15 +125,15 @@ class DecodeGraphs(GraphPool[_Graph]):
         """
         size, several = _size_of(step, state), _draws_several(state)
         usable = [
-            each
-            for each in self._graphs
-            if size <= each.size
-            and each.several == several
-            and (each.copies is None) == (step.levels.copies is None)
-            and each.step.cache is step.cache
-            and each.step.sampling.is_plain == step.sampling.is_plain
+            graph
+            for graph in self._graphs
+            if size <= graph.size
+            and graph.several == several
+            and (graph.copies is None) == (step.levels.copies is None)
+            and graph.step.cache is step.cache
+            and graph.step.sampling.is_plain == step.sampling.is_plain
         ]
-        usable.sort(key=lambda each: each.size)
+        usable.sort(key=lambda graph: graph.size)
         for entry in usable:
             # All ranks must compute the same number of rows, whichever graphs each of them has.
             must_fit = step.ranks is not None or self._patience.should_capture(size, entry.size)
@@ -260,11 +260,7 @@ def _name_kernels(step: DecodeStep, state: StaticState, copies: StaticState | No
 
 
 def _static_step(
-    step: DecodeStep,
-    size: int,
-    state: StaticState,
-    copies: StaticState | None,
-    drawn_P1: Tensor,
+    step: DecodeStep, size: int, state: StaticState, copies: StaticState | None, drawn_P1: Tensor
 ) -> DecodeStep:
     """Return a step of `size` rows on new input tensors for a graph, filled from another step.
 

@@ -73,18 +73,18 @@ class _LatencyCurve:
     def ratios(self, tokens_M: Ints | Floats) -> Floats | None:
         """Return the ratios at the nearest known sizes; None if no size is known."""
         if self.ratio_of is None:
-            known = {
+            medians = {
                 size: statistics.median(last)
                 for size, last in self.measured.items()
                 if len(last) >= _FEWEST
             }
-            if not known:
+            if not medians:
                 return None
-            sizes = np.array(list(known))
+            sizes = np.array(list(medians))
             nearest = np.abs(sizes - np.arange(_SIZES)[:, None]).argmin(axis=1)
-            self.ratio_of = np.array(list(known.values()))[nearest]
-        found: Floats = self.ratio_of[np.rint(2 * np.log2(tokens_M)).astype(np.int64)]
-        return found
+            self.ratio_of = np.array(list(medians.values()))[nearest]
+        ratios_M: Floats = self.ratio_of[np.rint(2 * np.log2(tokens_M)).astype(np.int64)]
+        return ratios_M
 
 
 def _size(tokens: int) -> int:
@@ -253,11 +253,11 @@ class DraftLengthController:
             verified_M = _UNKNOWN * (plain if like_M is None else like_M)
         cost_M = verified_M * self._shape(tokens_M, keys)
         now = num_rows / float((plain * self._shape(rows, keys))[0])
-        found = _CostEstimate(num_rows, most, now, cost_M, pays=True)
+        estimate = _CostEstimate(num_rows, most, now, cost_M, pays=True)
         likely_M = _LIKELY * np.arange(1.0, len(cost_M) + 1)
-        return replace(found, pays=self._best(found, likely_M) is not None)
+        return replace(estimate, pays=self._best(estimate, likely_M) is not None)
 
     def _shape(self, tokens: Ints, keys: int) -> Floats:
         """Return the predicted times of passes, in units of the time of reading the weights."""
-        found: Floats = np.maximum(1.0, tokens / self._free) + keys / self._keys
-        return found
+        shape: Floats = np.maximum(1.0, tokens / self._free) + keys / self._keys
+        return shape

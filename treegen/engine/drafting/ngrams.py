@@ -111,8 +111,8 @@ class NgramDrafter:
     def run_deferred(self) -> None:
         """Log and enter the queued tokens."""
         waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            self._log(*each)
+        for observation in waiting:
+            self._log(*observation)
 
     def _log(self, slots: Ints, scope_R: NDArray[_U64], text_RX: Ints, num_R: Ints) -> None:
         """Log the tokens of rows and enter them in the table.

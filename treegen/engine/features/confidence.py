@@ -95,8 +95,5 @@ class ConfidenceStops(RowFeature):
         for at in np.flatnonzero(self.is_low[slots]).tolist():
             if at not in endings:
                 stopping = self._run.param_sets[requests[at].params].stopping
-                endings[at] = (
-                    "confidence",
-                    None,
-                    stopping.text(requests[at].spec.tokens, tokens[at]),
-                )
+                text = stopping.text(requests[at].spec.tokens, tokens[at])
+                endings[at] = "confidence", None, text

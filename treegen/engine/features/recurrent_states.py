@@ -251,9 +251,9 @@ class InPlaceRowStates(RecurrentRowStates):
             count_siblings: Not used here.
         """
         self._fit()
-        taken = self._cache.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
-        self.source[slots], self.now[slots] = source, taken[0]
-        self.before[slots] = taken[1] if self.per_row > 1 else NO_STATE
+        allocated = self._cache.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
+        self.source[slots], self.now[slots] = source, allocated[0]
+        self.before[slots] = allocated[1] if self.per_row > 1 else NO_STATE
         self.inputs[slots] = 0
 
     def release(self, slots: Ints) -> None:

@@ -198,13 +198,13 @@ class RowUpdateLists(RecurrentRowStates):
             num_seen, wanted = num_generated, [listed - 1]
         else:
             num_seen, wanted = 0, []
-        made = [self._materialize_state(slot, num) for num in wanted]
+        states = [self._materialize_state(slot, num) for num in wanted]
         at = np.array([slot])
         self.release(at)
-        if not made or made[0] == NO_STATE:
-            self._cache.free(made)
+        if not states or states[0] == NO_STATE:
+            self._cache.free(states)
             return 0, NO_STATE, NO_STATE
-        return num_seen, made[0], made[1] if len(made) > 1 else NO_STATE
+        return num_seen, states[0], states[1] if len(states) > 1 else NO_STATE
 
     def _materialize_state(self, slot: int, listed: int) -> int:
         """Compute the state after the first `listed` updates of a row's list.

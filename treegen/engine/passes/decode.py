@@ -28,7 +28,7 @@ from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.verify_input import VerifyInput
 from treegen.ops.attention import PreparedLevels
-from treegen.ops.sampling.draw import AsyncDraws, Draws
+from treegen.ops.sampling.draw import AsyncDraws
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +45,6 @@ class InFlightStep:
     """The draft tokens that the step verifies; None if each row draws once."""
     keys: int = 0
     """Number of keys read in each layer."""
-
-    @classmethod
-    def of(
-        cls,
-        slots: Ints,
-        serials: Ints,
-        draws: Draws,
-        guesses: VerifyInput | None = None,
-        keys: int = 0,
-    ) -> InFlightStep:
-        """Start to copy the draws of a step to the host.
-
-        Args:
-            slots: The slot of each draw's row.
-            serials: Serial numbers of these rows.
-            draws: The draws on the device.
-            guesses: The draft tokens that the step verifies; None if each row draws once.
-            keys: Number of keys read in each layer.
-        """
-        return cls(slots, serials, AsyncDraws(draws), guesses, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +146,14 @@ class DecodeSteps:
         self._count(levels, len(order), keys, int(ends.sum()))
         if isinstance(draws, DeferredDraws):
             return DeferredStep(order, rows.serial[order], draws, number, None, keys)
-        return InFlightStep.of(order, rows.serial[order], draws, keys=keys)
+        return InFlightStep(order, rows.serial[order], AsyncDraws(draws), keys=keys)
 
     def draw(self, pending: DeferredStep) -> InFlightStep:
         """Draw from the logits of a deferred step, once the previous tokens are known."""
         slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
         masks = self._features.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
         draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
-        return InFlightStep.of(slots, pending.serials, draws, guesses, pending.keys)
+        return InFlightStep(slots, pending.serials, AsyncDraws(draws), guesses, pending.keys)
 
     def verify(
         self, order: Ints, counts: Ints, guesses: VerifyInput
@@ -233,7 +213,8 @@ class DecodeSteps:
         usage.drafted_tokens += num - len(order)
         if isinstance(draws, DeferredDraws):
             return DeferredStep(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
-        return InFlightStep.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
+        fetch = AsyncDraws(draws.first(num))
+        return InFlightStep(slots_T, rows.serial[slots_T], fetch, guesses, keys)
 
     def look_ahead(self) -> None:
         """Prepare the inputs of the rows that are live now, unless the last step had the same."""

@@ -235,12 +235,12 @@ def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> T
     """Return the prompts of requests; their keys are computed once the earlier passes finish."""
     segments = [request.segment for request in requests]
     place = np.arange(len(segments) + 1)
-    chains = np.full((len(segments), max(len(each.above) for each in segments)), -1)
-    for row, segment in enumerate(segments):
-        chains[row, : len(segment.above)] = segment.above
-    tables = [segment.table for segment in segments if segment.table is not None]
+    chains = np.full((len(segments), max(len(s.above) for s in segments)), -1)
+    for row, s in enumerate(segments):
+        chains[row, : len(s.above)] = s.above
+    tables = [s.table for s in segments if s.table is not None]
     assert len(tables) == len(segments), "a prompt is not in place"
-    stop, base = (np.array([getattr(each, at) for each in segments]) for at in ("stop", "base"))
+    stop, base = (np.array([getattr(s, at) for s in segments]) for at in ("stop", "base"))
     own = make_level(place[:-1], place[1:], pad_tables(tables), stop - base, base, causal=True)
     levels = [*build_shared_levels(chains, place, run.store.keys_of), own]
     return run.executor.build_histories(levels, stop, find_generated_spans(requests))

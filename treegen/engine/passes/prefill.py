@@ -19,7 +19,7 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.scores import PendingScores, score_after
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.segments.store import SegmentStore
-from treegen.ops.sampling.draw import draw
+from treegen.ops.sampling.draw import AsyncDraws, draw
 from treegen.ops.sampling.logits import log_sum_exp
 
 _KEY_BITS = 32  # low bits of a sort key: the sample index; high bits: the segment's index
@@ -270,16 +270,14 @@ class PrefillPasses:
             at_P, seeds_PN, steps_PN, *rest = to_device_together(arrays, logits_SV.device)
             forced_P = rest[0] if rest else None
             sampling = self._run.sampling_of(np.array([request.params for request in requests]))
-            texts = (
-                build_prompt_histories(self._run, requests)
-                if sampling.penalties is not None
-                else None
-            )
+            texts = None
+            if sampling.penalties is not None:
+                texts = build_prompt_histories(self._run, requests)
             masks = self._features.grammars.begin(requests, slots_PN)
             if masks is not None:
                 sampling = replace(sampling, masked=True)
             draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts, masks)
             slots = slots_PN.ravel()
-            flight = InFlightStep.of(slots, self._run.rows.serial[slots], draws)
+            flight = InFlightStep(slots, self._run.rows.serial[slots], AsyncDraws(draws))
             drawn.append(FirstDraws(requests, at, flight))
         return drawn

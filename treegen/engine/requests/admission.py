@@ -31,10 +31,7 @@ class AdmissionController:
     """
 
     def __init__(
-        self,
-        run: EngineRun,
-        queue: RowQueue,
-        on_prefilled: Callable[[LiveRequest], None] | None,
+        self, run: EngineRun, queue: RowQueue, on_prefilled: Callable[[LiveRequest], None] | None
     ) -> None:
         """Set up a run without requests.
 
@@ -76,7 +73,7 @@ class AdmissionController:
         self._queue.activate(self._run.max_rows)
         started = self._queue.num_active + len(self._queue.ready)
         if started + self._num_undrawn < self._run.max_rows and self._waiting:
-            growth = self._queue.expected_growth()
+            growth = self._queue.page_demand.estimate_pages(self._queue.active())
             # Open somewhat more than needed now, so that later prefill passes have many requests.
             most = self._run.max_rows * 5 // 4 + 1
             while self._waiting and started + self._num_undrawn < most:
@@ -121,7 +118,8 @@ class AdmissionController:
     def _fits(self, request: LiveRequest, growth: int) -> bool:
         """Return whether a request fits in addition to the expected growth of active rows."""
         store = self._run.store
-        pages = store.pages_to_open(request) + self._queue.first_pages(request)
+        pages = store.pages_to_open(request)
+        pages += self._queue.page_demand.estimate_new_row_pages(request)
         if pages > self._pool.num_free - growth:
             return False
         return not self._queue.count_missing_slots(request, store.slots_to_open(request))
@@ -301,8 +299,9 @@ class AdmissionController:
         undrawn = sum(r.num_rows for r in self._open if r.phase is UNDRAWN)
         assert self._num_undrawn == undrawn, "rows that are to be drawn are miscounted"
         rows, requests = self._run.rows, self._run.requests
-        started = np.unique(rows.request[self._queue.get_active_and_ready()]).tolist()
-        assert all(requests[i].phase.is_open for i in started), "a row's request is not open"
+        started = np.concatenate([self._queue.active(), self._queue.ready])
+        owners = np.unique(rows.request[started]).tolist()
+        assert all(requests[i].phase.is_open for i in owners), "a row's request is not open"
         for request in self._open:
             phases = rows.phase[list(request.slots or ())]
             if request.phase is UNDRAWN:

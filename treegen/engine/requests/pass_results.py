@@ -97,11 +97,7 @@ class PassResultProcessor:
         self._record_verified(flight, flight.guesses, drawn, alive)
 
     def _record_verified(
-        self,
-        flight: InFlightStep,
-        guesses: VerifyInput,
-        drawn: HostDraws,
-        alive: NDArray[np.bool_],
+        self, flight: InFlightStep, guesses: VerifyInput, drawn: HostDraws, alive: NDArray[np.bool_]
     ) -> None:
         """Record the tokens of rows up to the one drawn after the last accepted draft token."""
         rows, tokens, slots = self._run.rows, drawn.tokens, flight.slots

@@ -63,9 +63,8 @@ class PageDemandEstimator:
         more_MR = self._pages(slots, rows.count[slots] + np.minimum(left, moments_M1))
         # Rows that end before a moment have freed their pages by then.
         there_MR = left >= moments_M1
-        num_owned = (
-            rows.num_pages[active] - (rows.stop[active] - rows.base[active]) // self._page_size
-        )
+        above = rows.stop[active] - rows.base[active]
+        num_owned = rows.num_pages[active] - above // self._page_size
         taken_MR = np.where(there_MR[:, :num], more_MR[:, :num], -num_owned)
         room_M = num_free - taken_MR.sum(axis=1)
         needs_MR = np.where(there_MR[:, num:], more_MR[:, num:], 0)

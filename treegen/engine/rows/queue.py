@@ -47,12 +47,7 @@ class RowQueue:
     """
 
     def __init__(
-        self,
-        run: EngineRun,
-        states: RowStates,
-        features: Sequence[RowFeature],
-        *,
-        scouts: int = 0,
+        self, run: EngineRun, states: RowStates, features: Sequence[RowFeature], *, scouts: int = 0
     ) -> None:
         """Set up a run without rows.
 
@@ -70,7 +65,7 @@ class RowQueue:
         self.order: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
-        self._growth = PageDemandEstimator(run)
+        self.page_demand = PageDemandEstimator(run)
         # The situation in which no row could start, and for how many steps not to try again.
         self._refused, self._pause = (-1, -1, -1), 0
 
@@ -82,10 +77,6 @@ class RowQueue:
     def active(self) -> Ints:
         """Return the slots that hold pages."""
         return np.concatenate([self.order, np.fromiter(self.resuming, dtype=np.int64)])
-
-    def get_active_and_ready(self) -> Ints:
-        """Return the slots that hold pages, and the ready ones."""
-        return np.concatenate([self.active(), self.ready])
 
     def tables(self) -> Iterator[Pages]:
         """Return the page tables of all rows, for the pool's check."""
@@ -196,7 +187,7 @@ class RowQueue:
             # The segment above may have become a cascaded one since the rows were made ready.
             for segment, run in self._by_segment(slots):
                 self._run.rows.base[slots[run]] = segment.base_below
-            chosen = self._growth.select_startable(slots, self.active(), self._pool.num_free)
+            chosen = self.page_demand.select_startable(slots, self.active(), self._pool.num_free)
             chosen = chosen[: self.states.count_startable(chosen, self._count_siblings)]
             if len(chosen):
                 self._start(chosen)
@@ -307,7 +298,7 @@ class RowQueue:
 
         Their pages are freed at once.
         """
-        self._growth.record_lengths(slots)
+        self.page_demand.record_lengths(slots)
         self._leave(slots, ENDED)
 
     def cancel(self, slots: Ints) -> None:
@@ -348,14 +339,6 @@ class RowQueue:
             more: Number of slots that it needs in addition to its row's.
         """
         return self.states.count_missing(more, has_row=bool(request.spec.rows))
-
-    def expected_growth(self) -> int:
-        """Return the number of pages that active rows are still expected to take."""
-        return self._growth.estimate_pages(self.active())
-
-    def first_pages(self, request: LiveRequest) -> int:
-        """Return the number of pages that a new row of a request is expected to take."""
-        return self._growth.estimate_new_row_pages(request)
 
     def check(self, drawn: Ints, ended: Ints) -> None:
         """Assert that every row is in the place of its phase, and in no other.

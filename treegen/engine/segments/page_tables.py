@@ -103,20 +103,20 @@ class SegmentPageTables:
         above = segment.parent.table if segment.parent is not None else None
         head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
         prefix, covered = self._supply.find_match(segment)
-        kept = prefix.pages if prefix is not None else None
+        pages = prefix.pages if prefix is not None else None
         is_whole = segment.base == 0 and covered == segment.stop
-        is_whole = is_whole and kept is not None and np.array_equal(head, kept[:shared])
-        if prefix is not None and kept is not None and is_whole:
+        is_whole = is_whole and pages is not None and np.array_equal(head, pages[:shared])
+        if prefix is not None and pages is not None and is_whole:
             # The segment can share the pages of the prefix, as the segment above does.
-            segment.table = pool.share(kept[: -(-segment.stop // page_size)])
+            segment.table = pool.share(pages[: -(-segment.stop // page_size)])
             return self._supply.record_use(prefix, segment, covered)
         fresh = pool.allocate(missing, contiguous=True)
         segment.table = np.concatenate([pool.share(head), fresh])
-        if prefix is None or kept is None:
+        if prefix is None or pages is None:
             return 0
         first = segment.base + shared * page_size
         self._cache.copy_tokens(
-            table_slots(kept, first, covered, page_size),
+            table_slots(pages, first, covered, page_size),
             table_slots(segment.table, first - segment.base, covered - segment.base, page_size),
         )
         return self._supply.record_use(prefix, segment, covered)

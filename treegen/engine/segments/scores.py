@@ -90,15 +90,11 @@ def collect_score(request: LiveRequest) -> Score:
 
     def concat_scored(arrays: Iterable[NDArray[Any] | None]) -> NDArray[Any]:
         """Copy the scored parts, so that no score keeps the numbers of a whole prompt alive."""
-        first, *rest = [each for each in arrays if each is not None]
+        first, *rest = [array for array in arrays if array is not None]
         return np.concatenate([first[skip:], *rest])
 
     num, likeliest = request.spec.top, [s.likeliest for s in path if s.likeliest is not None]
-    top = (
-        [concat_scored(arrays[i][:, :num] for arrays in likeliest) for i in range(2)]
-        if num
-        else None
-    )
+    top = [concat_scored(arrays[i][:, :num] for arrays in likeliest) for i in range(2) if num]
     return Score(
         tuple(concat_scored(s.tokens for s in path).tolist()),
         tuple(concat_scored(s.logprobs for s in path).tolist()),

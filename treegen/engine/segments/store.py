@@ -206,18 +206,11 @@ class SegmentStore:
         """
         plan = self._plan
         keys = segment.stop // plan.align * plan.align - segment.base
-        segment.kept = (
-            segment.kept
-            or decide_cascade(
-                plan.sharing,
-                rows,
-                keys,
-                plan.layer_bytes,
-                plan.cost,
-                root=segment.parent is None,
-                live_rows=rows,
-            )[0]
-        )
+        if not segment.kept:
+            is_root = segment.parent is None
+            segment.kept, _ = decide_cascade(
+                plan.sharing, rows, keys, plan.layer_bytes, plan.cost, root=is_root, live_rows=rows
+            )
 
     def cascade_new(self, segment: LiveSegment) -> None:
         """Cascade an untouched segment, so that its pass can compute segments below it too.

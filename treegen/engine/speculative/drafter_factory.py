@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,9 +38,6 @@ from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.options import DRAFT_TOKENS, EngineOptions
 from treegen.ops.cache.pool import PagedCache
-
-if TYPE_CHECKING:
-    from treegen.common.drafter import DraftFunction
 
 
 class FunctionDrafter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import linear
 
+from treegen.common.synchronization import run_in_daemon
 from treegen.errors import InputError, arg
 
 TIMEOUT: Final = 900.0
@@ -129,11 +130,7 @@ def check_free() -> None:
 
 
 def join(
-    rank: int,
-    size: int,
-    device: torch.device,
-    folder: Path,
-    lead: RankLeader | None = None,
+    rank: int, size: int, device: torch.device, folder: Path, lead: RankLeader | None = None
 ) -> Ranks:
     """Become one of the ranks; wait until all have joined.
 
@@ -203,17 +200,7 @@ def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
     Raises:
         WorkerError: a rank has died.
     """
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            begin()
-        except BaseException as error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    threading.Thread(target=run, name="treegen-join", daemon=True).start()
+    done = run_in_daemon("treegen-join", begin)
     while not wait([done], _POLL_SECONDS).done:
         if lead.failed and not wait([done], _GRACE).done:
             # torch counts groups, and the ranks of the next one must have the same count.

@@ -94,11 +94,7 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
 
 
 def forward(
-    layer: Any,
-    hidden_1TD: Tensor,
-    windows: Tensor,
-    states: Tensor,
-    operator: Callable[..., Tensor],
+    layer: Any, hidden_1TD: Tensor, windows: Tensor, states: Tensor, operator: Callable[..., Tensor]
 ) -> Tensor:
     """Return the output [1, T, D] of a layer, and update its states.
 

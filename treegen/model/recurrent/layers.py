@@ -176,13 +176,7 @@ class _UseRecorder(TorchFunctionMode):
         self._watched = {id(tensor) for tensor in tensors}
         self.used: set[int] = set()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = tree_leaves((args, kwargs or {}))
         if getattr(func, "__name__", "") != "__get__":  # reading its shape or type is no use of it
             self.used |= {id(leaf) for leaf in leaves} & self._watched

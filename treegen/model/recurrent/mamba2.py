@@ -81,11 +81,7 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
 
 
 def forward(
-    layer: Any,
-    hidden_1TD: Tensor,
-    windows: Tensor,
-    states: Tensor,
-    operator: Callable[..., Tensor],
+    layer: Any, hidden_1TD: Tensor, windows: Tensor, states: Tensor, operator: Callable[..., Tensor]
 ) -> Tensor:
     """Return the output [1, T, D] of a layer, and update its states.
 
@@ -178,14 +174,9 @@ def _scan(
     step_NLH = softplus(inputs.a_TH.float() + inputs.dt_bias_H.float()).clamp(least, most)
     step_NLH = step_NLH.view(run.num, run.length, -1)
     keys = spec.k_heads * spec.k_dim
-    x, k_NLGK, q_NLGK = (
-        part.float().unflatten(-1, (heads, -1))
-        for part, heads in zip(
-            mixed_NLC.split([spec.v_heads * spec.v_dim, keys, keys], -1),
-            (spec.v_heads, spec.k_heads, spec.k_heads),
-            strict=True,
-        )
-    )
+    parts = mixed_NLC.float().split([spec.v_heads * spec.v_dim, keys, keys], -1)
+    x = parts[0].unflatten(-1, (spec.v_heads, -1))
+    k_NLGK, q_NLGK = (part.unflatten(-1, (spec.k_heads, -1)) for part in parts[1:])
     groups = spec.k_heads, -1
     if state is None:
         state = x.new_zeros(run.num, spec.v_heads, spec.k_dim, spec.v_dim)

@@ -104,7 +104,8 @@ def _opaque(
     Args:
         plain: The operator's implementation.
         changes: Names of the arguments that it writes into. It is called with proxies for these.
-        shape: Returns an output without values; the fake implementation.
+        shape: Returns an output without values. It is called with the first argument and the
+            proxies, in the order of their names.
     """
     name = plain.__name__
     places = [list(inspect.signature(plain).parameters).index(argument) for argument in changes]
@@ -116,47 +117,26 @@ def _opaque(
             resolved[place] = resolve_proxy(resolved[place])
         return plain(*resolved)
 
+    def make_empty(*arguments: Any) -> Tensor:
+        return shape(arguments[0], *(arguments[place] for place in places))
+
     # The compiler does not see the tensors that it writes into, so it mutates no argument.
-    torch.library.custom_op(f"treegen::{name}", run_resolved, mutates_args=()).register_fake(shape)
+    custom_op = torch.library.custom_op(f"treegen::{name}", run_resolved, mutates_args=())
+    custom_op.register_fake(make_empty)
     operator: Callable[..., Tensor] = getattr(torch.ops.treegen, name)
     return operator
 
 
-def _gated_delta(
-    mixed_TC: Tensor,
-    b: Tensor,
-    a: Tensor,
-    conv: Tensor,
-    a_log: Tensor,
-    bias: Tensor,
-    windows: Tensor,
-    states: Tensor,
-    *options: Any,
-) -> Tensor:
-    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[0], states.shape[2])
-
-
-def _mamba2(
-    mixed_TC: Tensor,
-    dt: Tensor,
-    conv: Tensor,
-    conv_bias: Tensor | None,
-    a_log: Tensor,
-    bias: Tensor,
-    skip: Tensor,
-    windows: Tensor,
-    states: Tensor,
-    *options: Any,
-) -> Tensor:
-    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[0], states.shape[1])
-
-
-def _short_conv(x_TC: Tensor, *options: Any) -> Tensor:
-    return x_TC.new_empty(x_TC.shape)
-
-
 OPERATORS: Final = Operators(
-    _opaque(PLAIN.gated_delta, ("windows", "states"), _gated_delta),
-    _opaque(PLAIN.mamba2, ("windows", "states"), _mamba2),
-    _opaque(PLAIN.short_conv, ("windows",), _short_conv),
+    _opaque(
+        PLAIN.gated_delta,
+        ("windows", "states"),
+        lambda x_TC, _, state_HKV: x_TC.new_empty(x_TC.shape[0], *state_HKV.shape[::2]),
+    ),
+    _opaque(
+        PLAIN.mamba2,
+        ("windows", "states"),
+        lambda x_TC, _, state_HVK: x_TC.new_empty(x_TC.shape[0], *state_HVK.shape[:2]),
+    ),
+    _opaque(PLAIN.short_conv, ("windows",), lambda x_TC, _: x_TC.new_empty(x_TC.shape)),
 )

@@ -116,9 +116,8 @@ def read_reward_model(
     if "v_head.summary.weight" in head_weights:
         head = nn.Sequential(_linear(head_weights, "v_head.summary", directory, dtype))
         return RewardModel(body, head, pooled=pooled, read_at=r"mark=\n and separator=\n")
-    first, second = (
-        _linear(head_weights, name, directory, dtype) for name in ("score.0", "score.2")
-    )
+    first = _linear(head_weights, "score.0", directory, dtype)
+    second = _linear(head_weights, "score.2", directory, dtype)
     marked = not pooled and _QWENS_MARK in tokenizer.get_vocab()
     return RewardModel(
         body,

@@ -77,8 +77,8 @@ def attend_latents(
         out_THV, lse_TH = merge((out_THV.to(wide), part[0].to(wide)), (lse_TH, part[1]))
     out_THV = out_THV.to(wide)
     for piece in split.pieces:
-        made = _expand_latents(pool, piece.slots_L, up_HXR, form, q_THK.dtype)
-        keys, values = (tensor.unflatten(0, (-1, pool.shape[1])) for tensor in made)
+        expanded = _expand_latents(pool, piece.slots_L, up_HXR, form, q_THK.dtype)
+        keys, values = (tensor.unflatten(0, (-1, pool.shape[1])) for tensor in expanded)
         rows = piece.rows
         part = attend(q_THK[rows], keys, values, piece.level, return_lse=True, **options)
         both = (out_THV[rows], part[0].to(wide)), (lse_TH[rows], part[1])
@@ -157,8 +157,8 @@ def write_expanded(
     """
     num = get_chunk_size(form)
     for slots, targets in zip(slots_L.split(num), targets_L.split(num), strict=True):
-        made = _expand_latents(pool, slots, up_HXR, form, dtype)
-        for copies, new in zip(view_expanded(pool, form, dtype), made, strict=True):
+        expanded = _expand_latents(pool, slots, up_HXR, form, dtype)
+        for copies, new in zip(view_expanded(pool, form, dtype), expanded, strict=True):
             copies.flatten(0, 1)[targets] = new
 
 

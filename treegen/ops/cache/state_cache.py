@@ -41,10 +41,7 @@ class StateCache:
     """
 
     def __init__(
-        self,
-        layers: Sequence[Sequence[Tensor]],
-        num_slots: int,
-        delta: DeltaSpec | None = None,
+        self, layers: Sequence[Sequence[Tensor]], num_slots: int, delta: DeltaSpec | None = None
     ) -> None:
         """Create a cache of free slots with the numbers 1 to `num_slots`.
 

@@ -14,16 +14,11 @@ many rows share, in one matrix product for all of them. A row folds its list int
 once reading the list takes longer than reading that state.
 """
 
-from treegen.ops.recurrence.api import convolve, convolve_runs, fold_update_lists, scan, step
-from treegen.ops.recurrence.types import DeltaInputs, DeltaStates, RowSlots
-
-__all__ = [
-    "DeltaInputs",
-    "DeltaStates",
-    "RowSlots",
-    "convolve",
-    "convolve_runs",
-    "fold_update_lists",
-    "scan",
-    "step",
-]
+from treegen.ops.recurrence.api import convolve as convolve
+from treegen.ops.recurrence.api import convolve_runs as convolve_runs
+from treegen.ops.recurrence.api import fold_update_lists as fold_update_lists
+from treegen.ops.recurrence.api import scan as scan
+from treegen.ops.recurrence.api import step as step
+from treegen.ops.recurrence.types import DeltaInputs as DeltaInputs
+from treegen.ops.recurrence.types import DeltaStates as DeltaStates
+from treegen.ops.recurrence.types import RowSlots as RowSlots

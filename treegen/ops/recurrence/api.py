@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 from torch import Tensor
 
@@ -21,11 +22,8 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     Returns:
         What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
     """
-    if not _has_kernels(on.states):
-        return reference.step(layer, on, rows)
-    from treegen.ops.recurrence import gpu
-
-    return gpu.step(layer, on, rows)
+    out_THV: Tensor = _operators(on.states).step(layer, on, rows)
+    return out_THV
 
 
 def fold_update_lists(
@@ -40,11 +38,7 @@ def fold_update_lists(
         listed_F: Number of updates in each list [F].
         pages_PF: Pages of each list [P, F].
     """
-    if not _has_kernels(on.states):
-        return reference.fold_update_lists(on, base_F, target_F, listed_F, pages_PF)
-    from treegen.ops.recurrence import gpu
-
-    return gpu.fold_update_lists(on, base_F, target_F, listed_F, pages_PF)
+    _operators(on.states).fold_update_lists(on, base_F, target_F, listed_F, pages_PF)
 
 
 def convolve(
@@ -60,12 +54,9 @@ def convolve(
         rows: Slots of T rows that have states of their own.
     """
     reads_T, writes_T = rows.inputs_RT
-    if not _has_kernels(windows):
-        out_TC = reference.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
-        return out_TC.to(mixed_TC.dtype)
-    from treegen.ops.recurrence import gpu
-
-    return gpu.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
+    operators = _operators(windows)
+    out_TC: Tensor = operators.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
+    return out_TC.to(mixed_TC.dtype)
 
 
 def scan(
@@ -87,11 +78,8 @@ def scan(
     Returns:
         What each sequence reads from its state after each token [T, H, V], T = N * num_tokens.
     """
-    if not _has_kernels(on.states):
-        return reference.scan(layer, on, reads_N, writes_N, num_tokens)
-    from treegen.ops.recurrence import gpu
-
-    return gpu.scan(layer, on, reads_N, writes_N, num_tokens)
+    out_THV: Tensor = _operators(on.states).scan(layer, on, reads_N, writes_N, num_tokens)
+    return out_THV
 
 
 def convolve_runs(
@@ -116,14 +104,15 @@ def convolve_runs(
         writes_N: Slot for each sequence's window after its last token [N].
         num_tokens: Tokens per sequence.
     """
-    if not _has_kernels(windows):
-        return reference.convolve_runs(
-            mixed_TC, conv_CW, bias_C, windows, reads_N, writes_N, num_tokens
-        )
-    from treegen.ops.recurrence import gpu
-
-    return gpu.convolve_runs(mixed_TC, conv_CW, bias_C, windows, reads_N, writes_N, num_tokens)
+    arguments = mixed_TC, conv_CW, bias_C, windows, reads_N, writes_N, num_tokens
+    out_TC: Tensor = _operators(windows).convolve_runs(*arguments)
+    return out_TC
 
 
-def _has_kernels(states: Tensor) -> bool:
-    return states.is_cuda and find_spec("triton") is not None
+def _operators(states: Tensor) -> Any:
+    """Return the module with Triton kernels if it can run on the states; else the reference."""
+    if states.is_cuda and find_spec("triton") is not None:
+        from treegen.ops.recurrence import gpu
+
+        return gpu
+    return reference

@@ -51,9 +51,8 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
     """
     spec, inputs, num_rows = on.spec, rows.inputs_RT, rows.num_rows
-    at = (
-        (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[READS], inputs[WRITES])
-    )
+    columns = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READS, WRITES)
+    at = inputs[columns[0]], inputs[columns[1]]
     mixed_TC = convolve(
         layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, on.windows, *at, activates=True
     )

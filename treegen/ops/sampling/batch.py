@@ -167,9 +167,7 @@ class SamplingBatch:
 
     @staticmethod
     def of(
-        params: Sequence[SamplingParams],
-        index_P: Tensor,
-        biases: Sequence[Bias] = (),
+        params: Sequence[SamplingParams], index_P: Tensor, biases: Sequence[Bias] = ()
     ) -> SamplingBatch:
         """Return the parameters of P rows.
 

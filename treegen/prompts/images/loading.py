@@ -74,10 +74,10 @@ class ImageFile:
         Raises:
             InputError: as for `of`.
         """
-        found = read_image(data)
-        assert isinstance(found, bytes)
-        size = open_image(found, f"image {name}" if name else name_of(data)).size
-        return cls(name, hashlib.sha256(found).hexdigest(), size, found)
+        content = read_image(data)
+        assert isinstance(content, bytes)
+        size = open_image(content, f"image {name}" if name else name_of(data)).size
+        return cls(name, hashlib.sha256(content).hexdigest(), size, content)
 
     @property
     def name(self) -> str:
@@ -120,13 +120,13 @@ def source_of(part: Mapping[str, Any]) -> Source:
     Raises:
         InputError: the part has no image, or several.
     """
-    found = [(key, part[key]) for key in _PARTS if part.get(key) is not None]
-    if len(found) != 1:
+    sources = [(key, part[key]) for key in _PARTS if part.get(key) is not None]
+    if len(sources) != 1:
         raise InputError(
             'an image is {"type": "image", "image": ...} with a path, a data URL, bytes or an '
             f"image of PIL, got {sorted(map(str, part))}"
         )
-    key, source = found[0]
+    key, source = sources[0]
     if isinstance(source, Mapping):  # the form of OpenAI's chat API
         source = source.get("url")
     if key == "base64" and isinstance(source, str):
@@ -194,11 +194,11 @@ def as_file(source: Source) -> bytes:
     Raises:
         InputError: it cannot be used.
     """
-    given = read_image(source)
-    if isinstance(given, bytes):
-        return given
+    content = read_image(source)
+    if isinstance(content, bytes):
+        return content
     file = io.BytesIO()
-    load_image(given, name_of(source)).save(file, "PNG")
+    load_image(content, name_of(source)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -218,23 +218,22 @@ def check_pixels(sources: Sequence[Source], most: int) -> None:
         total += width * height
         if total > most:
             raise InputError(
-                f"the images of the request have at least {total:,} pixels, more than "
-                f"{most:,} in all; send smaller or fewer images (the server's limit is "
-                "--max-image-pixels)"
+                f"the images of the request have at least {total:,} pixels, more than {most:,} in "
+                "all; send smaller or fewer images (the server's limit is --max-image-pixels)"
             )
 
 
-def load_image(given: bytes | Image, name: str) -> Image:
+def load_image(content: bytes | Image, name: str) -> Image:
     """Return an image in RGB, rotated as its file says, as transformers loads images.
 
     Args:
-        given: The result of `read_image`.
+        content: The result of `read_image`.
         name: The image's name in error messages.
 
     Raises:
         InputError: it is not an image, is damaged, empty, animated or too large.
     """
-    image = open_image(given, name)
+    image = open_image(content, name)
     try:
         from PIL import ImageOps
 
@@ -244,17 +243,17 @@ def load_image(given: bytes | Image, name: str) -> Image:
         raise InputError(f"{name} is damaged: {error}; give a whole file") from None
 
 
-def open_image(given: bytes | Image, name: str) -> Image:
+def open_image(content: bytes | Image, name: str) -> Image:
     """Return an image after reading and checking only its header.
 
     Args:
-        given: The result of `read_image`.
+        content: The result of `read_image`.
         name: The image's name in error messages.
 
     Raises:
         InputError: as for `load_image`, except for damage after the header.
     """
-    image = _open(given, name) if isinstance(given, bytes) else _check_pil_image(given, name)
+    image = _open(content, name) if isinstance(content, bytes) else _check_pil_image(content, name)
     width, height = image.size
     if not width or not height:
         raise InputError(f"{name} has no pixels ({width} x {height}); give another")

@@ -87,11 +87,9 @@ class ImageTable:
         self.placeholder, self.vocab_size = placeholder, vocab_size
         self.chat_template: str | None = getattr(processor, "chat_template", None)
         self.rotary: MRopePositions | None = None
-        self.blocks = (
-            None
-            if sees_ahead is None
-            else BidirectionalBlocks(self, windowed=sees_ahead == "windowed")
-        )
+        self.blocks: BidirectionalBlocks | None = None
+        if sees_ahead is not None:
+            self.blocks = BidirectionalBlocks(self, windowed=sees_ahead == "windowed")
         settings = json.dumps(processor.image_processor.to_dict(), sort_keys=True, default=str)
         self._settings = settings.encode()
         # Two locks: processing may take seconds, while the engine reads images that are known.
@@ -108,17 +106,17 @@ class ImageTable:
         Raises:
             InputError: it cannot be used.
         """
-        given = read_image(source)
-        key = hashlib.sha256(given).digest() if isinstance(given, bytes) else None
+        content = read_image(source)
+        key = hashlib.sha256(content).digest() if isinstance(content, bytes) else None
         if key is not None and key in self._known:
             return self._known[key]
         with self._processing:
             if key is not None and key in self._known:  # another thread has processed it meanwhile
                 return self._known[key]
-            found = self._add(source, load_image(given, name_of(source)))
+            placed = self._add(source, load_image(content, name_of(source)))
             if key is not None:
-                self._known[key] = found
-            return found
+                self._known[key] = placed
+            return placed
 
     def inputs(self, image: PlacedImage) -> Mapping[str, Any]:
         """Return the vision tower's inputs for an image; processes it again if they were evicted.
@@ -127,9 +125,9 @@ class ImageTable:
             InputError: its file has changed.
         """
         with self._lock:
-            found = self._inputs.get(image.digest)
-        if found is not None:
-            return found
+            cached = self._inputs.get(image.digest)
+        if cached is not None:
+            return cached
         with self._processing:
             picture = load_image(read_image(image.source), name_of(image.source))
             if self._digest(picture) != image.digest:
@@ -233,8 +231,8 @@ class ImageTable:
 
     def _note(self, image: PlacedImage) -> PlacedImage:
         self._by_digest[image.digest] = image
-        images = sorted([*self._placed[0], image], key=lambda each: each.first)
-        self._placed = images, np.array([each.first for each in images])
+        images = sorted([*self._placed[0], image], key=lambda placed: placed.first)
+        self._placed = images, np.array([placed.first for placed in images])
         return image
 
     def _room(self, number: int, num: int) -> int:
@@ -270,14 +268,14 @@ class ImageTable:
             Its text in a prompt, the number of placeholders in it, and the inputs of the tower.
         """
         try:
-            made = self._processor(
+            outputs = self._processor(
                 images=[picture],
                 text=[self.marker],
                 return_text_replacement_offsets=True,
                 return_tensors="pt",
             )
-            text: str = made["text_replacement_offsets"][0][0]["replacement"]
-            num = int((made["input_ids"] == self.placeholder).sum())
+            text: str = outputs["text_replacement_offsets"][0][0]["replacement"]
+            num = int((outputs["input_ids"] == self.placeholder).sum())
         except Exception as error:  # a processor may raise anything
             raise InputError(
                 f"the model's processor refuses {name_of(source)}: {error}; give another size"
@@ -286,7 +284,7 @@ class ImageTable:
             raise InputError(
                 f"the model's processor makes no token of {name_of(source)}; give a larger one"
             )
-        inputs = {key: made[key] for key in made if key not in _NOT_IMAGE}
+        inputs = {key: outputs[key] for key in outputs if key not in _NOT_IMAGE}
         with self._lock:
             self._inputs[digest] = inputs
             while len(self._inputs) > 1 and sum(map(_size, self._inputs.values())) > _MOST_BYTES:

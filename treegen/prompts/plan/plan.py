@@ -14,6 +14,7 @@ Every segment is stored once and prefilled once. The plan decides how decoding r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -173,8 +174,8 @@ class Plan:
             )
         if self.state_bytes:
             size = format_bytes(len(self.segments) * self.state_bytes)
-            each = [self.row_slots(index) for index in range(len(self.requests))]
-            row = format_bytes(round(max(each, default=1) * self.state_bytes))
+            slots = [self.row_slots(index) for index in range(len(self.requests))]
+            row = format_bytes(round(max(slots, default=1) * self.state_bytes))
             live = f"one for each row that is live ({row} each)"
             if self.delta is not None:
                 live = f"for each row that is live a list of updates, or a state ({row} each)"
@@ -275,7 +276,7 @@ class Plan:
                 tokens=sum(s.stop - s.start for s in members),
                 rows=sum(s.rows for s in members),
                 kept=sum(s.kept for s in members),
-                reasons=_count(s.reason for s in members),
+                reasons=tuple(Counter(s.reason for s in members).most_common()),
             )
             for depth, members in sorted(by_depth.items())
         ]
@@ -309,8 +310,8 @@ class Plan:
         """Return the recurrent-state slots that each row of a request takes."""
         if self.delta is None:
             return 1
-        each = self.requests[request]
-        return self.delta.row_slots(each.max_tokens, each.rows)
+        spec = self.requests[request]
+        return self.delta.row_slots(spec.max_tokens, spec.rows)
 
     def rows_that_fit(self, num_pages: int, page_size: int, num_states: int | None = None) -> int:
         """Return how many rows a pool of pages holds at once, each at its full length.
@@ -327,8 +328,8 @@ class Plan:
             new = [s for s in self.path(request) if s.index not in seen]
             used += sum(self.table_pages(segment, page_size) for segment in new)
             seen.update(segment.index for segment in new)
-            each = self.row_pages(request, page_size)
-            fit = min(self.requests[request].rows, (num_pages - used) // each)
+            pages_per_row = self.row_pages(request, page_size)
+            fit = min(self.requests[request].rows, (num_pages - used) // pages_per_row)
             if states is not None:
                 states -= len(new)
                 slots = self.row_slots(request)
@@ -337,7 +338,7 @@ class Plan:
             rows += max(fit, 0)
             if fit < self.requests[request].rows:
                 break
-            used += fit * each
+            used += fit * pages_per_row
         return rows
 
     def check_fits(self, num_pages: int, page_size: int, num_states: int | None = None) -> None:
@@ -398,10 +399,3 @@ def row_pages(base: int, stop: int, max_tokens: int, page_size: int) -> int:
     # The last sampled token is never an input, so its key is never stored.
     pages: int = -(-(stop + max_tokens - 1 - base) // page_size) - (stop - base) // page_size
     return max(pages, 1)
-
-
-def _count(reasons: Iterator[str]) -> tuple[tuple[str, int], ...]:
-    counts: dict[str, int] = {}
-    for reason in reasons:
-        counts[reason] = counts.get(reason, 0) + 1
-    return tuple(sorted(counts.items(), key=lambda item: -item[1]))

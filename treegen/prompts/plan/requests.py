@@ -75,13 +75,14 @@ def requests_of_prompts(
         spec: The model's sizes and limits.
         images: The model's images; None if it takes none.
     """
-    of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-    if len(of_each) != len(prompts):
+    all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    if len(all_params) != len(prompts):
         raise InputError(
-            f"there are {len(of_each)} params for {len(prompts)} sampled nodes; give one for each"
+            f"there are {len(all_params)} params for {len(prompts)} sampled nodes; give one for "
+            "each"
         )
     if any(prompt.node.has_messages for prompt in prompts):
-        warn_of_unended_turns(tokenizer, spec.eos_token_ids, of_each)
+        warn_of_unended_turns(tokenizer, spec.eos_token_ids, all_params)
     total = sum(prompt.samples for prompt in prompts)
     if total > _MOST_SAMPLES:
         raise CapacityError(
@@ -89,8 +90,8 @@ def requests_of_prompts(
             "ask for fewer, or for several runs with other seeds"
         )
     return [
-        _request(prompt, prompt.samples, each, spec, images)
-        for prompt, each in zip(prompts, of_each, strict=True)
+        _request(prompt, prompt_params, spec, images)
+        for prompt, prompt_params in zip(prompts, all_params, strict=True)
     ]
 
 
@@ -117,8 +118,8 @@ def build_flat_requests(
         CapacityError: a prompt leaves no room for a token in the model's context.
     """
     leaves = [
-        Node(content, samples=own.n, id=str(i), template=template)
-        for i, (content, own) in enumerate(zip(contents, params, strict=True))
+        Node(content, samples=prompt_params.n, id=str(i), template=template)
+        for i, (content, prompt_params) in enumerate(zip(contents, params, strict=True))
     ]
     tree = Node("", children=leaves, samples=0)
     return [
@@ -150,23 +151,16 @@ def expand_requests(
         InputError: a prompt has no tokens, or tokens that the model does not have.
         CapacityError: a prompt leaves no room for a token in the model's context.
     """
-    paths = []
+    prompts = []
     for expansion in expansions_of(tree):
         *path, last = expansion.path
-        prompt = Node(last.content, samples=1, id=expansion.id, template=last.template)
+        rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
+        prompt = Node(last.content, samples=rows, id=expansion.id, template=last.template)
         for above in reversed(path):
             prompt = Node(above.content, children=[prompt], samples=0, template=above.template)
-        rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
-        paths.append((prompt, rows))
-    whole = Node("", children=[path for path, _ in paths], samples=0)
-    check_length(whole, tokenizer, spec, images)
-    prompts = tokenize(whole, tokenizer, images)
-    if any(prompt.node.has_messages for prompt in prompts):
-        warn_of_unended_turns(tokenizer, spec.eos_token_ids, [params])
-    return [
-        _request(prompt, rows, params, spec, images)
-        for prompt, (_, rows) in zip(prompts, paths, strict=True)
-    ]
+        prompts.append(prompt)
+    whole = Node("", children=prompts, samples=0)
+    return build_sample_requests(whole, tokenizer, params, spec, images)
 
 
 def check_length(
@@ -205,11 +199,7 @@ def _too_long(
 
 
 def _request(
-    prompt: TokenPrompt,
-    samples: int,
-    params: SamplingParams,
-    spec: ModelSpec,
-    images: ImageTable | None = None,
+    prompt: TokenPrompt, params: SamplingParams, spec: ModelSpec, images: ImageTable | None
 ) -> Request:
     check_vocabulary(prompt.id, prompt.tokens, spec, images)
     if params.prompt_logprobs is not None and images and images.has_images(prompt.tokens):
@@ -223,8 +213,8 @@ def _request(
     return Request(
         id=prompt.id,
         tokens=prompt.tokens,
-        samples=samples,
-        rows=min(samples, 1) if params.temperature == 0 else samples,
+        samples=prompt.samples,
+        rows=min(prompt.samples, 1) if params.temperature == 0 else prompt.samples,
         max_tokens=min(params.max_tokens, room),
         origin=hash_prompt(prompt.tokens) if prompt.node.id is None else None,
         score_from=1 if params.prompt_logprobs is not None and len(prompt.tokens) > 1 else None,
@@ -315,10 +305,8 @@ def build_score_requests(
         if not is_pair or len(pair) != 2:
             raise InputError(f"pair {index} is {pair!r:.80}; give (context, continuation)")
         context, continuation = pair
-        if isinstance(continuation, str) and (asked := _get_messages(context)) is not None:
-            chats += [
-                Node(turns, samples=1) for turns in (asked, _append_reply(asked, continuation))
-            ]
+        if isinstance(continuation, str) and (chat := _get_messages(context)) is not None:
+            chats += [Node(turns, samples=1) for turns in (chat, _append_reply(chat, continuation))]
             continue
         if isinstance(context, str) != isinstance(continuation, str):
             raise InputError(f"pair {index}: give context and continuation both as text or as ids")
@@ -362,11 +350,11 @@ def _get_messages(context: Any) -> Sequence[Message] | None:
     return context if is_list and context and isinstance(context[0], Mapping) else None
 
 
-def _append_reply(asked: Sequence[Message], text: str) -> list[Message]:
+def _append_reply(messages: Sequence[Message], text: str) -> list[Message]:
     """Return messages followed by a text of the assistant's."""
-    *above, last = asked
+    *above, last = messages
     if last.get("role") != "assistant" or last.get("tool_calls"):
-        return [*asked, {"role": "assistant", "content": text}]
+        return [*messages, {"role": "assistant", "content": text}]
     begun = last.get("content")
     if isinstance(begun, list | tuple):
         return [*above, {**last, "content": [*begun, {"type": "text", "text": text}]}]

@@ -38,13 +38,13 @@ class ToolSchemas:
     def __init__(self, tools: Sequence[Any] | None) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
         for tool in tools or ():
-            known = _schema_of_function(tool) if callable(tool) else tool
-            if not isinstance(known, Mapping):
+            definition = _schema_of_function(tool) if callable(tool) else tool
+            if not isinstance(definition, Mapping):
                 continue
-            function = known.get("function", known)
+            function = definition.get("function", definition)
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-                found = function.get("parameters") or function.get("input_schema")
-                self._schemas[function["name"]] = found if isinstance(found, Mapping) else {}
+                schema = function.get("parameters") or function.get("input_schema")
+                self._schemas[function["name"]] = schema if isinstance(schema, Mapping) else {}
 
     def parse_argument(self, function: str, name: str, text: str) -> Any:
         """Return the value of an argument that is written as text.
@@ -60,8 +60,8 @@ class ToolSchemas:
         """
         schema = self._schemas.get(function, {})
         properties = schema.get("properties")
-        own = properties.get(name) if isinstance(properties, Mapping) else None
-        types = _types(own, schema)
+        argument_schema = properties.get(name) if isinstance(properties, Mapping) else None
+        types = _types(argument_schema, schema)
         if not types:
             return from_json(text)
         for kind in ("null", "boolean", "integer", "number", "object", "array"):
@@ -83,24 +83,24 @@ def _types(schema: Any, whole: Mapping[str, Any], depth: int = 0) -> set[str]:
     """Return the JSON types that a schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping) or depth > 8:
         return set()
-    found: set[str] = set()
+    types: set[str] = set()
     declared = schema.get("type")
-    for each in [declared] if isinstance(declared, str) else declared or ():
-        if isinstance(each, str):
-            found.add(_TYPES.get(each.lower(), each.lower()))
-    if not found and "enum" in schema and isinstance(schema["enum"], list):
-        found |= {_TYPES.get(type(value).__name__, "string") for value in schema["enum"]}
+    for kind in [declared] if isinstance(declared, str) else declared or ():
+        if isinstance(kind, str):
+            types.add(_TYPES.get(kind.lower(), kind.lower()))
+    if not types and "enum" in schema and isinstance(schema["enum"], list):
+        types |= {_TYPES.get(type(value).__name__, "string") for value in schema["enum"]}
     for name in ("anyOf", "oneOf", "allOf"):
         options = schema.get(name)
         for option in options if isinstance(options, list) else ():
-            found |= _types(option, whole, depth + 1)
+            types |= _types(option, whole, depth + 1)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         target: Any = whole
         for step in reference[2:].split("/"):
             target = target.get(step) if isinstance(target, Mapping) else None
-        found |= _types(target, whole, depth + 1)
-    return found
+        types |= _types(target, whole, depth + 1)
+    return types
 
 
 _UNREAD: Final = object()
@@ -168,7 +168,7 @@ def plain_value(node: ast.expr) -> Any:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return -value
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
-            return [plain_value(each) for each in elements]
+            return [plain_value(element) for element in elements]
         case ast.Dict(keys=keys, values=values):
             names = [None if key is None else plain_value(key) for key in keys]
             if all(isinstance(name, str) for name in names):

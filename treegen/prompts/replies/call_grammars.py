@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from treegen.errors import InputError
@@ -27,99 +28,60 @@ class _CallSyntax:
     """Text after all calls."""
     between: str | None = None
     """Text between two calls; None if only one call is possible."""
-    is_json: bool = True
+    mark: str = ""
+    """Text that identifies this syntax of the format in a chat template."""
+    is_json: bool = False
     """Whether the name is part of a JSON text."""
 
 
 def _objects(
-    name: str = "name",
-    arguments: str = "arguments",
-    *,
-    open: str = "",
-    close: str = "",
+    open: str,
+    close: str,
     between: str = ", ",
-    before: str = "",
-    after: str = "",
+    mark: str = "",
+    *,
+    names: tuple[str, str] = ("name", "arguments"),
+    around: tuple[str, str] = ("", ""),
 ) -> _CallSyntax:
-    call = (f'{before}{{"{name}": "', f'", "{arguments}": ', f"}}{after}")
-    return _CallSyntax(call, open, close, between)
+    name, arguments = names
+    call = (f'{around[0]}{{"{name}": "', f'", "{arguments}": ', f"}}{around[1]}")
+    return _CallSyntax(call, open, close, between, mark, is_json=True)
 
 
-# For each format its syntaxes, each with a mark that identifies it in the chat template.
-_WRITTEN: Final[Mapping[str, tuple[tuple[str, _CallSyntax], ...]]] = {
-    "hermes": (("", _objects(before="<tool_call>\n", after="\n</tool_call>", between="\n")),),
-    "llama": (("", _objects(arguments="parameters", between="; ")),),
-    "nemotron": (("", _objects(open="<TOOLCALL>[", close="]</TOOLCALL>")),),
-    "minimax_m1": (("", _objects(open="<tool_calls>\n", close="\n</tool_calls>", between="\n")),),
-    "granite": (("", _objects(open="<|tool_call|>[", close="]")),),
-    "hunyuan": (("", _objects(open="<tool_calls>[", close="]</tool_calls>")),),
+_COHERE: Final = partial(_objects, between=",", names=("tool_name", "parameters"))
+_KIMI: Final = (
+    "<|tool_call_begin|>functions.",
+    ":0<|tool_call_argument_begin|>",  # calls are numbered, so only one is allowed
+    "<|tool_call_end|>",
+)
+_DEEPSEEK_CALL: Final = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+_DEEPSEEK_R1_CALL: Final = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```<｜tool▁call▁end｜>",
+)
+_DEEPSEEK: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+
+# For each format its syntaxes, the most specific one first.
+_WRITTEN: Final[Mapping[str, tuple[_CallSyntax, ...]]] = {
+    "hermes": (_objects("", "", "\n", around=("<tool_call>\n", "\n</tool_call>")),),
+    "llama": (_objects("", "", "; ", names=("name", "parameters")),),
+    "nemotron": (_objects("<TOOLCALL>[", "]</TOOLCALL>"),),
+    "minimax_m1": (_objects("<tool_calls>\n", "\n</tool_calls>", "\n"),),
+    "granite": (_objects("<|tool_call|>[", "]"),),
+    "hunyuan": (_objects("<tool_calls>[", "]</tool_calls>"),),
     "command_r": (
-        (
-            "<|START_ACTION|>",
-            _objects(
-                "tool_name",
-                "parameters",
-                open="<|START_ACTION|>[\n",
-                close="\n]<|END_ACTION|>",
-                between=",",
-            ),
-        ),
-        (
-            "",
-            _objects(
-                "tool_name",
-                "parameters",
-                open="Action: ```json\n[\n",
-                close="\n]\n```",
-                between=",",
-            ),
-        ),
+        _COHERE("<|START_ACTION|>[\n", "\n]<|END_ACTION|>", mark="<|START_ACTION|>"),
+        _COHERE("Action: ```json\n[\n", "\n]\n```"),
     ),
     "mistral": (
-        ("[ARGS]", _CallSyntax(("[TOOL_CALLS]", "[ARGS]", ""), between="", is_json=False)),
-        ("", _objects(open="[TOOL_CALLS] [", close="]")),
+        _CallSyntax(("[TOOL_CALLS]", "[ARGS]", ""), between="", mark="[ARGS]"),
+        _objects("[TOOL_CALLS] [", "]"),
     ),
-    # Calls are numbered, so only one is allowed.
-    "kimi_k2": (
-        (
-            "",
-            _CallSyntax(
-                (
-                    "<|tool_call_begin|>functions.",
-                    ":0<|tool_call_argument_begin|>",
-                    "<|tool_call_end|>",
-                ),
-                "<|tool_calls_section_begin|>",
-                "<|tool_calls_section_end|>",
-                is_json=False,
-            ),
-        ),
-    ),
+    "kimi_k2": (_CallSyntax(_KIMI, "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),),
     "deepseek": (
-        (
-            "```json",
-            _CallSyntax(
-                (
-                    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-                    "\n```json\n",
-                    "\n```<｜tool▁call▁end｜>",
-                ),
-                "<｜tool▁calls▁begin｜>",
-                "<｜tool▁calls▁end｜>",
-                "\n",
-                is_json=False,
-            ),
-        ),
-        (
-            "",
-            _CallSyntax(
-                ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-                "<｜tool▁calls▁begin｜>",
-                "<｜tool▁calls▁end｜>",
-                "",
-                is_json=False,
-            ),
-        ),
+        _CallSyntax(_DEEPSEEK_R1_CALL, *_DEEPSEEK, between="\n", mark="```json"),
+        _CallSyntax(_DEEPSEEK_CALL, *_DEEPSEEK, between=""),
     ),
 }
 
@@ -153,22 +115,22 @@ def call_grammar(
             'tool_choice="auto", and ask for the call in a message'
         )
     template = template_text(tokenizer)
-    written = next(how for mark, how in _WRITTEN[form.name] if mark in template)
-    known = dict(map(_function, tools))
-    if not known:
+    written = next(syntax for syntax in _WRITTEN[form.name] if syntax.mark in template)
+    schemas = dict(map(_function, tools))
+    if not schemas:
         raise InputError("a call can only be forced if there are tools; give tools")
-    if name is not None and name not in known:
-        raise InputError(f"there is no tool {name!r:.80}; there are {', '.join(known)}")
-    chosen = known if name is None else {name: known[name]}
+    if name is not None and name not in schemas:
+        raise InputError(f"there is no tool {name!r:.80}; there are {', '.join(schemas)}")
+    chosen = schemas if name is None else {name: schemas[name]}
     marks = _marks(tokenizer, form)
     before, within, after = written.call
     lines = []
-    for index, (each, schema) in enumerate(chosen.items()):
+    for index, (tool_name, schema) in enumerate(chosen.items()):
         if not has_finite_value(schema):
             raise InputError(
-                f"a call of {each!r} can never end: what it requires has no end; require less"
+                f"a call of {tool_name!r} can never end: what it requires has no end; require less"
             )
-        shown = json.dumps(each, ensure_ascii=False)[1:-1] if written.is_json else each
+        shown = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
         head, tail = _literals(f"{before}{shown}{within}", marks), _literals(after, marks)
         lines += [
             f"call_{index}: {head} arguments_{index} {tail}",

@@ -45,13 +45,13 @@ def _gemma_value(scan: Scan, quote: str, depth: int) -> Any:
         scan.take(quote)
         return text
     if scan.skip("{"):
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         while not _ends(scan, "}"):
             key = _gemma_value(scan, quote, depth + 1) if scan.has(quote) else scan.until(":")
             scan.space()
             scan.take(":")
-            found[str(key).strip()] = _gemma_value(scan, quote, depth + 1)
-        return found
+            fields[str(key).strip()] = _gemma_value(scan, quote, depth + 1)
+        return fields
     if scan.skip("["):
         items = []
         while not _ends(scan, "]"):
@@ -180,6 +180,12 @@ def _hy(suffix: str) -> TaggedCallReader:
     )
 
 
+def _json_format(name: str, open: str, close: str, mark: str = "", **more: Any) -> ToolFormat:
+    """Return a format of JSON between two texts; `mark` or else `open` identifies it."""
+    reader = partial(readers.json_calls, end=close)
+    return ToolFormat(name, ((mark or open,),), {open: reader}, **more)
+
+
 def _gemma(quote: str, end: str) -> Reader:
     return partial(gemma_calls, quote=quote, end=end)
 
@@ -281,33 +287,18 @@ _FORMATS: Final = (
         (("<function_calls>",),),
         {"<function_calls>": partial(readers.python_calls, ends=("</function_calls>",))},
     ),
-    ToolFormat(
-        "nemotron",
-        (("<TOOLCALL>",),),
-        {"<TOOLCALL>": partial(readers.json_calls, end="</TOOLCALL>")},
-    ),
-    ToolFormat(
+    _json_format("nemotron", "<TOOLCALL>", "</TOOLCALL>"),
+    _json_format(
         "hunyuan",
-        (("<tool_calls>[",),),
-        {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
+        "<tool_calls>",
+        "</tool_calls>",
+        "<tool_calls>[",
         dropped=("<answer>\n", "\n</answer>", "<answer>", "</answer>"),
     ),
-    ToolFormat(
-        "minimax_m1",
-        (("<tool_calls>",),),
-        {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
-    ),
-    ToolFormat(
-        "granite",
-        (("<|tool_call|>",),),
-        {"<|tool_call|>": readers.json_calls},
-    ),
-    ToolFormat(
-        "hermes",
-        (("<tool_call>",),),
-        {"<tool_call>": partial(readers.json_calls, end="</tool_call>")},
-        _BARE_JSON,
-        inner=("</tool_call>",),
+    _json_format("minimax_m1", "<tool_calls>", "</tool_calls>"),
+    _json_format("granite", "<|tool_call|>", ""),
+    _json_format(
+        "hermes", "<tool_call>", "</tool_call>", begins=_BARE_JSON, inner=("</tool_call>",)
     ),
     ToolFormat(
         "llama",
@@ -356,9 +347,9 @@ def tool_format_of(tokenizer: Any) -> ToolFormat | None:
     """
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     for text in (template_text(tokenizer), "\n".join(added)):
-        for each in _FORMATS:
-            if any(all(mark in text for mark in group) for group in each.marks):
-                return each
+        for form in _FORMATS:
+            if any(all(mark in text for mark in group) for group in form.marks):
+                return form
     return None
 
 

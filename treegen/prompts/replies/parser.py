@@ -130,17 +130,17 @@ class ReplyParser:
             return
         scan = Scan(self._text, len(mark), ended=self._ended)
         try:
-            found = self._form.blocks[mark](scan, self._tools)
+            result = self._form.blocks[mark](scan, self._tools)
         except NotACall:
             yield from self._emit(TextPart, len(mark))
             return
         self._text = self._text[scan.at :]
-        if isinstance(found, str):
-            self._thinks = found == "thoughts"
+        if isinstance(result, str):
+            self._thinks = result == "thoughts"
             kind = ReasoningPart if self._thinks else TextPart
             self._space = "\n\n" if self._said[kind] else ""
             return
-        yield from self._calls(found)
+        yield from self._calls(result)
 
     def _read_whole_text(self, text: str) -> list[ToolCall] | Channel | None:
         """Return the calls of a text that has nothing else; None for other texts."""
@@ -157,10 +157,10 @@ class ReplyParser:
                 return calls
         return None
 
-    def _calls(self, found: list[ToolCall] | Channel) -> Iterator[ToolCall]:
-        assert isinstance(found, list)
+    def _calls(self, calls: list[ToolCall] | Channel) -> Iterator[ToolCall]:
+        assert isinstance(calls, list)
         self._after_call = True
-        yield from found
+        yield from calls
 
     def _wait(self) -> None:
         """Wait for further text if the start of a mark is held back."""
@@ -171,13 +171,13 @@ class ReplyParser:
         """Return where the text surely without marks ends, and the complete mark there, if any."""
         matches = [(at, -len(mark), mark) for mark in marks if (at := self._text.find(mark)) >= 0]
         at, _, mark = min(matches, default=(len(self._text), 0, ""))
-        if not self._ended and any(self._is_longer(each, mark, at) for each in marks):
+        if not self._ended and any(self._is_longer(other, mark, at) for other in marks):
             return at, ""
         if mark or self._ended:
             return at, mark
         most = min(max(map(len, marks), default=1) - 1, len(self._text))
         for num in range(most, 0, -1):
-            if any(each.startswith(self._text[-num:]) for each in marks):
+            if any(other.startswith(self._text[-num:]) for other in marks):
                 return len(self._text) - num, ""
         return at, ""
 

@@ -56,8 +56,8 @@ def make_call(
         raise NotACall("no name or no arguments")
     if not isinstance(id, str) or not id:
         id = new_id() if new_id else None
-    known = {"id": id} if id else {}
-    return ToolCall(name, arguments, **known)
+    identity = {"id": id} if id else {}
+    return ToolCall(name, arguments, **identity)
 
 
 # JSON
@@ -83,8 +83,8 @@ def json_calls(
     calls: list[ToolCall] = []
     while True:
         value = scan.json()
-        for each in value if isinstance(value, list) else [value]:
-            calls.append(_json_call(each, strict, new_id))
+        for item in value if isinstance(value, list) else [value]:
+            calls.append(_json_call(item, strict, new_id))
         scan.space()
         if scan.at < len(scan.text) and scan.text[scan.at] == ";":
             scan.at += 1
@@ -174,12 +174,12 @@ def _kimi_call(scan: Scan, tools: ToolSchemas) -> ToolCall:
     scan.take("<|tool_call_begin|>")
     id = scan.until("<|tool_call_argument_begin|>").strip()
     scan.take("<|tool_call_argument_begin|>")
-    found = _KIMI_NAME.fullmatch(id)
-    if found is None:
+    match = _KIMI_NAME.fullmatch(id)
+    if match is None:
         raise NotACall("no name")
     arguments = scan.json()
     scan.close("<|tool_call_end|>")
-    return make_call(found[1], arguments, id)
+    return make_call(match[1], arguments, id)
 
 
 kimi_calls: Final = _members(_kimi_call, "<|tool_calls_section_end|>")
@@ -189,8 +189,8 @@ def fenced_calls(scan: Scan, tools: ToolSchemas) -> Read:
     """Read JSON in a fence, of the first Command R; its directly_answer is not a call."""
     scan.space()
     scan.take("```json")
-    found = json_calls(scan, tools, end="```")
-    return [call for call in found if isinstance(call, ToolCall) and call.name != "directly_answer"]
+    calls = json_calls(scan, tools, end="```")
+    return [call for call in calls if isinstance(call, ToolCall) and call.name != "directly_answer"]
 
 
 # Between tags
@@ -326,12 +326,12 @@ def python_calls(scan: Scan, tools: ToolSchemas, *, ends: tuple[str, ...] = ()) 
     try:
         with warnings.catch_warnings(action="ignore"):  # invalid escape sequences
             body = ast.parse(text.strip()).body
-        found = [each.value for each in body if isinstance(each, ast.Expr)]
-        if len(found) < len(body):
+        expressions = [node.value for node in body if isinstance(node, ast.Expr)]
+        if len(expressions) < len(body):
             raise NotACall("a statement")
-        if len(found) == 1 and isinstance(found[0], ast.List):
-            found = found[0].elts
-        calls = [_python_call(each) for each in found]
+        if len(expressions) == 1 and isinstance(expressions[0], ast.List):
+            expressions = expressions[0].elts
+        calls = [_python_call(node) for node in expressions]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NotACall(str(error)) from None
     if not calls:

@@ -53,11 +53,10 @@ class ReplyReader:
         if not callable(getattr(tokenizer, "convert_tokens_to_ids", None)):
             raise InputError(f"tokenizer must be one of transformers, got {tokenizer!r:.60}")
         self.tokenizer = tokenizer
-        given = None if tool_format_name is None else tool_format(tool_format_name)
-        self.format = given or tool_format_of(tokenizer)
-        self.by_template = (
-            given is None and getattr(tokenizer, "response_template", None) is not None
-        )
+        chosen = None if tool_format_name is None else tool_format(tool_format_name)
+        self.format = chosen or tool_format_of(tokenizer)
+        has_template = getattr(tokenizer, "response_template", None) is not None
+        self.by_template = chosen is None and has_template
         tags = tags_of(tokenizer) or KNOWN[0]
         self._tags, self._thinking = tags, ThinkingTags(tags, tokenizer)
         form = self.format or USUAL
@@ -152,11 +151,11 @@ class ReplyReader:
         if self._is_warned or not tools:
             return
         self._is_warned = True
-        told = "its chat template shows no tools to the model"
+        reason = "its chat template shows no tools to the model"
         if "tools" in template_text(self.tokenizer):
-            told = "its chat template does not tell the format"
+            reason = "its chat template does not tell the format"
         warnings.warn(
-            f"how this model writes tool calls is not known: {told}. Only JSON is taken for a "
+            f"how this model writes tool calls is not known: {reason}. Only JSON is taken for a "
             "call; name the format: --tool-format, tool_format=",
             ModelWarning,
             stacklevel=3,
@@ -196,15 +195,15 @@ class ReplyReader:
         if isinstance(completion.stop, str):
             written = written.rpartition(completion.stop)[0]
         try:
-            found = self.tokenizer.parse_response(
+            message = self.tokenizer.parse_response(
                 written, prefix=self.tokenizer.decode(list(prompt)), tools=tools
             )
-            functions = [each["function"] for each in found.get("tool_calls") or ()]
-            calls = [make_call(each["name"], each["arguments"]) for each in functions]
+            functions = [entry["function"] for entry in message.get("tool_calls") or ()]
+            calls = [make_call(entry["name"], entry["arguments"]) for entry in functions]
         except (ValueError, TypeError, KeyError, NotACall):
             return None
-        thoughts = next((found[name] for name in _THOUGHTS if found.get(name)), "")
-        text = str(found.get("content") or "").removesuffix(self.tokenizer.eos_token or "")
+        thoughts = next((message[name] for name in _THOUGHTS if message.get(name)), "")
+        text = str(message.get("content") or "").removesuffix(self.tokenizer.eos_token or "")
         return Reply(text, calls, thoughts)
 
 

@@ -68,9 +68,9 @@ class Scan:
 
     def skip(self, literal: str) -> bool:
         """Skip a literal if it follows, and return whether it does."""
-        found = self.has(literal)
-        self.at += len(literal) * found
-        return found
+        is_next = self.has(literal)
+        self.at += len(literal) * is_next
+        return is_next
 
     def take(self, literal: str) -> None:
         """Skip a literal, which must follow."""
@@ -87,7 +87,7 @@ class Scan:
 
     def until(self, *literals: str) -> str:
         """Return the text up to the first of some literals, and move to that literal."""
-        places = [place for each in literals if (place := self.text.find(each, self.at)) >= 0]
+        places = [place for literal in literals if (place := self.text.find(literal, self.at)) >= 0]
         if not places:
             raise NotACall(f"{literals} is missing") if self.ended else NeedMoreText
         start, self.at = self.at, min(places)
@@ -117,7 +117,7 @@ class Scan:
         if self.is_over() or self.text[self.at] not in "{[":
             raise NotACall("no JSON")
         try:
-            found, self.at = _JSON.raw_decode(self.text, self.at)
+            value, self.at = _JSON.raw_decode(self.text, self.at)
         except json.JSONDecodeError as error:
             open_string = error.msg.startswith("Unterminated")
             if not self.ended and (open_string or error.pos > len(self.text) - _LONGEST):
@@ -125,4 +125,4 @@ class Scan:
             raise NotACall(str(error)) from None
         except (RecursionError, ValueError) as error:  # too deep, or a number too long
             raise NotACall(str(error)) from None
-        return found
+        return value

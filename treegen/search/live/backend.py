@@ -128,18 +128,18 @@ class LiveBackend:
         """Return the context with text, or with texts and images, appended."""
         self._check_open()
         assert isinstance(context, LiveContext)
-        segment, given, table = context.segment, context.given, self.images
+        segment, prompt, table = context.segment, context.given, self.images
         images: list[PlacedImage] = []
         if not isinstance(content, str):
             content, images = render_parts(content, self.tokenizer, table, "extension")
-        if given is not None and not images:
-            given, tokens = self._appender.append(given, segment.path_tokens(), content)
+        if prompt is not None and not images:
+            prompt, tokens = self._appender.append(prompt, segment.path_tokens(), content)
             check_vocabulary("extension", tokens, self.spec, table)
-            return LiveContext(self._prompts.find(tokens), given=given)
+            return LiveContext(self._prompts.find(tokens), given=prompt)
         ids = append_text(self.tokenizer, context.tail(), content)
         if table is not None and images:
             ids = table.place(ids, images, "extension")
-        if given is not None:
+        if prompt is not None:
             ids = np.concatenate([segment.path_tokens(), ids])
             check_vocabulary("extension", ids, self.spec, table)
             return LiveContext(self._prompts.find(ids), given=GivenPrompt(None, False))
@@ -201,9 +201,9 @@ class LiveBackend:
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
         param_set = self._param_set(params)
-        each = self.scheduler.run.param_sets[param_set]
-        if each.stopping.grammar is not None:
-            start_state(context.segment, spec.tokens, each, each.stopping.grammar)
+        draw_params = self.scheduler.run.param_sets[param_set]
+        if draw_params.stopping.grammar is not None:
+            start_state(context.segment, spec.tokens, draw_params, draw_params.stopping.grammar)
         ticket: PendingResults[BackendSample] = PendingResults(search, [None] * len(indices))
         segment = self.scheduler.run.store.retain(context.segment)
 
@@ -316,10 +316,10 @@ class LiveBackend:
 
     def _drop(self, ticket: PendingResults[Any], first: int) -> None:
         """Drop the samples of a ticket from place `first` on."""
-        for place, each in enumerate(ticket.results):
-            if isinstance(each, BackendSample) and place >= first:
+        for place, result in enumerate(ticket.results):
+            if isinstance(result, BackendSample) and place >= first:
                 if not self.closed:
-                    self.release(each.context)
+                    self.release(result.context)
                 ticket.results[place] = None
 
     def _cancel(self, ticket: PendingResults[Any]) -> None:
@@ -387,8 +387,8 @@ class LiveBackend:
                     ticket.call.num_open -= 1
                 self._settle(ticket, request)
         self.scheduler.scores.clear()
-        for each in ended:
-            self._count(*each)
+        for ended_sample in ended:
+            self._count(*ended_sample)
 
     def _count(
         self, ticket: PendingResults[Any], place: int, completion: Completion, held: int
@@ -407,8 +407,8 @@ class LiveBackend:
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text
         stopping = self.scheduler.run.param_sets[request.params].stopping
         if tokens and tokens[-1] in stopping.ids:
-            kept = np.array(stopping.strip_stop_token(tokens), dtype=np.int32)
-            return GeneratedSegment(kept, num_generated=len(kept))
+            without_stop = np.array(stopping.strip_stop_token(tokens), dtype=np.int32)
+            return GeneratedSegment(without_stop, num_generated=len(without_stop))
         for count in range(len(tokens), -1, -1):
             before = self._detokenizer.text(tail, tokens[:count])
             if text.startswith(before):

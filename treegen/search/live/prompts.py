@@ -123,8 +123,8 @@ class PromptIndex:
         self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
         self._num_noted += 1
         if self._num_noted > 2 * len(self._store.segments) + self._max_held:
-            below = {key: [s for s in each if s.refs > 0] for key, each in self._below.items()}
-            self._below = {key: each for key, each in below.items() if each}
+            below = {key: [s for s in group if s.refs > 0] for key, group in self._below.items()}
+            self._below = {key: group for key, group in below.items() if group}
             self._num_noted = sum(map(len, self._below.values()))
 
     def _keep(self, segment: LiveSegment) -> LiveSegment:

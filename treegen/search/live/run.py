@@ -109,9 +109,9 @@ class LiveRun(Closeable, NonCopyable):
             InputError: The params name tokens that the model does not have; none is added.
         """
         self._check_open()
-        stoppings = [self._stopping_of(each) for each in params]
+        stoppings = [self._stopping_of(p) for p in params]
         before = DrawCounter(self._before)
-        numbered = before.continue_numbering_flat(requests, [each.seed for each in params])
+        numbered = before.continue_numbering_flat(requests, [p.seed for p in params])
         numbers: list[int] = []
         try:
             for request, request_params, stopping in zip(numbered, params, stoppings, strict=True):
@@ -211,7 +211,7 @@ class LiveRun(Closeable, NonCopyable):
             self.close()
             raise
         results: list[tuple[int, Completion | Score]] = [(int(c.prompt_id), c) for c in finished]
-        results = [(number, each) for number, each in results if number in self._asked]
+        results = [(number, result) for number, result in results if number in self._asked]
         for index, score in self._run.scores.items():
             if index in self._scored:
                 results.append((self._scored.pop(index), score))
@@ -246,7 +246,7 @@ class LiveRun(Closeable, NonCopyable):
                 top: tuple[tuple[tuple[int, float], ...], ...] = ()
                 if num_top:
                     pairs = zip(ids, values, strict=True)
-                    top = tuple(tuple(zip(*each, strict=True))[:num_top] for each in pairs)
+                    top = tuple(tuple(zip(*pair, strict=True))[:num_top] for pair in pairs)
                 for sample in samples:
                     open_request.told[sample] = stop
                     yield SampleDelta(number, sample, tuple(tokens), tuple(logprobs), top)

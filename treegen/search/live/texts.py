@@ -117,8 +117,8 @@ class StreamedTexts:
                     parts,
                 )
         else:
-            kept = item if self._replies is not None else item[-TAIL:]
-            self._prompts[place] = kept.tolist()
+            prompt = item if self._replies is not None else item[-TAIL:]
+            self._prompts[place] = prompt.tolist()
         yield item
 
     def _of(self, place: int, sample: int) -> StreamedText:

@@ -127,8 +127,8 @@ def draw_mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) 
         group_mean = rng.gauss(share * (mu / between + size * mean / noise), math.sqrt(share))
         return rng.gauss(group_mean, math.sqrt(noise))
 
-    known = [draw(float(n), float(mean)) for n, mean in zip(sizes, means, strict=True)]
-    return known + [draw(0.0, 0.0) for _ in range(num)]
+    drawn = [draw(float(n), float(mean)) for n, mean in zip(sizes, means, strict=True)]
+    return drawn + [draw(0.0, 0.0) for _ in range(num)]
 
 
 @cache
@@ -284,8 +284,8 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
                 child.drop()
             for ((node, name), n), group in zip(requests.items(), drawn, strict=True):
                 for attempt in [*group, *[None] * (n - len(group))]:
-                    known = None if attempt is None else first[state(attempt)].value
-                    tree.add(node, name, attempt, known or 0.0)
+                    seen_value = None if attempt is None else first[state(attempt)].value
+                    tree.add(node, name, attempt, seen_value or 0.0)
     except BudgetReached as end:
         stopped = str(end)
     return await collect_outcome(root, done, evaluate, stopped, inner=refine)

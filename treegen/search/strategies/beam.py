@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from treegen.common.checks import check_argument_types
-from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.event_loop import gather
 from treegen.search.propose import Propose
@@ -18,6 +17,7 @@ from treegen.search.strategies.common import (
     propose_all,
     prune,
     rank,
+    run_until_budget,
     text_state,
 )
 from treegen.search.tree.node import SearchNode
@@ -51,16 +51,13 @@ async def beam(
             kept.
     """
     check_counts(width=width, depth=depth)
-    try:
-        stopped = await beam_down(
-            root, propose, evaluate, done, width=width, depth=depth, state=state
-        )
-    except BudgetReached as end:
-        stopped = str(end)
+    stopped = await run_until_budget(
+        _beam_down(root, propose, evaluate, done, width=width, depth=depth, state=state)
+    )
     return await collect_outcome(root, done, evaluate, stopped)
 
 
-async def beam_down(
+async def _beam_down(
     root: SearchNode,
     propose: Propose,
     evaluate: Evaluate,
@@ -125,12 +122,12 @@ async def dvts(
             kept.
     """
     check_counts(subtrees=subtrees, depth=depth)
-    try:
+
+    async def search() -> str:
         reasons = await gather(
-            beam_down(root, propose, evaluate, done, width=1, depth=depth, state=state)
+            _beam_down(root, propose, evaluate, done, width=1, depth=depth, state=state)
             for _ in range(subtrees)
         )
-        stopped = next(filter(None, reasons), "")
-    except BudgetReached as end:
-        stopped = str(end)
-    return await collect_outcome(root, done, evaluate, stopped)
+        return next(filter(None, reasons), "")
+
+    return await collect_outcome(root, done, evaluate, await run_until_budget(search()))

@@ -7,7 +7,6 @@ import math
 from collections.abc import Hashable
 
 from treegen.common.checks import check_argument_types
-from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.external_calls import place_of
 from treegen.search.propose import Propose
@@ -22,6 +21,7 @@ from treegen.search.strategies.common import (
     drop_duplicates,
     propose_all,
     prune,
+    run_until_budget,
     split,
     text_state,
 )
@@ -58,11 +58,12 @@ async def best_first(
             kept.
     """
     check_counts(max_expansions=max_expansions, batch=batch, solutions=solutions)
-    seen: set[Hashable] = {state(root)}
-    # Places are unique, so the heap never compares nodes themselves.
-    opened = [(-math.inf, place_of(root), root)]
-    stopped, num_expansions, num_finished = "", 0, 0
-    try:
+
+    async def search() -> str:
+        seen: set[Hashable] = {state(root)}
+        # Places are unique, so the heap never compares nodes themselves.
+        opened = [(-math.inf, place_of(root), root)]
+        stopped, num_expansions, num_finished = "", 0, 0
         while opened and num_finished != solutions and not stopped:
             chosen: list[SearchNode] = []
             while opened and len(chosen) < batch and num_finished != solutions:
@@ -87,6 +88,6 @@ async def best_first(
             prune(ends, root, DEAD_END)
             for node in good:
                 heapq.heappush(opened, (-(node.value or 0.0), place_of(node), node))
-    except BudgetReached as end:
-        stopped = str(end)
-    return await collect_outcome(root, done, evaluate, stopped)
+        return stopped
+
+    return await collect_outcome(root, done, evaluate, await run_until_budget(search()))

@@ -107,14 +107,22 @@ def drop_duplicates(
         seen: States seen so far; the states of `nodes` are added.
         root: Node that the strategy searches below.
     """
-    kept: list[SearchNode] = []
+    unique: list[SearchNode] = []
     twice: list[SearchNode] = []
     for node in dict.fromkeys(nodes):
         key = state(node)
-        (twice if key in seen else kept).append(node)
+        (twice if key in seen else unique).append(node)
         seen.add(key)
     prune(twice, root, DUPLICATE)
-    return kept
+    return unique
+
+
+async def run_until_budget(search: Awaitable[str]) -> str:
+    """Return why a search stopped early, by itself or by its budget; "" if it did not."""
+    try:
+        return await search
+    except BudgetReached as end:
+        return str(end)
 
 
 async def collect_outcome(

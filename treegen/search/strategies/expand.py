@@ -8,7 +8,6 @@ from typing import Final
 from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
 from treegen.prompts.expansion import Expand, ScorerName
-from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob, sum_logprob
 from treegen.search.external_calls import place_of
 from treegen.search.propose import Propose
@@ -19,6 +18,7 @@ from treegen.search.strategies.common import (
     propose_all,
     prune,
     rank,
+    run_until_budget,
 )
 from treegen.search.tree.node import SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
@@ -48,21 +48,22 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
         raise InputError("levels is empty; give at least one Expand")
 
     def done(node: SearchNode) -> bool:
-        generated = sum(each.completion is not None for each in node.path[root.depth + 1 :])
+        generated = sum(step.completion is not None for step in node.path[root.depth + 1 :])
         return generated == len(levels) or is_ended(node)
 
-    frontier, stopped = [root], ""
-    try:
+    async def search() -> str:
+        frontier = [root]
         for level in levels:
             drawn = await propose_all(frontier, _continue(level))
             if level.keep is not None or level.scorer is not None:
                 await assess(drawn, _scorer(level))
                 drawn = rank(drawn)
-            kept = drawn[: level.keep]
-            prune(drawn[len(kept) :], root, OUTRANKED)
-            frontier = sorted((node for node in kept if not is_ended(node)), key=place_of)
-    except BudgetReached as end:
-        stopped = str(end)
+            best = drawn[: level.keep]
+            prune(drawn[len(best) :], root, OUTRANKED)
+            frontier = sorted((node for node in best if not is_ended(node)), key=place_of)
+        return ""
+
+    stopped = await run_until_budget(search())
     return await collect_outcome(root, done, _scorer(levels[-1]), stopped)
 
 

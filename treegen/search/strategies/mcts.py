@@ -131,23 +131,25 @@ class _Visits:
         """Return the paths of the next visits, each to a different node."""
         paths: list[list[SearchNode]] = [[self._root] for _ in range(most)]
         while True:
-            ready, kept = dict[SearchNode, bool](), list[list[SearchNode]]()
+            ready, chosen = dict[SearchNode, bool](), list[list[SearchNode]]()
             for path in paths:
                 is_ready = self._descend(path)
                 if path and not (is_ready and path[-1] in ready):
                     further = ready | {path[-1]: is_ready}
                     to_grow = [node for node in further if not further[node]]
-                    num_values = len(kept) + 1
-                    if kept and not self._costs.fits_budget(steps=len(to_grow), values=num_values):
+                    num_values = len(chosen) + 1
+                    if chosen and not self._costs.fits_budget(
+                        steps=len(to_grow), values=num_values
+                    ):
                         break
                     ready = further
-                    kept.append(path)
+                    chosen.append(path)
                     self._statistics.mark([path], 1)
             if all(ready.values()):
-                return kept
+                return chosen
             await self._grow([node for node in ready if not ready[node]])
-            self._statistics.mark(kept, -1)
-            paths = kept
+            self._statistics.mark(chosen, -1)
+            paths = chosen
 
     def _is_end(self, path: Sequence[SearchNode]) -> bool:
         is_solution = path[-1] is not self._root and self._done(path[-1])

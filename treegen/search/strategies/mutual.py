@@ -98,4 +98,4 @@ def _beginning(node: SearchNode, low: float, high: float) -> SearchNode:
     seed = row_seed(node.search.params.seed, node.search.origin_of(node.key), 0)
     cut = random.Random(seed).randint(least, most) if least < most else min(least, most)
     # A strategy may have dropped pruned nodes, but never the root.
-    return next(each for each in node.path[cut::-1] if each.is_live)
+    return next(above for above in node.path[cut::-1] if above.is_live)

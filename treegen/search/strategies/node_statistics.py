@@ -49,14 +49,14 @@ class MCTSRules:
             if (rule := getattr(self, name)) not in get_args(kind):
                 raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {rule!r}")
 
-    def rewards(self, own: Sequence[float]) -> list[float]:
+    def rewards(self, values: Sequence[float]) -> list[float]:
         """Return the reward of a visit for each node of its path.
 
         Args:
-            own: The value of each node of the path.
+            values: The value of each node of the path.
         """
         # The root is not evaluated, so its reward starts at the first node below it.
-        return [_REWARDS[self.reward](own[max(1, place) :]) for place in range(len(own))]
+        return [_REWARDS[self.reward](values[max(1, place) :]) for place in range(len(values))]
 
 
 DEFAULT: Final = MCTSRules()
@@ -192,12 +192,12 @@ class TreeStatistics:
             end = self.arms[path[-1]]
             end.reached = max(end.reached, rewards[0])
 
-    def in_order(self, found: SearchOutcome, root: SearchNode) -> SearchOutcome:
+    def in_order(self, outcome: SearchOutcome, root: SearchNode) -> SearchOutcome:
         """Sort solutions, which come in the order of their values, by the output rule."""
         rule = self._rules.output
-        if rule == "value" or not found.candidates:
-            return found
-        ranked = list(found.candidates)
+        if rule == "value" or not outcome.candidates:
+            return outcome
+        ranked = list(outcome.candidates)
         if rule == "reward":
             ranked.sort(key=lambda n: -self.arms[n].reached if n in self.arms else math.inf)
         else:
@@ -208,5 +208,5 @@ class TreeStatistics:
                     for child in below
                 ]
                 node = below[keys.index(max(keys))]
-            ranked.sort(key=lambda each: each is not node)
-        return replace(found, best=ranked[0], candidates=tuple(ranked))
+            ranked.sort(key=lambda candidate: candidate is not node)
+        return replace(outcome, best=ranked[0], candidates=tuple(ranked))

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Sequence
 
 from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
-from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.event_loop import gather
 from treegen.search.propose import Step
@@ -20,6 +19,7 @@ from treegen.search.strategies.common import (
     collect_outcome,
     drop_duplicates,
     prune,
+    run_until_budget,
     text_state,
 )
 from treegen.search.tree.node import SearchNode
@@ -93,11 +93,12 @@ async def rebase(
     """
     check_counts(width=width, depth=depth)
     allocate((), 0, temperature)  # This checks the temperature before anything is drawn.
-    stopped, num_finished = "", 0
-    seen: set[Hashable] = {state(root)}
-    shares = [(root, width)]
-    try:
-        for level in range(1, depth + 1):
+
+    async def search() -> str:
+        num_finished = 0
+        seen: set[Hashable] = {state(root)}
+        shares = [(root, width)]
+        for _ in range(depth):
             drawn = await gather(step(node, share) for node, share in shares)
             nodes = drop_duplicates((node for group in drawn for node in group), state, seen, root)
             await assess(nodes, evaluate)
@@ -109,9 +110,7 @@ async def rebase(
             left = [node for node, count in zip(going, counts, strict=True) if not count]
             prune(left, root, OUTRANKED)
             if not shares:
-                break
-            if level == depth:
-                stopped = f"depth of {depth} steps reached"
-    except BudgetReached as end:
-        stopped = str(end)
-    return await collect_outcome(root, done, evaluate, stopped)
+                return ""
+        return f"depth of {depth} steps reached"
+
+    return await collect_outcome(root, done, evaluate, await run_until_budget(search()))

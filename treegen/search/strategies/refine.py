@@ -63,21 +63,21 @@ async def self_refine(
     check_counts(rounds=rounds, chains=chains)
     attempts: list[list[SearchNode]] = [[] for _ in range(chains)]
 
-    async def follow(own: list[SearchNode]) -> None:
-        own.append(await generate(root))
+    async def follow(chain: list[SearchNode]) -> None:
+        chain.append(await generate(root))
         for _ in range(rounds):
-            comment = await feedback(own[-1])
+            comment = await feedback(chain[-1])
             if enough(comment):
                 break
-            own.append(await refine(comment))
+            chain.append(await refine(comment))
 
     stopped = ""
     try:
-        await gather(follow(own) for own in attempts)
+        await gather(follow(chain) for chain in attempts)
     except BudgetReached as end:
         stopped = str(end)
     longest = max(map(len, attempts))
     candidates = [
-        own[-back] for back in range(1, longest + 1) for own in attempts if len(own) >= back
+        chain[-back] for back in range(1, longest + 1) for chain in attempts if len(chain) >= back
     ]
     return SearchOutcome(next(iter(candidates), None), tuple(candidates), stopped=stopped)

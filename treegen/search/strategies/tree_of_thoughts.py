@@ -6,7 +6,6 @@ import math
 from collections.abc import Hashable
 
 from treegen.common.checks import check_argument_types
-from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.propose import Propose
 from treegen.search.strategies.common import (
@@ -22,6 +21,7 @@ from treegen.search.strategies.common import (
     drop_duplicates,
     propose_all,
     prune,
+    run_until_budget,
     split,
     text_state,
 )
@@ -58,9 +58,10 @@ async def bfs(
             kept.
     """
     check_counts(breadth=breadth, depth=depth, solutions=solutions)
-    frontier, seen, num_finished, stopped = [root], {state(root)}, 0, ""
-    try:
-        for level in range(1, depth + 1):
+
+    async def search() -> str:
+        frontier, seen, num_finished = [root], {state(root)}, 0
+        for _ in range(depth):
             thoughts = drop_duplicates(await propose_all(frontier, propose), state, seen, root)
             await assess(thoughts, evaluate)
             good, bad = split(thoughts, prune_below)
@@ -70,12 +71,10 @@ async def bfs(
             prune(going[breadth:], root, OUTRANKED)
             frontier = going[:breadth]
             if not frontier or (solutions is not None and num_finished >= solutions):
-                break
-            if level == depth:
-                stopped = f"depth of {depth} steps reached"
-    except BudgetReached as end:
-        stopped = str(end)
-    return await collect_outcome(root, done, evaluate, stopped)
+                return ""
+        return f"depth of {depth} steps reached"
+
+    return await collect_outcome(root, done, evaluate, await run_until_budget(search()))
 
 
 @check_argument_types
@@ -106,23 +105,23 @@ async def dfs(
             kept.
     """
     check_counts(depth=depth, max_visits=max_visits, solutions=solutions)
-    stopped, num_visits, num_finished = "", 0, 0
-    seen: set[Hashable] = {state(root)}
-    stack = [(root, 0)]
-    try:
+
+    async def search() -> str:
+        num_visits = num_finished = 0
+        seen: set[Hashable] = {state(root)}
+        stack = [(root, 0)]
         while stack:
             node, steps = stack.pop()
             if node is not root and done(node):
                 num_finished += 1
                 if num_finished == solutions:
-                    break
+                    return ""
                 continue
             if steps == depth:
                 prune([node], root, TOO_DEEP)
                 continue
             if num_visits == max_visits:
-                stopped = f"limit of {max_visits} visits reached"
-                break
+                return f"limit of {max_visits} visits reached"
             num_visits += 1
             thoughts = drop_duplicates(await propose(node), state, seen, root)
             await assess(thoughts, evaluate)
@@ -131,6 +130,6 @@ async def dfs(
             if not good and node is not root:
                 prune([node], root, DEAD_END)
             stack += [(thought, steps + 1) for thought in reversed(good)]
-    except BudgetReached as end:
-        stopped = str(end)
-    return await collect_outcome(root, done, evaluate, stopped)
+        return ""
+
+    return await collect_outcome(root, done, evaluate, await run_until_budget(search()))

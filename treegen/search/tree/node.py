@@ -9,13 +9,8 @@ the tree of one problem.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -93,6 +88,20 @@ class Search(BudgetedSearch):
         self._others.append(node)
         return node
 
+    @contextmanager
+    def temporary_prompt(self, text: str, *, key: str | None = None) -> Iterator[SearchNode]:
+        """Yield a root that is not in the tree, as `prompt` makes, and drop it at the end.
+
+        Args:
+            text: Text of the prompt.
+            key: Key of the root, as for `prompt`.
+        """
+        root = self.prompt(text, key=key)
+        try:
+            yield root
+        finally:
+            root.drop()
+
     @cached_property
     def token(self) -> str:
         """A token that identifies the search in pickles of its nodes."""
@@ -110,7 +119,7 @@ class Search(BudgetedSearch):
             node: SearchNode | None = root
             for step in key.removeprefix(root.key).split("/")[:-1]:
                 below = node.children if node is not None else ()
-                node = next((each for each in below if each.key.split("/")[-2] == step), None)
+                node = next((child for child in below if child.key.split("/")[-2] == step), None)
             if node is not None and node.key == key:
                 return node
         raise InputError(f"search {self.name!r} has no node {key!r}; take the key from node.key")
@@ -247,7 +256,7 @@ class SearchNode(TextNode):
                 task.cancel()
             drawn = await asyncio.gather(*tasks, return_exceptions=True)
             # Timing decides which of the other children have ended, so the tree never has them.
-            for children in (each for each in drawn[num_placed:] if isinstance(each, list)):
+            for children in (result for result in drawn[num_placed:] if isinstance(result, list)):
                 for child in children:
                     child.drop()
                     self.search.usage.nodes -= 1
@@ -284,13 +293,13 @@ class SearchNode(TextNode):
                 self.search,
                 self,
                 f"{self.key}{first + offset}/",
-                each.completion.text,
-                each.context,
-                each.completion,
+                sample.completion.text,
+                sample.context,
+                sample.completion,
                 (0, first + offset),
             )
-            for offset, each in enumerate(drawn)
-            if each is not None
+            for offset, sample in enumerate(drawn)
+            if sample is not None
         ]
         self.search.usage.nodes += len(children)
         if not self.is_live:  # The node was dropped meanwhile, so drop its children too.

@@ -220,8 +220,8 @@ class SearchTree:
             reason = _wrong(record, index, nodes)
             if reason:
                 raise DataError(f"node {index} of the search tree {reason}; restore it from a copy")
-            known = {name: record[name] for name in _TYPES if name in record}
-            nodes.append(NodeRecord(**known))
+            values = {name: record[name] for name in _TYPES if name in record}
+            nodes.append(NodeRecord(**values))
         if not nodes:
             raise DataError("the search tree has no nodes; give the text of to_jsonl()")
         inner = {node.parent_id for node in nodes}
@@ -265,9 +265,9 @@ def _is_json(value: object, depth: int = 0) -> bool:
         return False
     if isinstance(value, dict):
         parts = value.items()
-        return all(isinstance(key, str) and _is_json(each, depth + 1) for key, each in parts)
+        return all(isinstance(key, str) and _is_json(item, depth + 1) for key, item in parts)
     if isinstance(value, list | tuple):
-        return all(_is_json(each, depth + 1) for each in value)
+        return all(_is_json(item, depth + 1) for item in value)
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int | bool)

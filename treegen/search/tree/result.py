@@ -165,26 +165,26 @@ class SearchResult:
         )
 
     @staticmethod
-    def make_skipped(problem: SearchProblem, told: str) -> SearchResult:
+    def make_skipped(problem: SearchProblem, reason: str) -> SearchResult:
         """Return the record of a search that was given up before it produced anything.
 
         Args:
             problem: The problem of the search.
-            told: Why it was given up.
+            reason: Why it was given up.
         """
         text = problem.content if isinstance(problem.content, str) else ""
         root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "given")
         return SearchResult(
             name=problem.name,
             tree=SearchTree((root,)),
-            error=told,
+            error=reason,
             stopped=StopReason.LEFT_OUT.value,
             stopped_by=StopReason.LEFT_OUT,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The exception is left out, because its class may be one that cannot be pickled.
-        names = [each.name for each in fields(self) if each.name != "exception"]
+        names = [attribute.name for attribute in fields(self) if attribute.name != "exception"]
         return partial(SearchResult, **{name: getattr(self, name) for name in names}), ()
 
     def to_json(self) -> dict[str, Any]:
@@ -247,11 +247,11 @@ def to_outcome(returned: object) -> SearchOutcome | None:
     if isinstance(returned, SearchNode):
         return SearchOutcome(returned, (returned,))
     if isinstance(returned, Sequence) and not isinstance(returned, str):
-        are_nodes = [isinstance(each, SearchNode) for each in returned]
+        are_nodes = [isinstance(item, SearchNode) for item in returned]
         if returned and all(are_nodes):
             return SearchOutcome(returned[0], tuple(returned))
         if any(are_nodes):
-            kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in returned))
+            kinds = ", ".join(dict.fromkeys(type(item).__name__ for item in returned))
             raise InputError(
                 f"a search returned a {type(returned).__name__} of {kinds}; return nodes alone, "
                 "the best first, or a SearchOutcome, and keep what belongs to a node in its value "
@@ -260,18 +260,18 @@ def to_outcome(returned: object) -> SearchOutcome | None:
     return None
 
 
-def _check_own(found: SearchOutcome | None, own: Mapping[SearchNode, int]) -> None:
-    """Raise InputError if `found` has anything but nodes of the search's own tree."""
-    if found is None:
+def _check_own(outcome: SearchOutcome | None, ids: Mapping[SearchNode, int]) -> None:
+    """Raise InputError if `outcome` has anything but nodes of the search's own tree."""
+    if outcome is None:
         return
-    best = () if found.best is None else (found.best,)
-    for node in (*best, *found.candidates):
+    best = () if outcome.best is None else (outcome.best,)
+    for node in (*best, *outcome.candidates):
         if not isinstance(node, SearchNode):
             raise InputError(
                 f"a search returned a SearchOutcome with {node!r:.80}, which is no node; "
                 "return nodes of the search"
             )
-        if node not in own:
+        if node not in ids:
             raise InputError(
                 f"a search returned node {node.key!r}, which is not in its tree; return nodes "
                 "below its root that are not of another search, nor of a prompt made with `prompt`"
@@ -289,14 +289,14 @@ def detach(error: BaseException) -> BaseException:
     seen: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
-        each = todo.pop()
-        if each is None or any(each is other for other in seen):
+        current = todo.pop()
+        if current is None or any(current is other for other in seen):
             continue
-        seen.append(each)
-        each.__traceback__ = _copy_traceback(each.__traceback__)
-        todo += [each.__cause__, each.__context__]
-        if isinstance(each, BaseExceptionGroup):
-            todo += each.exceptions
+        seen.append(current)
+        current.__traceback__ = _copy_traceback(current.__traceback__)
+        todo += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            todo += current.exceptions
     return error
 
 
@@ -325,13 +325,10 @@ def _frame(entry: TracebackType) -> tuple[FrameType, int]:
         if isinstance(node, ast.stmt | ast.expr):
             node.lineno, node.end_lineno = line or entry.tb_lineno or 1, end_line
             node.col_offset, node.end_col_offset = column or 0, end_column
-    (frame_code,) = (
-        const
-        for const in compile(module, code.co_filename, "exec").co_consts
-        if isinstance(const, CodeType)
-    )
+    constants = compile(module, code.co_filename, "exec").co_consts
+    frame_code = next(constant for constant in constants if isinstance(constant, CodeType))
     frame_code = frame_code.replace(co_name=code.co_name, co_qualname=code.co_qualname)
     # By these names Python finds the source of modules that are not files.
-    known = {name: frame.f_globals.get(name) for name in ("__name__", "__loader__", "__spec__")}
-    instruction = next((i for i, each in enumerate(frame_code.co_positions()) if each == place), -1)
-    return FunctionType(frame_code, known)().gi_frame, 2 * instruction
+    names = {name: frame.f_globals.get(name) for name in ("__name__", "__loader__", "__spec__")}
+    instruction = next((i for i, item in enumerate(frame_code.co_positions()) if item == place), -1)
+    return FunctionType(frame_code, names)().gi_frame, 2 * instruction

@@ -48,6 +48,8 @@ class Triton:
 
     name = "triton"
     in_graphs = True
+    invariant = False
+    """Whether keys are folded in one order, so that neither dense nor latent kernels are used."""
 
     def refusal(self, device: torch.device) -> str | None:
         """Return None for a CUDA device since Ampere, and the reason for refusal otherwise.
@@ -72,7 +74,7 @@ class Triton:
             positions_T: Not used; `attend` reads the positions of the prepared levels.
             device: Where the tensors of the layers are.
         """
-        return TritonState(tuple(levels), device)
+        return TritonState(tuple(levels), device, invariant=self.invariant)
 
     def attend(
         self,
@@ -110,7 +112,7 @@ class Triton:
         if num_rows == 0:
             return out_THV, lse_TH
         state: TritonState = prepared.state
-        is_latent = self.reads_latents(keys, values)
+        is_latent = not self.invariant and _reads_latents(keys, values)
         if is_latent:  # repeat the key head, so that no head has more query rows than a unit
             split = -1, -1, _head_groups(q_heads), -1
             keys, values = keys.expand(split), values.expand(split)
@@ -119,16 +121,6 @@ class Triton:
         with use_device(q_THD.device):
             self.fill(LayerCall(q_THD, keys, values, *at))
         return out_THV, lse_TH
-
-    def reads_latents(self, keys: Tensor, values: Tensor) -> bool:
-        """Return whether there is one key head, whose first numbers are the values.
-
-        Args:
-            keys: Keys of the pool.
-            values: Values of the pool.
-        """
-        same = keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
-        return same and keys.shape[2] == 1 and values.shape[3] < keys.shape[3]
 
     def shape_of(
         self,
@@ -155,23 +147,10 @@ class Triton:
             keys.shape[2],
             q_heads // keys.shape[2],
             keys.shape[1],
-            self.takes_dense(q_THD, keys, values, options),
+            not self.invariant and can_attend_dense(q_THD, keys, values, options),
             highest,
             HEIGHTS[2] if is_latent else HEIGHTS[1],
         )
-
-    def takes_dense(
-        self, q_THD: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
-    ) -> bool:
-        """Return whether the dense kernel can read the trunk of a layer.
-
-        Args:
-            q_THD: Queries [T, H, D].
-            keys: Keys of the pool.
-            values: Values of the pool.
-            options: Softmax options of the layer.
-        """
-        return can_attend_dense(q_THD, keys, values, options)
 
     def fill(self, call: LayerCall) -> None:
         """Fill the results and LSE of a layer that has rows."""
@@ -227,6 +206,12 @@ def _launch(
     )
 
 
+def _reads_latents(keys: Tensor, values: Tensor) -> bool:
+    """Return whether there is one key head, whose first numbers are the values."""
+    same = keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
+    return same and keys.shape[2] == 1 and values.shape[3] < keys.shape[3]
+
+
 def _head_groups(heads: int) -> int:
     """Return the smallest number of equal groups of query heads that fit into a unit's rows."""
     return next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= HEIGHTS[2])
@@ -239,35 +224,7 @@ class Invariant(Triton):
     """
 
     name = "invariant"
-
-    def prepare(
-        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
-    ) -> TritonState:
-        """Store the levels; work lists need the head count, which the first layer has.
-
-        Args:
-            levels: The levels, on the host.
-            positions_T: Not used; `attend` reads the positions of the prepared levels.
-            device: Where the tensors of the layers are.
-        """
-        return TritonState(tuple(levels), device, invariant=True)
-
-    def takes_dense(
-        self, q_THD: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
-    ) -> bool:
-        """Return False, because the dense kernel sums in another order.
-
-        Args:
-            q_THD: Not used.
-            keys: Not used.
-            values: Not used.
-            options: Not used.
-        """
-        return False
-
-    def reads_latents(self, keys: Tensor, values: Tensor) -> bool:
-        """Return False: latents are read like any other keys and values."""
-        return False
+    invariant = True
 
     def fill(self, call: LayerCall) -> None:
         """Fold in the keys of all levels, and fill the results and LSE."""

@@ -16,6 +16,7 @@ import numpy as np
 from treegen.ops.attention.gpu.units import (
     HEIGHTS,
     KEYS_PER_SPLIT,
+    NO_UNITS,
     START,
     STOP,
     UNIT,
@@ -28,7 +29,6 @@ from treegen.ops.attention.gpu.units import (
 from treegen.ops.attention.level import HostLevel, IntArray, Items
 
 _FEW_KEYS = 2048  # keys of a group up to which all passes use the same height of units
-_NONE = np.empty((0, UNIT), dtype=np.int64)
 
 
 def are_ragged(levels: Sequence[HostLevel]) -> bool:
@@ -63,11 +63,8 @@ def build_ragged_list(levels: Sequence[HostLevel], shape: WorkShape, processors:
             for into, height in zip(entries, HEIGHTS, strict=True)
         ),
         kinds=tuple(range(len(HEIGHTS))),
-        last=_NONE,
-        last_kind=0,
         pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
         num_parts=part,
-        complete=False,
         causal=any(level.causal for level in levels),
     )
 
@@ -136,7 +133,7 @@ def _table(
 def _cut(entries: Sequence[IntArray], offsets_R: IntArray, height: int) -> IntArray:
     """Return units of entries: blocks of the rows that belong to their items."""
     if not entries:
-        return _NONE
+        return NO_UNITS
     table_E = entries[0] if len(entries) == 1 else np.concatenate(entries)
     start_E, stop_E = offsets_R[table_E[:, 1]], offsets_R[table_E[:, 2]]
     blocks_E = (stop_E - start_E + (height - 1)) // height

@@ -253,11 +253,8 @@ def build_fold_list(levels: Sequence[HostLevel], shape: WorkShape, processors: i
     return WorkList(
         units=tuple(tables),
         kinds=tuple(kinds),
-        last=np.empty((0, UNIT), dtype=np.int64),
-        last_kind=0,
         pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
         num_parts=parts,
-        complete=False,
         causal=any(level.causal for level in levels),
     )
 

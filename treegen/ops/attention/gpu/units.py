@@ -7,7 +7,7 @@ folded into rows.) Legend: G groups, U units.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,6 +24,7 @@ KEY_BLOCK = 64  # units start at multiples of this, so that blocks of keys do no
 # causal, and page of the first key. Ends are exclusive.
 PART_AT, START, STOP, TABLE, LOW, HIGH, ORIGIN, CAUSAL, PAGE = range(9)
 UNIT = 9
+NO_UNITS = np.empty((0, UNIT), dtype=np.int64)
 _MOST_MERGED = 4  # largest number of parts that the last launch merges
 
 
@@ -55,19 +56,19 @@ class WorkList:
     """The units of each launch [U, 9]; see `attend_units`."""
     kinds: tuple[int, ...]
     """For each launch, the index of its height in HEIGHTS."""
-    last: IntArray
-    """Units of the level whose launch merges, one per row; empty if no launch merges."""
-    last_kind: int
-    """The index of the height of `last`."""
     pages: IntArray
     """The levels' page tables, concatenated."""
     num_parts: int
     """Number of partial results in memory, without the last launch's own."""
-    complete: bool
-    """Whether every part that is merged is written, so that none needs to be marked empty
-    beforehand."""
     causal: bool
     """Whether any level is causal."""
+    last: IntArray = field(default_factory=lambda: NO_UNITS)
+    """Units of the level whose launch merges, one per row; empty if no launch merges."""
+    last_kind: int = 0
+    """The index of the height of `last`."""
+    complete: bool = False
+    """Whether every part that is merged is written, so that none needs to be marked empty
+    beforehand."""
 
 
 def build_work_list(
@@ -88,7 +89,7 @@ def build_work_list(
             keys. Default: no level.
     """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
-    last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
+    last, last_kind = NO_UNITS, 0
     part = offset = 0
     complete = True
     for index, level in enumerate(levels):
@@ -109,9 +110,7 @@ def build_work_list(
             part += cut.splits
         offset += level.pages_GP.size
     return WorkList(
-        units=tuple(
-            np.concatenate(into) if into else np.empty((0, UNIT), dtype=np.int64) for into in tables
-        ),
+        units=tuple(np.concatenate(into) if into else NO_UNITS for into in tables),
         kinds=tuple(range(len(HEIGHTS))),
         last=last,
         last_kind=last_kind,
