@@ -5,29 +5,22 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
-_RUN = click.Path(path_type=Path)
+_RUN = PATH
 
 
 @click.command("compare")
 @click.argument("run_a", type=_RUN)
 @click.argument("run_b", type=_RUN)
 @add_option_groups("reading")
-@click.option("--partial", is_flag=True, help="Leave out problems that a run has not finished.")
-@click.option(
-    "--output-path",
-    "-o",
-    type=_RUN,
-    metavar="DIR",
-    help="Where the plots go. Default: a folder in RUN_B.",
-)
-@click.option("--no-plots", is_flag=True, help="Write no pictures.")
-@click.option(
-    "--html",
+@option("--partial", "Leave out problems that a run has not finished.")
+@option("--output-path -o DIR", "Where the plots go. Default: a folder in RUN_B.", type=_RUN)
+@option("--no-plots", "Write no pictures.")
+@option(
+    "--html FILE.html",
+    "Also write a page with both runs' samples side by side.",
     type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.html",
-    help="Also write a page with both runs' samples side by side.",
 )
 @QUIET
 def command(

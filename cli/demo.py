@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from treegen.cli.options.options import option
+
 if TYPE_CHECKING:
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.evaluation import EvaluationResult
@@ -76,12 +78,7 @@ class _Tour:
 
 
 @click.command("demo")
-@click.option(
-    "--output-path",
-    "-o",
-    metavar="DIR",
-    help="Where the runs go. Default: a new directory in runs/.",
-)
+@option("--output-path -o DIR", "Where the runs go. Default: a new directory in runs/.")
 def command(output_path: str | None) -> None:
     """Show what treegen does, with a small model that comes with it: no GPU, no download.
 

@@ -24,6 +24,7 @@ from treegen.cli.options.options import (
     WRITE_OUT,
     add_option_groups,
     add_options,
+    option,
 )
 
 if TYPE_CHECKING:
@@ -58,15 +59,14 @@ if TYPE_CHECKING:
 )
 @OUTPUT
 @JUDGE
-@click.option(
-    "--no-score",
-    "--predict-only",
+@option(
+    "--no-score --predict-only",
+    "Only sample; `treegen score` scores later.",
     "score",
     flag_value=False,
     default=None,
-    help="Only sample; `treegen score` scores later.",
 )
-@click.option("--log-tokens", is_flag=True, help="Store token ids with the texts.")
+@option("--log-tokens", "Store token ids with the texts.")
 @WRITE_OUT
 @add_options(*LM_EVAL)
 @ALL_FILTERS

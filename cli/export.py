@@ -5,27 +5,24 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
 # Copied from `treegen.report.exchange`, whose import is slow.
 _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 
 
 @click.command("export")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--to",
+@click.argument("run", type=PATH)
+@option(
+    "--to FORMAT",
+    "inspect, every-eval-ever, lm-eval or parquet.",
     required=True,
     type=click.Choice(_FORMATS),
-    metavar="FORMAT",
-    help="inspect, every-eval-ever, lm-eval or parquet.",
 )
-@click.option(
-    "--output-path",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="For inspect a file (.eval), else a folder. Default: in the run.",
+@option(
+    "--output-path -o PATH",
+    "For inspect a file (.eval), else a folder. Default: in the run.",
+    type=PATH,
 )
 @add_option_groups("reading")
 @QUIET

@@ -4,25 +4,17 @@ from pathlib import Path
 
 import click
 
-from treegen.cli.options.options import QUIET
+from treegen.cli.options.options import PATH, QUIET, option
 
 
 @click.command("import")
-@click.argument("log", type=click.Path(path_type=Path))
-@click.option(
-    "--output-path",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The run; of several tasks, the folder above. Default: in runs/.",
+@click.argument("log", type=PATH)
+@option(
+    "--output-path -o DIR",
+    "The run; of several tasks, the folder above. Default: in runs/.",
+    type=PATH,
 )
-@click.option(
-    "--task",
-    "tasks",
-    multiple=True,
-    metavar="NAME",
-    help="Only this task of the log; may be repeated.",
-)
+@option("--task NAME", "Only this task of the log; may be repeated.", "tasks", multiple=True)
 @QUIET
 def command(log: Path, output_path: Path | None, tasks: tuple[str, ...], quiet: bool) -> None:
     """Make run directories of LOG, which report, compare, score and show read like others.

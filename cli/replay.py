@@ -6,26 +6,25 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
 
 @click.command("replay")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
+@click.argument("run", type=PATH)
+@option(
     "--stop-batch",
+    "Samples of a problem until the rule is asked again.",
     type=click.IntRange(min=1),
     default=8,
-    show_default=True,
-    help="Samples of a problem until the rule is asked again.",
 )
-@click.option(
+@option(
     "--chance",
+    "Of the leading answer to stay ahead; may be repeated.",
     "chances",
     type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
     multiple=True,
-    help="Of the leading answer to stay ahead; may be repeated.",
 )
-@click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
+@option("--filter NAME", "Read answers by this filter.", "filter_name")
 @add_option_groups("reading")
 @QUIET
 def command(

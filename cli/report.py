@@ -6,22 +6,18 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
 
 @click.command("report")
-@click.argument(
-    "runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=click.Path(path_type=Path)
-)
-@click.option(
-    "--output-path",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="FILE.html",
-    help="The page. Default: report.html in the run; here for several.",
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=PATH)
+@option(
+    "--output-path -o FILE.html",
+    "The page. Default: report.html in the run; here for several.",
+    type=PATH,
 )
 @add_option_groups("reading")
-@click.option("--no-plots", is_flag=True, help="Write the page only, no folder of plots beside it.")
+@option("--no-plots", "Write the page only, no folder of plots beside it.")
 @QUIET
 def command(
     runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, quiet: bool, **asked: Any

@@ -6,13 +6,13 @@ from typing import Any
 import click
 
 from treegen.cli.options.choices import collect_choices, make_execution
-from treegen.cli.options.options import ALL_FILTERS, QUIET, add_option_groups
+from treegen.cli.options.options import ALL_FILTERS, PATH, QUIET, add_option_groups, option
 
 
 @click.command("score")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @add_option_groups("reading")
-@click.option("--rejudge", is_flag=True, help="Run programs again that have been judged.")
+@option("--rejudge", "Run programs again that have been judged.")
 @add_option_groups("arguments", "report", "execution")
 @ALL_FILTERS
 @QUIET

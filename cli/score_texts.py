@@ -6,28 +6,24 @@ from typing import Any
 import click
 
 from treegen.cli.options.choices import make_engine
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 from treegen.errors import InputError
 
 
 @click.command("score-texts")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @add_option_groups("model")
-@click.option(
-    "--top",
+@option(
+    "--top K",
+    "Likeliest tokens to store in the place of each token.",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
-    metavar="K",
-    help="Likeliest tokens to store in the place of each token.",
 )
-@click.option(
-    "--output",
-    "-o",
+@option(
+    "--output -o DIR",
+    "Where the columns go. The same command goes on after a stop.",
     required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where the columns go. The same command goes on after a stop.",
+    type=PATH,
 )
 @QUIET
 def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> None:

@@ -5,17 +5,11 @@ from typing import Any
 import click
 
 from treegen.cli.options.choices import collect_choices
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import QUIET, add_option_groups, option
 
 
 @click.command("selfcheck")
-@click.option(
-    "--problems",
-    "num_problems",
-    default=16,
-    show_default=True,
-    help="Problems of the job. Each has 8 samples.",
-)
+@option("--problems", "Problems of the job. Each has 8 samples.", "num_problems", default=16)
 @add_option_groups("model")
 @QUIET
 def command(num_problems: int, quiet: bool, **params: Any) -> None:

@@ -9,9 +9,11 @@ import click
 
 from treegen.cli.options.options import (
     ALL_FILTERS,
+    PATH,
     QUIET,
     add_option_groups,
     is_json_requested,
+    option,
 )
 
 if TYPE_CHECKING:
@@ -22,23 +24,17 @@ _WIDTH: Final = 200
 
 
 @click.command("show")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--problem", "-p", metavar="ID", help="One problem: its samples and their votes.")
-@click.option(
-    "--tree",
-    "-t",
-    metavar="ID",
-    help="One problem as a tree: its search, or its prompt with the samples below.",
-)
-@click.option(
-    "--as",
+@click.argument("run", type=PATH)
+@option("--problem -p ID", "One problem: its samples and their votes.")
+@option("--tree -t ID", "One problem as a tree: its search, or its prompt with the samples below.")
+@option(
+    "--as FORMAT",
+    "With --tree: write it for Graphviz (dot) or mermaid.",
     "written_as",
     type=click.Choice(("dot", "mermaid")),
-    metavar="FORMAT",
-    help="With --tree: write it for Graphviz (dot) or mermaid.",
 )
-@click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
-@click.option("--full", is_flag=True, help="Whole texts, and every problem in the list.")
+@option("--filter NAME", "Read answers by this filter.", "filter_name")
+@option("--full", "Whole texts, and every problem in the list.")
 @add_option_groups("reading")
 @ALL_FILTERS
 @QUIET

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.options.options import QUIET
+from treegen.cli.options.options import QUIET, option
 
 # The tasks that come with treegen, by the title of their group; a line has at most 80 columns.
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -67,18 +67,13 @@ _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
 
 @click.command("tasks")
 @click.argument("names", nargs=-1, metavar="[TASK]...")
-@click.option(
-    "--lm-eval",
+@option(
+    "--lm-eval PATTERN",
+    "List lm-eval's tasks, groups and tags with names like it, such as '*mmlu*', and what they "
+    "need.",
     "pattern",
-    metavar="PATTERN",
-    help="List lm-eval's tasks, groups and "
-    "tags with names like it, such as '*mmlu*', and what they need.",
 )
-@click.option(
-    "--include-path",
-    metavar="DIR",
-    help="A further folder of lm-eval's kind of YAML files, for --lm-eval.",
-)
+@option("--include-path DIR", "A further folder of lm-eval's kind of YAML files, for --lm-eval.")
 @QUIET
 def command(
     names: tuple[str, ...], pattern: str | None, include_path: str | None, quiet: bool

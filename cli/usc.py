@@ -5,16 +5,15 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
 
 @click.command("usc")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--most",
+@click.argument("run", type=PATH)
+@option(
+    "--most N",
+    "Show the model the first N samples of a problem. Default: all.",
     type=click.IntRange(min=1),
-    metavar="N",
-    help="Show the model the first N samples of a problem. Default: all.",
 )
 @add_option_groups("reading", "trust")
 @QUIET

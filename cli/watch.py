@@ -7,27 +7,18 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
 
 @click.command("watch")
-@click.argument(
-    "runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=click.Path(path_type=Path)
-)
-@click.option(
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=PATH)
+@option(
     "--port",
+    "On this machine alone; 0 takes any that is free.",
     default=0,
-    show_default=True,
     type=click.IntRange(0, 65535),
-    help="On this machine alone; 0 takes any that is free.",
 )
-@click.option(
-    "--every",
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to look at the runs, at most.",
-)
+@option("--every SECONDS", "How often to look at the runs, at most.", default=5.0)
 @add_option_groups("reading")
 @QUIET
 def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **asked: Any) -> None:

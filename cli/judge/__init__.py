@@ -8,10 +8,10 @@ import click
 from treegen.cli.judge.options import JUDGE, show_judged
 from treegen.cli.options.choices import collect_choices
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import CONTEXT, QUIET, add_option_groups
+from treegen.cli.options.options import CONTEXT, PATH, QUIET, add_option_groups, option
 from treegen.cli.options.pairs import MODEL_ARGS
 
-_PATH = click.Path(path_type=Path)
+_PATH = PATH
 # Where the run is read from.
 _READING = ("data", "task", "allow_task_code")
 
@@ -29,62 +29,50 @@ _READING = ("data", "task", "allow_task_code")
 )
 @click.argument("run", type=_PATH)
 @JUDGE
-@click.option(
-    "--repeats",
-    type=int,
-    metavar="N",
-    help="Verdicts of each wording on each answer, by samples. Default: 1.",
-)
-@click.option(
-    "--stop-when",
-    "stop_when",
+@option("--repeats N", "Verdicts of each wording on each answer, by samples. Default: 1.", type=int)
+@option(
+    "--stop-when decided",
+    "Draw no further repeats once the majority of all is settled.",
     type=click.Choice(("decided",)),
-    metavar="decided",
-    help="Draw no further repeats once the majority of all is settled.",
 )
-@click.option(
-    "--pairs",
+@option(
+    "--pairs RUN2",
+    "Compare the answers with those of this run, in both orders; may be repeated.",
     multiple=True,
     type=_PATH,
-    metavar="RUN2",
-    help="Compare the answers with those of this run, in both orders; may be repeated.",
 )
-@click.option("--temperature", type=float, help="Of verdicts by samples; 0 is greedy. Default: 1.")
-@click.option("--max-tokens", type=int, help="Tokens of a sample at most. Default: 512.")
-@click.option("--seed", type=int, help="Seed of the samples. Default: 0.")
-@click.option(
+@option("--temperature", "Of verdicts by samples; 0 is greedy. Default: 1.", type=float)
+@option("--max-tokens", "Tokens of a sample at most. Default: 512.", type=int)
+@option("--seed", "Seed of the samples. Default: 0.", type=int)
+@option(
     "--apply-chat-template/--no-chat-template",
+    "Put prompts in the judge's chat format. Default: if it has one.",
     "chat",
     default=None,
-    help="Put prompts in the judge's chat format. Default: if it has one.",
 )
-@click.option(
-    "--labels",
+@option(
+    "--labels FILE",
+    "People's labels, as JSONL of problem_id, sample_index, label; they correct the mean.",
     type=_PATH,
-    metavar="FILE",
-    help="People's labels, as JSONL of problem_id, sample_index, label; they correct the mean.",
 )
-@click.option(
-    "--weight",
+@option(
+    "--weight W",
+    "Weight of each judge of a jury, in their order. Default: 1 each.",
     "weights",
     multiple=True,
     type=float,
-    metavar="W",
-    help="Weight of each judge of a jury, in their order. Default: 1 each.",
 )
-@click.option(
+@option(
     "--combine",
+    "How a jury's value is made of the judges'.",
     type=click.Choice(("mean", "majority")),
     default="mean",
-    show_default=True,
-    help="How a jury's value is made of the judges'.",
 )
-@click.option(
-    "--half-width",
+@option(
+    "--half-width W",
+    "Say how many problems, answers, judges or wordings make the interval this narrow on either "
+    "side.",
     type=float,
-    metavar="W",
-    help="Say how many problems, answers, "
-    "judges or wordings make the interval this narrow on either side.",
 )
 @add_option_groups("judge model", "reading")
 @QUIET

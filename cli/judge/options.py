@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options.options import add_options
+from treegen.cli.options.options import add_options, option
 
 if TYPE_CHECKING:
     from treegen.api.judge_plan import JudgingPlan
@@ -14,30 +14,22 @@ if TYPE_CHECKING:
 # The settings of the run's model that apply to judges too.
 _SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remote_code")
 JUDGE = add_options(
-    click.option(
-        "--judge",
-        "judge",
+    option(
+        "--judge DIR|NAME",
+        "A model that judges; several are a jury. Default: judgements that are stored, read again.",
         multiple=True,
-        metavar="DIR|NAME",
-        help="A model that judges; "
-        "several are a jury. Default: judgements that are stored, read again.",
     ),
-    click.option(
-        "--rubric",
-        metavar="NAME|FILE",
-        help="correctness, rating, pairwise, simpleqa, "
-        "or a .yaml or .jinja file. Default: that of the task, or correctness; of pairs, "
-        "pairwise.",
+    option(
+        "--rubric NAME|FILE",
+        "correctness, rating, pairwise, simpleqa, or a .yaml or .jinja file. Default: that of the "
+        "task, or correctness; of pairs, pairwise.",
     ),
-    click.option(
-        "--wordings", type=int, metavar="N", help="Wordings of the rubric to use. Default: all."
-    ),
-    click.option(
-        "--verdicts",
+    option("--wordings N", "Wordings of the rubric to use. Default: all.", type=int),
+    option(
+        "--verdicts HOW",
+        "likelihood: the chances of the choices. samples: texts with reasons. Default: "
+        "likelihood; samples with --repeats.",
         type=click.Choice(("likelihood", "samples")),
-        metavar="HOW",
-        help="likelihood: the chances of the choices. samples: texts with reasons. "
-        "Default: likelihood; samples with --repeats.",
     ),
 )
 
