@@ -7,15 +7,13 @@ import click
 
 from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
-_RUN = PATH
-
 
 @click.command("compare")
-@click.argument("run_a", type=_RUN)
-@click.argument("run_b", type=_RUN)
+@click.argument("run_a", type=PATH)
+@click.argument("run_b", type=PATH)
 @add_option_groups("reading")
 @option("--partial", "Leave out problems that a run has not finished.")
-@option("--output-path -o DIR", "Where the plots go. Default: a folder in RUN_B.", type=_RUN)
+@option("--output-path -o DIR", "Where the plots go. Default: a folder in RUN_B.", type=PATH)
 @option("--no-plots", "Write no pictures.")
 @option(
     "--html FILE.html",
@@ -30,7 +28,6 @@ def command(
     output_path: Path | None,
     no_plots: bool,
     html: Path | None,
-    quiet: bool,
     **asked: Any,
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
@@ -53,20 +50,17 @@ def command(
         check_name(html, "--html")
     a, b = (load_run(path, **asked) for path in (run_a, run_b))
     comparison = compare_runs(a, b, partial=partial)
-    if not quiet:
-        echo(safe_text(str(comparison)))
+    echo(safe_text(str(comparison)))
     files: list[Path] = []
     if not no_plots:
         if (folder := output_path) is None:
             check_no_link(run_b, folder := run_b / f"compared_with_{file_name(a.name)}")
         for plot in comparison_plots(comparison):
             files += plot.save(folder)
-        if not quiet:
-            echo(f"plots: {safe_text(str(folder))}\n")
+        echo(f"plots: {safe_text(str(folder))}\n")
     if html is not None:
         write_page([a, b], html, plots=False, comparison=comparison)
-        if not quiet:
-            echo(f"page: {safe_text(str(html))}\n")
+        echo(f"page: {safe_text(str(html))}\n")
     paths = {"run_a": str(run_a), "run_b": str(run_b)}
     json_line(
         {

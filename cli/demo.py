@@ -98,7 +98,7 @@ def command(output_path: str | None) -> None:
         raise RunError(f"{path} is not empty; name another directory with --output-path")
     start = time.monotonic()
     notice(f"{demo.NOTICE}; runs go to {path}")
-    tour = _Tour(_load(), path, Terminal(quiet=False))
+    tour = _Tour(_load(), path, Terminal())
     parts: tuple[tuple[str, str, Callable[[_Tour], None]], ...] = (
         (
             "A prompt tree: 8 solved examples, 20 questions, 40 answers each",

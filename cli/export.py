@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
+from treegen.cli.options.options import PATH, QUIET, RUN, add_option_groups, option
 
 # Copied from `treegen.report.exchange`, whose import is slow.
 _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 
 
 @click.command("export")
-@click.argument("run", type=PATH)
+@RUN
 @option(
     "--to FORMAT",
     "inspect, every-eval-ever, lm-eval or parquet.",
@@ -26,7 +26,7 @@ _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 )
 @add_option_groups("reading")
 @QUIET
-def command(run: Path, to: str, output_path: Path | None, quiet: bool, **asked: Any) -> None:
+def command(run: Path, to: str, output_path: Path | None, **asked: Any) -> None:
     """Write the samples and scores of the directory RUN as another tool would have.
 
     inspect is a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval results
@@ -37,7 +37,6 @@ def command(run: Path, to: str, output_path: Path | None, quiet: bool, **asked: 
     from treegen.report.exchange import export_run
 
     files = export_run(run, to, output_path, **asked)
-    if not quiet:
-        for file in files:
-            echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
+    for file in files:
+        echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
     json_line({"run": str(run), "to": to, "files": [str(file) for file in files]})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @option("--trust-remote-code", "Let code that comes with it run.")
 @QUIET
-def command(model: str | None, quiet: bool, sizes: str | None, **options: Any) -> None:
+def command(model: str | None, sizes: str | None, **options: Any) -> None:
     """Tell which families of models run, how, and what is refused and why.
 
     With a checkpoint: what becomes of that one, from its configuration alone.
@@ -48,6 +48,5 @@ def command(model: str | None, quiet: bool, sizes: str | None, **options: Any) -
         found = FamilyReport.of_installed()
     else:
         raise InputError("--image-size is of one checkpoint; name it")
-    if not quiet:
-        echo(f"{found}\n")
+    echo(f"{found}\n")
     json_line(found.document)

@@ -46,7 +46,6 @@ def command(
     correlation: float | None,
     wanted: float,
     alpha: float,
-    quiet: bool,
     **asked: Any,
 ) -> None:
     """Say how many problems show a difference between two runs of the same problems.
@@ -64,10 +63,9 @@ def command(
     spread = spread_of_runs(runs_read, between, within, correlation)
     wish = PowerQuery(difference, wanted, alpha, n_problems)
     rows = wish.rows(spread, ks)
-    if not quiet:
-        for view in runs_read:
-            echo(f"{safe_text(view.name)}: {describe_view(view)}")
-        echo(f"{wish.build_table(spread, rows)}\n")
+    for view in runs_read:
+        echo(f"{safe_text(view.name)}: {describe_view(view)}")
+    echo(f"{wish.build_table(spread, rows)}\n")
     json_line(
         {
             "difference": difference,

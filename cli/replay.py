@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
+from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 
 
 @click.command("replay")
-@click.argument("run", type=PATH)
+@RUN
 @option(
     "--stop-batch",
     "Samples of a problem until the rule is asked again.",
@@ -32,7 +32,6 @@ def command(
     stop_batch: int,
     chances: tuple[float, ...],
     filter_name: str | None,
-    quiet: bool,
     **asked: Any,
 ) -> None:
     """Say what `--stop-when decided` would have saved of the run in RUN, and what it would cost.
@@ -45,11 +44,9 @@ def command(
     from treegen.report.run_settings import describe_view
     from treegen.report.stopping_savings import CHANCES, get_replay_problems, savings
 
-    view = read_run(run, asked, quiet=quiet)
+    view = read_run(run, asked)
     drawn = get_replay_problems(view, filter_of(view, filter_name))
     groups = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
-    if not quiet:
-        echo(f"{describe_view(view)}\n")
-        for group in groups:
-            echo(f"{group}\n")
+    for text in (describe_view(view), *groups):
+        echo(f"{text}\n")
     json_line({"run": str(run), "stop_batch": stop_batch, "groups": [asdict(g) for g in groups]})

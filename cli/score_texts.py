@@ -26,7 +26,7 @@ from treegen.errors import InputError
     type=PATH,
 )
 @QUIET
-def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> None:
+def command(file: Path, top: int, output: Path, **params: Any) -> None:
     """Score the texts of FILE: the log-probability of each token, and the likeliest ones there.
 
     A line of FILE is a JSON object with "text", or with "prompt" and "completion", as text or as
@@ -34,7 +34,7 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     """
     from dataclasses import asdict
 
-    from treegen.cli.terminal.render import json_line, notice
+    from treegen.cli.terminal.render import json_line, tell
     from treegen.common.cores import set_threads
 
     engine = make_engine(params)
@@ -49,6 +49,5 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     if resolve_device(engine.device).type == "cpu":
         set_threads()
     for done in score_texts(LLM(**asdict(engine)), file, output, top=top):
-        if not quiet:
-            notice(f"{done.texts:,} texts, {done.tokens:,} tokens in {output}")
+        tell(f"{done.texts:,} texts, {done.tokens:,} tokens in {output}")
     json_line({"output": str(output), "top": top, **asdict(done)})

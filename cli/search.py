@@ -122,7 +122,6 @@ def command(
     compare: str | None,
     output: str | None,
     resume: str | None,
-    quiet: bool,
     **params: Any,
 ) -> None:
     """Search for solutions of each problem of TASK, and print how many were found, and the cost.
@@ -137,14 +136,14 @@ def command(
         echo,
         exit_with_complaints,
         json_line,
-        notice,
+        tell,
         without_parts,
     )
     from treegen.evals.pipeline.execution import ModelLoader
     from treegen.evals.pipeline.search import lacking, search_all
     from treegen.report.text import cost_table
 
-    terminal = Terminal(quiet=quiet, resume="search")
+    terminal = Terminal(resume="search")
     results = search_all(
         _methods(method, compare),
         choices,
@@ -154,13 +153,12 @@ def command(
         resume=resume,
         compare=compare is not None,
     )
-    for result in results if not quiet else ():
+    for result in results:
         for problem, error in list(result.results["errors"].items())[:3]:
-            notice(f"{result.method}: the search of {problem!r} failed: {error}")
-    if not quiet:
-        echo("\n" + cost_table([result.results for result in results]))
-        for result in results:
-            echo(f"run: {result.path}")
+            tell(f"{result.method}: the search of {problem!r} failed: {error}")
+    echo("\n" + cost_table([result.results for result in results]))
+    for result in results:
+        echo(f"run: {result.path}")
     json_line(
         {"runs": [{"run": str(result.path), **without_parts(result.results)} for result in results]}
     )

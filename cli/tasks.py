@@ -75,9 +75,7 @@ _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
 )
 @option("--include-path DIR", "A further folder of lm-eval's kind of YAML files, for --lm-eval.")
 @QUIET
-def command(
-    names: tuple[str, ...], pattern: str | None, include_path: str | None, quiet: bool
-) -> None:
+def command(names: tuple[str, ...], pattern: str | None, include_path: str | None) -> None:
     """List all tasks, or show the version, defaults and arguments of those named.
 
     A task of your own is named by its file and class, path/to/file.py:Class, or is lm-eval's kind
@@ -86,44 +84,33 @@ def command(
     from treegen.errors import InputError
 
     if pattern is not None:
-        _list_lm_eval(pattern, include_path, quiet)
+        _list_lm_eval(pattern, include_path)
         return
     if include_path is not None:
         raise InputError("--include-path is for --lm-eval; give --lm-eval too")
-    _list_own(() if names in {("list",), ("ls",)} else names, quiet)
+    _list_own(() if names in {("list",), ("ls",)} else names)
 
 
-def _list_lm_eval(pattern: str, folder: str | None, quiet: bool) -> None:
-    from dataclasses import asdict
+def _list_lm_eval(pattern: str, folder: str | None) -> None:
+    from dataclasses import asdict, astuple
 
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import format_table
     from treegen.tasks.lm_eval.load import list_tasks
 
-    found = list_tasks(pattern, folder)
-    if not quiet:
-        head = ["lm-eval:", "Kind", "Output", "n-shot", "Needs"]
-        rows = [
-            [
-                each.name,
-                each.kind,
-                each.output,
-                "" if each.shots is None else str(each.shots),
-                each.needs,
-            ]
-            for each in found
-        ]
-        echo(format_table(head, rows, right=(3,)) + "\n")
-    json_line({"tasks": [asdict(each) for each in found]})
+    listings = list_tasks(pattern, folder)
+    rows = [[_format_default(cell) for cell in astuple(listing)] for listing in listings]
+    head = ["lm-eval:", "Kind", "Output", "n-shot", "Needs"]
+    echo(format_table(head, rows, right=(3,)) + "\n")
+    json_line({"tasks": [asdict(listing) for listing in listings]})
 
 
-def _list_own(names: tuple[str, ...], quiet: bool) -> None:
+def _list_own(names: tuple[str, ...]) -> None:
     from treegen.cli.terminal.render import echo, json_line
     from treegen.evals.registry import describe_tasks
 
     documents = describe_tasks(names)
-    if not quiet:
-        echo(_details(documents) if names else _overview(documents))
+    echo(_details(documents) if names else _overview(documents))
     json_line({"tasks": documents})
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
+from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 
 
 @click.command("verify")
-@click.argument("run", type=PATH)
+@RUN
 @option(
     "--verifier DIR|NAME",
     "A sequence classifier, a token classifier, or a language model that judges at marks.",
@@ -51,7 +51,6 @@ def command(
     memory: str,
     batch_size: int,
     device: str | None,
-    quiet: bool,
     data: str | None,
     task: str | None,
     allow_task_code: bool,
@@ -74,7 +73,7 @@ def command(
     others = {name: value for name, value in others.items() if value is not None}
     parse_bytes(memory)
     asked = {"data": data, "task": task, "allow_task_code": allow_task_code}
-    terminal = Terminal(quiet=quiet)
+    terminal = Terminal()
     done = score_run_with_verifier(
         run,
         asked,
@@ -86,9 +85,8 @@ def command(
         memory=memory,
         batch_size=batch_size,
     )
-    if not quiet:
-        echo(
-            f"{done:,} samples have a score; report votes by it with: "
-            f"treegen score {run} --votes score,score:best"
-        )
+    echo(
+        f"{done:,} samples have a score; report votes by it with: "
+        f"treegen score {run} --votes score,score:best"
+    )
     json_line({"run": str(run), "scores": done})

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
+from treegen.cli.options.options import QUIET, RUNS, add_option_groups, option
 
 
 @click.command("watch")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=PATH)
+@RUNS
 @option(
     "--port",
     "On this machine alone; 0 takes any that is free.",
@@ -21,7 +21,7 @@ from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 @option("--every SECONDS", "How often to look at the runs, at most.", default=5.0)
 @add_option_groups("reading")
 @QUIET
-def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **asked: Any) -> None:
+def command(runs: tuple[Path, ...], port: int, every: float, **asked: Any) -> None:
     """Serve the page of the directories RUN to a browser on this machine, until Ctrl-C.
 
     It is the page of `treegen report`, and follows the runs while they go on. Runs are only read:
@@ -45,8 +45,7 @@ def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **aske
         # Report runs that cannot be shown here rather than in the browser.
         watched.page()
         url = f"http://{HOST}:{server.server_port}/"
-        if not quiet:
-            echo(f"page: {url} (Ctrl-C ends it)")
+        echo(f"page: {url} (Ctrl-C ends it)")
         json_line({"url": url, "runs": [str(path) for path in found]})
         server.timeout = 0.2
         while not stop():

@@ -8,10 +8,9 @@ import click
 from treegen.cli.judge.options import JUDGE, show_judged
 from treegen.cli.options.choices import collect_choices
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import CONTEXT, PATH, QUIET, add_option_groups, option
+from treegen.cli.options.options import CONTEXT, PATH, QUIET, RUN, add_option_groups, option
 from treegen.cli.options.pairs import MODEL_ARGS
 
-_PATH = PATH
 # Where the run is read from.
 _READING = ("data", "task", "allow_task_code")
 
@@ -27,7 +26,7 @@ _READING = ("data", "task", "allow_task_code")
         "treegen judge runs/x",
     ),
 )
-@click.argument("run", type=_PATH)
+@RUN
 @JUDGE
 @option("--repeats N", "Verdicts of each wording on each answer, by samples. Default: 1.", type=int)
 @option(
@@ -39,7 +38,7 @@ _READING = ("data", "task", "allow_task_code")
     "--pairs RUN2",
     "Compare the answers with those of this run, in both orders; may be repeated.",
     multiple=True,
-    type=_PATH,
+    type=PATH,
 )
 @option("--temperature", "Of verdicts by samples; 0 is greedy. Default: 1.", type=float)
 @option("--max-tokens", "Tokens of a sample at most. Default: 512.", type=int)
@@ -53,7 +52,7 @@ _READING = ("data", "task", "allow_task_code")
 @option(
     "--labels FILE",
     "People's labels, as JSONL of problem_id, sample_index, label; they correct the mean.",
-    type=_PATH,
+    type=PATH,
 )
 @option(
     "--weight W",
@@ -85,7 +84,6 @@ def command(
     weights: tuple[float, ...],
     combine: str,
     half_width: float | None,
-    quiet: bool,
     **params: Any,
 ) -> None:
     """Let models judge the samples of RUN by a rubric, and say what the verdicts come to.
@@ -103,7 +101,7 @@ def command(
     engine, reading, how = _sort_options(params)
     if half_width is not None:
         check_half_width(half_width)
-    terminal = Terminal(quiet=quiet)
+    terminal = Terminal()
     about: dict[str, Any] = {"labels": labels, "weights": weights or None, "combine": combine}
     if judge:
         results = judging.judge(
@@ -125,11 +123,11 @@ def command(
                 f"{arg(unused[0] + '=')} is of a new judging; give {arg('judge=')} too"
             )
         results = judging.judgings(run, **about, **reading)
-    show_judged(results, quiet=quiet)
+    show_judged(results)
     document = results.to_json()
     if half_width is not None:
         document["needs"] = results.needs_json(half_width)
-        for table in results.needs(half_width) if not quiet else ():
+        for table in results.needs(half_width):
             echo(f"{table}\n")
     json_line({"run": str(run), **document})
     exit_with_complaints(results.complaints)

@@ -67,13 +67,12 @@ def loading_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {name: asked[name] for name in _SHARED if name in asked}
 
 
-def show_judged(found: "Judgings", *, quiet: bool) -> None:
+def show_judged(judgings: "Judgings") -> None:
     """Print the judges' verdicts on a run."""
-    from treegen.cli.terminal.render import echo, notice
+    from treegen.cli.terminal.render import echo, tell
     from treegen.common.formatting import safe_text
 
-    if quiet:
-        return
-    for line in (line for summary in found.summaries for line in summary.notices):
-        notice(line)
-    echo(safe_text(str(found)))
+    for summary in judgings.summaries:
+        for line in summary.notices:
+            tell(line)
+    echo(safe_text(str(judgings)))

@@ -59,6 +59,8 @@ def option(usage: str, help: str, name: str | None = None, **how: Any) -> Decora
     return click.option(*names, metavar=metavar, help=help or None, **how)
 
 
+RUN: Final = click.argument("run", type=PATH)
+RUNS: Final = click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=PATH)
 _TASK: Final = (
     click.argument("names", nargs=-1, metavar="[TASK]..."),
     option(
@@ -289,13 +291,10 @@ ALL_FILTERS: Final = option(
     "--all-filters", "Show the results of every filter, not of the first only."
 )
 WRITE_OUT: Final = option("--write-out", "Print each task's first prompt, as the model gets it.")
-_WANTED: Final = f"{__name__}.json"
 
 
-def _note(ctx: click.Context, _: click.Parameter, wanted: bool) -> bool:
-    if wanted:
-        ctx.meta[_WANTED] = True
-    return wanted
+def _note(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    ctx.meta[f"{__name__}.{param.name}"] = wanted
 
 
 JSON: Final = option(
@@ -304,14 +303,28 @@ JSON: Final = option(
     expose_value=False,
     callback=_note,
 )
-_QUIET: Final = option("--quiet -q", "Print warnings only; with --json the JSON too.")
+_QUIET: Final = option(
+    "--quiet -q",
+    "Print warnings only; with --json the JSON too.",
+    expose_value=False,
+    callback=_note,
+)
 QUIET: Final = add_options(_QUIET, JSON)
 
 
 def is_json_requested() -> bool:
     """Return whether the running command has --json."""
+    return _is_noted("json")
+
+
+def is_quiet() -> bool:
+    """Return whether the running command has --quiet."""
+    return _is_noted("quiet")
+
+
+def _is_noted(name: str) -> bool:
     ctx = click.get_current_context(silent=True)
-    return ctx is not None and bool(ctx.meta.get(_WANTED))
+    return ctx is not None and bool(ctx.meta.get(f"{__name__}.{name}"))
 
 
 def add_option_groups(*groups: str) -> Decorator:

@@ -22,22 +22,16 @@ from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.chat import with_turns
 from treegen.evals.problem import Problem
-from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.truncation import droppable
-from treegen.evals.verdict import SampleScore
 from treegen.prompts.tree import Node
-from treegen.runs import RunDir
 from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
 from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program, load_shots
-from treegen.tasks.apps.suite import Cases
 from treegen.tasks.common.sources import describe_examples, describe_problems, make_data_label
-from treegen.tasks.programs.report import ProgramVerdict, report_programs
-from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramOutcome, ProgramTask, judge_limits
+from treegen.tasks.programs.report import ProgramVerdict
+from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _STARTER: Final = ("all", "with", "without")
@@ -53,6 +47,8 @@ class APPS(ProgramTask):
     version = "2"
     filters: tuple[str, ...] = ("strict",)
     all_tests = True
+    headline = "strict_accuracy"
+    difficulties = DIFFICULTIES
     cases_kept = 16
     arguments: ClassVar = {
         "difficulty": "introductory, interview or competition, several with commas between",
@@ -141,33 +137,13 @@ class APPS(ProgramTask):
         """Return the program in a sample; None if there is none."""
         return extract_program(text, self.extract)
 
-    def read_cases(self, problem_id: str, judge: SandboxPool) -> Cases:
+    def read_cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:
         """Return the tests of a loaded problem."""
         return self._rows[problem_id].suite.cases(self.comparer)
 
     def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.comparer.name: outcome.verdicts}
-
-    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
-        """Return the verdicts on a run of the loaded task.
-
-        Args:
-            run: The run directory.
-            execution: How programs may run; if None, only the stored verdicts are read.
-        """
-        return SandboxScoring(self, run, execution)
-
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, pass@k, test-case average and failure rates, also by difficulty."""
-        return report_programs(
-            scores,
-            options,
-            task=self.name,
-            version=self.version,
-            filters=self.filters,
-            difficulties=DIFFICULTIES,
-        )
 
     def solutions(self, problem_id: str) -> list[str]:
         """Return the reference solutions of a loaded problem."""

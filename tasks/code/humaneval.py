@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.tasks.code.calls import AssertCases, assert_cases
+from treegen.tasks.code.calls import assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.fences import block_that_defines, text_before
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 STOPS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -90,7 +91,7 @@ class HumanEval(CodeTask):
             return None
         return f"{text_before(function.prompt, function.entry_point)}{code}"
 
-    def make_cases(self, record: Function, judge: SandboxPool) -> AssertCases:
+    def make_cases(self, record: Function, judge: SandboxPool) -> ProgramCases:
         """Return the one test of a function: all of its test statements, run to the end."""
         return assert_cases(f"{record.test}\ncheck({record.entry_point})")
 

@@ -31,11 +31,12 @@ from treegen.evals.chat import with_role
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.prompts.tree import Node
 from treegen.tasks.apps.suite import json_value
-from treegen.tasks.code.lcb_tests import LCBCases, read_tests
+from treegen.tasks.code.lcb_tests import read_tests
 from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source, load_table
+from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _SYSTEM: Final = (
@@ -72,7 +73,7 @@ class ContestProblem:
     """Its private tests, as the data has them; they may take megabytes."""
 
     @property
-    def cases(self) -> LCBCases:
+    def cases(self) -> ProgramCases:
         """Its tests; raises ValueError if they cannot be read."""
         return read_tests(self.public, self.private, self.fn_name)
 
@@ -159,7 +160,7 @@ class LiveCodeBench(CodeTask):
         code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
         return code if code.strip() else None
 
-    def make_cases(self, record: ContestProblem, judge: SandboxPool) -> LCBCases:
+    def make_cases(self, record: ContestProblem, judge: SandboxPool) -> ProgramCases:
         """Return the public and the private tests."""
         return record.cases
 

@@ -31,12 +31,13 @@ from treegen.evals.arguments import one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.tasks.code.calls import AssertCases, assert_cases
+from treegen.tasks.code.calls import assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 # The first and last task number of each split, as in the published data.
@@ -179,7 +180,7 @@ class MBPP(CodeTask):
             return text if text.strip() else None
         return block_that_defines(text, _find_called_names(self.records[problem_id].tests))
 
-    def make_cases(self, record: MBPPProblem, judge: SandboxPool) -> AssertCases:
+    def make_cases(self, record: MBPPProblem, judge: SandboxPool) -> ProgramCases:
         """Return the one test of a problem: all of its test statements, run to the end."""
         return assert_cases("\n".join([record.setup, *record.tests]))
 

@@ -13,17 +13,12 @@ from typing import Any, ClassVar, Final
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
-from treegen.evals.scoring.code_execution import ExecutionOptions
-from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore
-from treegen.runs import RunDir
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source, describe_problems, make_data_label
 from treegen.tasks.common.text_task import select_task_data, with_examples
-from treegen.tasks.programs.report import ProgramVerdict, report_programs
-from treegen.tasks.programs.scoring import SandboxScoring
+from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
@@ -134,28 +129,6 @@ class CodeTask(ProgramTask):
     def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.filters[0]: whole(outcome)}
-
-    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
-        """Return the verdicts on a run of the loaded task.
-
-        Args:
-            run: The run directory.
-            execution: How programs may run; if None, only the stored verdicts are read.
-        """
-        return SandboxScoring(self, run, execution)
-
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return pass@k, failure rates, and pass@1 by difficulty if the data have difficulties."""
-        return report_programs(
-            scores,
-            options,
-            task=self.name,
-            version=self.version,
-            filters=self.filters,
-            headline="pass@1",
-            difficulties=("easy", "medium", "hard"),
-            by_test=False,
-        )
 
     def read_cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:
         """Return the tests of a loaded problem."""

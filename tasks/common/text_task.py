@@ -11,7 +11,7 @@ from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import Turn, with_turns
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, summarise
 from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore
@@ -137,6 +137,20 @@ class TextTask(Task):
         return summarise(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
+
+    def metric_row(
+        self, metric: str, filter: str, options: ReportOptions, **values: Any
+    ) -> MetricRow:
+        """Return a further row of the report.
+
+        Args:
+            metric: Name of the metric.
+            filter: Name of the filter.
+            options: Options of the report.
+            values: The other fields of the row, such as those of `mean_row`.
+        """
+        head: dict[str, Any] = {"task": self.name, "version": self.version, "filter": filter}
+        return MetricRow(**head, num_fewshot=options.num_fewshot, metric=metric, **values)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return the report of `overall` with accuracy by each of the groups."""

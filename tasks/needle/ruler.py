@@ -21,7 +21,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, mean_row
+from treegen.evals.statistics.metrics import Report, ReportOptions, mean_row
 from treegen.evals.statistics.tables import Table, by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
@@ -152,14 +152,8 @@ class Ruler(TextTask):
         """Return accuracy and string_match_all, also by length and, for one needle, by depth."""
         report = self.overall(scores, options)
         values = problem_values(scores, self.filters[0])
-        match = MetricRow(
-            task=self.name,
-            version=self.version,
-            filter=self.filters[0],
-            num_fewshot=options.num_fewshot,
-            metric="string_match_all",
-            **mean_row(list(values.values())),
-        )
+        mean = mean_row(list(values.values()))
+        match = self.metric_row("string_match_all", self.filters[0], options, **mean)
         tables = _tables(options.problems, values) if options.problems else ()
         return replace(report, metrics=(match, *report.metrics), tables=tables)
 

@@ -34,7 +34,7 @@ from treegen.common.params import SamplingParams
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
+from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.statistics.tables import by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
@@ -180,21 +180,11 @@ class Needle(TextTask):
         if not options.problems:
             return report
         (_, most), *_ = Counter(problem.answer for problem in options.problems).most_common(1)
-        constant = MetricRow(
-            task=self.name,
-            version=self.version,
-            filter="none",
-            num_fewshot=options.num_fewshot,
-            metric="constant_answer",
-            value=most / len(options.problems),
-        )
+        share = most / len(options.problems)
+        constant = self.metric_row("constant_answer", "none", options, value=share)
         groups = by_decile({problem.id: problem.metadata["depth"] for problem in options.problems})
-        table = table_by(
-            f"Accuracy by depth ({self.filters[0]})",
-            "Depth",
-            groups,
-            problem_values(scores, self.filters[0]),
-        )
+        values = problem_values(scores, self.filters[0])
+        table = table_by(f"Accuracy by depth ({self.filters[0]})", "Depth", groups, values)
         return replace(report, metrics=(*report.metrics, constant), tables=(table,))
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from treegen.evals.problem import Problem
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, mean_row
+from treegen.evals.statistics.metrics import Report, ReportOptions, mean_row
 from treegen.evals.statistics.tables import problem_values
 from treegen.evals.task import TaskDefaults
 from treegen.evals.verdict import SampleScore, Verdict
@@ -180,16 +180,9 @@ class DocVQA(VisionTask):
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return the mean ANLS above accuracy, pass@k and maj@k."""
         report = super().aggregate(scores, options)
-        values = problem_values(scores, "anls")
-        mean = MetricRow(
-            task=self.name,
-            version=self.version,
-            filter="anls",
-            num_fewshot=options.num_fewshot,
-            metric="anls",
-            **mean_row(list(values.values())),
-        )
-        return replace(report, metrics=(mean, *report.metrics))
+        mean = mean_row(list(problem_values(scores, "anls").values()))
+        row = self.metric_row("anls", "anls", options, **mean)
+        return replace(report, metrics=(row, *report.metrics))
 
 
 def _near(text: str, answers: Sequence[str]) -> Verdict:

@@ -22,34 +22,16 @@ from treegen.evals.verdict import Verdict
 from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import row_id
-from treegen.tasks.common.sources import HubTable
+from treegen.tasks.common.sources import HubTable, bundled_rows
 from treegen.tasks.vision.mmmu_answers import LETTERS, guess, mmmu_letter, mmmu_pro_letter, readings
 from treegen.tasks.vision.task import Images, VisionTask, numbered_images
 
-DISCIPLINES: Final = {
-    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
-    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
-    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
-    "Health and Medicine": (
-        "Basic_Medical_Science",
-        "Clinical_Medicine",
-        "Diagnostics_and_Laboratory_Medicine",
-        "Pharmacy",
-        "Public_Health",
-    ),
-    "Humanities and Social Science": ("History", "Literature", "Psychology", "Sociology"),
-    "Tech and Engineering": (
-        "Agriculture",
-        "Architecture_and_Engineering",
-        "Computer_Science",
-        "Electronics",
-        "Energy_and_Power",
-        "Materials",
-        "Mechanical_Engineering",
-    ),
+_DISCIPLINE: Final = {
+    subject: row["discipline"]
+    for _, row in bundled_rows("mmmu_disciplines.jsonl")
+    for subject in row["subjects"]
 }
-SUBJECTS: Final = tuple(subject for subjects in DISCIPLINES.values() for subject in subjects)
-_DISCIPLINE: Final = {subject: name for name, mine in DISCIPLINES.items() for subject in mine}
+SUBJECTS: Final = tuple(_DISCIPLINE)
 _ID: Final = re.compile(r"[^_]+_(.+)_\d+")
 _SETTINGS: Final = {
     "standard": "standard (10 options)",
