@@ -28,7 +28,7 @@ def command(
     output_path: Path | None,
     no_plots: bool,
     html: Path | None,
-    **asked: Any,
+    **reading: Any,
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
 
@@ -48,7 +48,7 @@ def command(
         raise InputError("--output-path is where plots go; leave it or --no-plots out")
     if html is not None:
         check_name(html, "--html")
-    a, b = (load_run(path, **asked) for path in (run_a, run_b))
+    a, b = (load_run(path, **reading) for path in (run_a, run_b))
     comparison = compare_runs(a, b, partial=partial)
     echo(safe_text(str(comparison)))
     files: list[Path] = []

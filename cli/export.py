@@ -26,7 +26,7 @@ _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 )
 @add_option_groups("reading")
 @QUIET
-def command(run: Path, to: str, output_path: Path | None, **asked: Any) -> None:
+def command(run: Path, to: str, output_path: Path | None, **reading: Any) -> None:
     """Write the samples and scores of the directory RUN as another tool would have.
 
     inspect is a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval results
@@ -36,7 +36,7 @@ def command(run: Path, to: str, output_path: Path | None, **asked: Any) -> None:
     from treegen.common.formatting import safe_text
     from treegen.report.exchange import export_run
 
-    files = export_run(run, to, output_path, **asked)
+    files = export_run(run, to, output_path, **reading)
     for file in files:
         echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
     json_line({"run": str(run), "to": to, "files": [str(file) for file in files]})

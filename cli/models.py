@@ -40,13 +40,13 @@ def command(model: str | None, sizes: str | None, **options: Any) -> None:
     from treegen.model.options import EngineOptions
 
     if model is not None:
-        asked = parse_image_sizes(sizes or IMAGE_SIZES)
-        found: CheckpointReport | FamilyReport = inspect_checkpoint(
-            EngineOptions(model=model, **options), asked
+        image_sizes = parse_image_sizes(sizes or IMAGE_SIZES)
+        report: CheckpointReport | FamilyReport = inspect_checkpoint(
+            EngineOptions(model=model, **options), image_sizes
         )
     elif sizes is None:
-        found = FamilyReport.of_installed()
+        report = FamilyReport.of_installed()
     else:
         raise InputError("--image-size is of one checkpoint; name it")
-    echo(f"{found}\n")
-    json_line(found.document)
+    echo(f"{report}\n")
+    json_line(report.document)

@@ -46,7 +46,7 @@ def command(
     correlation: float | None,
     wanted: float,
     alpha: float,
-    **asked: Any,
+    **reading: Any,
 ) -> None:
     """Say how many problems show a difference between two runs of the same problems.
 
@@ -59,7 +59,7 @@ def command(
     from treegen.report.run_settings import describe_view
 
     ks = sorted({*whole_numbers(num_samples, "--n-samples")})
-    runs_read = [load_run(path, **asked) for path in runs]
+    runs_read = [load_run(path, **reading) for path in runs]
     spread = spread_of_runs(runs_read, between, within, correlation)
     wish = PowerQuery(difference, wanted, alpha, n_problems)
     rows = wish.rows(spread, ks)

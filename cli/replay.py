@@ -32,7 +32,7 @@ def command(
     stop_batch: int,
     chances: tuple[float, ...],
     filter_name: str | None,
-    **asked: Any,
+    **reading: Any,
 ) -> None:
     """Say what `--stop-when decided` would have saved of the run in RUN, and what it would cost.
 
@@ -44,7 +44,7 @@ def command(
     from treegen.report.run_settings import describe_view
     from treegen.report.stopping_savings import CHANCES, get_replay_problems, savings
 
-    view = read_run(run, asked)
+    view = read_run(run, reading)
     drawn = get_replay_problems(view, filter_of(view, filter_name))
     groups = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
     for text in (describe_view(view), *groups):

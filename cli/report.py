@@ -19,7 +19,9 @@ from treegen.cli.options.options import PATH, QUIET, RUNS, add_option_groups, op
 @add_option_groups("reading")
 @option("--no-plots", "Write the page only, no folder of plots beside it.")
 @QUIET
-def command(runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, **asked: Any) -> None:
+def command(
+    runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, **reading: Any
+) -> None:
     """Write one HTML page about the directories RUN, with their samples and trees to look through.
 
     The page needs no network and no other file. Its plots are written beside it as SVG and PNG.
@@ -33,13 +35,13 @@ def command(runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, **
         output_path = output_path / "report.html"
     if output_path is not None:
         check_name(output_path, "--output-path")
-    found, views = find_runs(runs), []
-    for path in found:
-        view = load_run(path, **asked)
+    paths, views = find_runs(runs), []
+    for path in paths:
+        view = load_run(path, **reading)
         for line in view.notices:
             tell(f"{path}: {in_flags(line)}")
         views.append(view)
-    default = found[0] / "report.html" if len(found) == 1 else Path("report.html")
+    default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
     page, *plots = write_page(views, output_path or default, plots=not no_plots)
     echo(f"page: {safe_text(str(page))} ({page.stat().st_size / 2**20:,.1f} MiB)")
     for folder in sorted({plot.parent for plot in plots}):
@@ -48,6 +50,6 @@ def command(runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, **
         {
             "page": str(page),
             "plots": [str(plot) for plot in plots],
-            "runs": [str(path) for path in found],
+            "runs": [str(path) for path in paths],
         }
     )

@@ -17,7 +17,7 @@ from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 )
 @add_option_groups("reading", "trust")
 @QUIET
-def command(run: Path, most: int | None, trust_remote_code: bool, **asked: Any) -> None:
+def command(run: Path, most: int | None, trust_remote_code: bool, **reading: Any) -> None:
     """Let the model of RUN pick the most consistent sample of each problem.
 
     This is universal self-consistency: the run's samples are shown to the model that drew them. A
@@ -30,7 +30,7 @@ def command(run: Path, most: int | None, trust_remote_code: bool, **asked: Any) 
 
     terminal = Terminal()
     done = pick_run_samples(
-        run, asked, terminal, terminal.count, most=most, trust_remote_code=trust_remote_code
+        run, reading, terminal, terminal.count, most=most, trust_remote_code=trust_remote_code
     )
     echo(f"{done:,} problems have a pick; report them with: treegen score {run} --votes usc")
     json_line({"run": str(run), "picks": done})

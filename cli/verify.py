@@ -69,14 +69,13 @@ def command(
     from treegen.evals.pipeline.rescoring import score_run_with_verifier
 
     texts = {name: settings[name] for name in ("mark", "separator", "tokens", "reduce")}
-    others = {name: value for name, value in settings.items() if name not in texts}
-    others = {name: value for name, value in others.items() if value is not None}
+    others = {n: v for n, v in settings.items() if n not in texts and v is not None}
     parse_bytes(memory)
-    asked = {"data": data, "task": task, "allow_task_code": allow_task_code}
+    reading = {"data": data, "task": task, "allow_task_code": allow_task_code}
     terminal = Terminal()
     done = score_run_with_verifier(
         run,
-        asked,
+        reading,
         terminal,
         terminal.count,
         verifier,

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from treegen.cli.judge.options import JUDGE, show_judged
-from treegen.cli.options.choices import collect_choices
+from treegen.cli.options.choices import collect_choices, drop_unset
 from treegen.cli.options.command import GroupedCommand
 from treegen.cli.options.options import CONTEXT, PATH, QUIET, RUN, add_option_groups, option
 from treegen.cli.options.pairs import MODEL_ARGS
@@ -137,14 +137,6 @@ def _sort_options(params: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return how the judges are loaded, where the run is read, and how answers are judged."""
     # --judge names the judge.
     engine = collect_choices({name: params[name] for name in params if name in MODEL_ARGS})
-    # Unset flags are None, () or False. --temperature 0 stays, because 0 is not False.
-    others = {
-        name: value
-        for name, value in params.items()
-        if name not in MODEL_ARGS
-        and value is not None
-        and value != ()
-        and (value is not False or name == "chat")
-    }
+    others = drop_unset({name: params[name] for name in params if name not in MODEL_ARGS})
     reading = {name: others[name] for name in _READING if name in others}
     return engine, reading, {name: others[name] for name in others if name not in _READING}

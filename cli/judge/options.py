@@ -35,14 +35,14 @@ JUDGE = add_options(
 
 
 def plan_judging(
-    judge: tuple[str, ...], how: Mapping[str, Any], asked: Mapping[str, Any]
+    judge: tuple[str, ...], how: Mapping[str, Any], choices: Mapping[str, Any]
 ) -> "JudgingPlan | None":
     """Return how the samples of an evaluation will be judged, checked before any is drawn.
 
     Args:
         judge: The judges that the user names.
         how: The rubric, the wordings and the kind of verdicts, by name; None if not set.
-        asked: How the run's own model is loaded.
+        choices: How the run's own model is loaded.
 
     Raises:
         TreegenError: the samples cannot be judged in this way.
@@ -51,7 +51,7 @@ def plan_judging(
     from treegen.errors import InputError, arg
 
     unused = [name for name, value in how.items() if value is not None]
-    plan = JudgingPlan.make(judge, **how, options=loading_of(asked)) if judge else None
+    plan = JudgingPlan.make(judge, **how, options=loading_of(choices)) if judge else None
     if plan is not None:
         plan.check()
     elif unused:
@@ -61,10 +61,10 @@ def plan_judging(
     return plan
 
 
-def loading_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+def loading_of(choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return how a judge is loaded, derived from how the run's own model is loaded."""
     # Others, such as the type of the weights, differ from model to model.
-    return {name: asked[name] for name in _SHARED if name in asked}
+    return {name: choices[name] for name in _SHARED if name in choices}
 
 
 def show_judged(judgings: "Judgings") -> None:

@@ -107,9 +107,9 @@ class Terminal(Listener):
             return f"what had finished is in {path}"
         place = shlex.quote(str(path))
         flags = self._flags
-        if any(each.runs_code for each in settings):
+        if any(chosen.runs_code for chosen in settings):
             flags += " --allow-task-code"
-        if any(each.engine.trust_remote_code for each in settings):
+        if any(chosen.engine.trust_remote_code for chosen in settings):
             flags += " --trust-remote-code"
         return f"continue with: treegen {self._resume} --resume {place}{flags}"
 
@@ -202,22 +202,22 @@ def _view(bar: "RenderableType", now: "RunProgress") -> "RenderableType":
 
     levels = [
         (
-            f"{each.depth}",
-            f"{each.segments:,}",
-            f"{each.rows:,}",
-            f"{each.kept:,} rows" if each.kept else "none",
+            f"{level.depth}",
+            f"{level.segments:,}",
+            f"{level.rows:,}",
+            f"{level.kept:,} rows" if level.kept else "none",
         )
-        for each in now.levels
+        for level in now.levels
     ]
     workers = [
         (
-            safe_text(f"{each.name} {each.where}"),
-            f"{each.tokens_per_second:,.0f}",
-            f"{each.rows:,}",
-            f"{each.pages:,}/{each.num_pages:,}",
-            f"{each.deaths:,}" if each.deaths else "",
+            safe_text(f"{worker.name} {worker.where}"),
+            f"{worker.tokens_per_second:,.0f}",
+            f"{worker.rows:,}",
+            f"{worker.pages:,}/{worker.num_pages:,}",
+            f"{worker.deaths:,}" if worker.deaths else "",
         )
-        for each in now.workers
+        for worker in now.workers
     ]
     parts: list[RenderableType] = [bar, Text(now.details)]
     if levels:

@@ -170,18 +170,18 @@ def load_shots(
     if wanted == 0:
         return (), False
     bundled = load_bundled_shots()
-    taken = {normalize_text(row.question) for row in problems}
+    problem_questions = {normalize_text(row.question) for row in problems}
     if options.fewshot_file is not None:
         source = load_rows(options.fewshot_file, None)
         for number, row in enumerate(source.rows[:wanted], start=1):
-            if normalize_text(row.question) in taken:
+            if normalize_text(row.question) in problem_questions:
                 raise DataError(
                     f"example {number} of {source.source} is a problem of this run; remove it"
                 )
         shots = _format_shots(source.rows, form, wanted)
     else:
         for source in (_source(options), *([bundled] if options.fewshot_data is None else [])):
-            rows = _draw_examples(source, taken, options.seed, calls=calls)
+            rows = _draw_examples(source, problem_questions, options.seed, calls=calls)
             shots = _format_shots(rows, form, wanted)
             if len(shots) == wanted:
                 break
@@ -195,12 +195,12 @@ def load_shots(
 
 
 def _draw_examples(
-    source: LoadedRows, taken: Collection[str], seed: int, *, calls: bool
+    source: LoadedRows, problem_questions: Collection[str], seed: int, *, calls: bool
 ) -> list[Row]:
     fit = [
         row
         for row in source.rows
-        if bool(row.starter) == calls and normalize_text(row.question) not in taken
+        if bool(row.starter) == calls and normalize_text(row.question) not in problem_questions
     ]
     return sorted(fit, key=lambda row: rank(seed, row.question))
 

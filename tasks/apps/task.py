@@ -97,8 +97,8 @@ class APPS(ProgramTask):
         loaded = load_rows(options.data, options.split)
         rows = _select_rows(loaded.rows, words(extra, "difficulty"), starter)
         problems = select([_problem(row, form) for row in rows], options)
-        kept = {problem.id for problem in problems}
-        self._rows = {row.id: row for row in loaded.rows if row.id in kept}
+        selected_ids = {problem.id for problem in problems}
+        self._rows = {row.id: row for row in loaded.rows if row.id in selected_ids}
         shots, is_bundled = load_shots(
             options,
             list(self._rows.values()),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.evals.task import TaskOptions
 from treegen.tasks.code.calls import assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.fences import block_that_defines, text_before
@@ -63,13 +63,8 @@ class HumanEval(CodeTask):
     }
     given_limits = Limits(cpu_seconds=3.0)
 
-    @property
-    def defaults(self) -> TaskDefaults:
-        """Temperature and top_p of the paper for pass@1, which draws 200 samples."""
-        sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=512, stop=STOPS)
-        if self.extract == "chat":
-            sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2048)
-        return TaskDefaults(sampling=sampling, num_samples=20, num_fewshot=0)
+    # Temperature and top_p of the paper for pass@1, which draws 200 samples.
+    sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=512, stop=STOPS)
 
     def record(self, row: dict[str, Any]) -> tuple[str, str, Function]:
         """Return the id, the prompt and the record of a row."""

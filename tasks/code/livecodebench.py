@@ -28,7 +28,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import one_of
 from treegen.evals.chat import with_role
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.prompts.tree import Node
 from treegen.tasks.apps.suite import json_value
 from treegen.tasks.code.lcb_tests import read_tests
@@ -96,11 +96,9 @@ class LiveCodeBench(CodeTask):
     }
     given_limits = Limits(cpu_seconds=6.0)
 
-    @property
-    def defaults(self) -> TaskDefaults:
-        """The sampling of the published code."""
-        sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2000)
-        return TaskDefaults(sampling=sampling, num_samples=10, num_fewshot=0)
+    # The sampling of the published code.
+    sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2000)
+    num_samples = 10
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
         """Return the rows of the requested days and difficulty."""

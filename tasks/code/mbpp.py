@@ -30,7 +30,7 @@ from treegen.errors import DataError, InputError, arg
 from treegen.evals.arguments import one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
-from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.evals.task import TaskOptions
 from treegen.tasks.code.calls import assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.fences import block_that_defines
@@ -72,7 +72,7 @@ class MBPPProblem:
     """The tests, one assert each."""
 
     @property
-    def asked(self) -> str:
+    def question(self) -> str:
         """The prompt, up to where the program begins."""
         return _ASK.format(self.text, "\n".join(self.tests))
 
@@ -100,14 +100,10 @@ class MBPP(CodeTask):
     }
     given_limits = Limits(cpu_seconds=3.0)
 
-    @property
-    def defaults(self) -> TaskDefaults:
-        """80 samples at temperature 0.5, as in the paper."""
-        chat = self.extract == "chat"
-        sampling = SamplingParams(
-            temperature=0.5, max_tokens=2048 if chat else 512, stop=() if chat else ("[DONE]",)
-        )
-        return TaskDefaults(sampling=sampling, num_samples=80, num_fewshot=0 if chat else 3)
+    # 80 samples at temperature 0.5, as in the paper.
+    sampling = SamplingParams(temperature=0.5, max_tokens=512, stop=("[DONE]",))
+    num_samples = 80
+    num_shots = 3
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
         """Return the rows of a split, selected by their numbers, and the name of their source."""
@@ -131,9 +127,9 @@ class MBPP(CodeTask):
     def record(self, row: dict[str, Any]) -> tuple[str, str, MBPPProblem]:
         """Return the id, the prompt and the record of a row."""
         task = _task(row)
-        prompt = f"{task.asked}[BEGIN]\n"
+        prompt = f"{task.question}[BEGIN]\n"
         if self.extract == "chat":
-            prompt = f"{task.asked}Put the program into a markdown code block.\n"
+            prompt = f"{task.question}Put the program into a markdown code block.\n"
         return f"MBPP/{task.number}", prompt, task
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
@@ -172,7 +168,7 @@ class MBPP(CodeTask):
                 f"an example of {source} is a problem itself; "
                 "leave it out by limit, or give other examples"
             )
-        return tuple((f"{task.asked}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shown)
+        return tuple((f"{task.question}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shown)
 
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""

@@ -17,12 +17,11 @@ EvalPlus limits each call to 1 second of wall time, or 4 times the time of the r
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.evals.task import TaskDefaults
 from treegen.tasks.code.calls import CALLS, call_cases
 from treegen.tasks.code.humaneval import CHAT
 from treegen.tasks.code.plus_compare import build_expected, is_expected, is_listed
@@ -116,6 +115,8 @@ def mbpp_arguments(task_id: str, arguments: Arguments) -> Arguments:
 
 
 _STOPS: Final = ("\nif __name__", "\ndef main(", "\nprint(")
+# Temperature and top_p as for HumanEval.
+_SAMPLING: Final = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=768)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,26 +137,12 @@ class PlusBase(CodeTask):
     filters = ("plus", "base")
     kind: ClassVar[str]
     """Which of the two it is, for the rules of single tasks."""
-    stops: ClassVar[tuple[str, ...]]
-    """Stop strings in addition to those of both."""
     arguments: ClassVar[Mapping[str, str]] = {
         "form": FORM,
         "timeout": TIMEOUT.format(10).replace("test", f"{CALLS} calls"),
         "memory": MEMORY,
     }
     given_limits = Limits(cpu_seconds=10.0, output=4 << 20)
-
-    @property
-    def defaults(self) -> TaskDefaults:
-        """Temperature and top_p as for HumanEval."""
-        chat = self.extract == "chat"
-        sampling = SamplingParams(
-            temperature=0.2,
-            top_p=0.95,
-            max_tokens=2048 if chat else 768,
-            stop=() if chat else (*_STOPS, *self.stops),
-        )
-        return TaskDefaults(sampling=sampling, num_samples=20, num_fewshot=0)
 
     def record(self, row: dict[str, Any]) -> tuple[str, str, PlusTask]:
         """Return the id, the prompt and the record of a row."""
@@ -215,7 +202,9 @@ class HumanEvalPlus(PlusBase):
     name = "humaneval-plus"
     version = "2"
     kind = "humaneval"
-    stops = ("\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert ")
+    sampling = replace(
+        _SAMPLING, stop=(*_STOPS, "\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert ")
+    )
     source = Source(
         task="humaneval-plus",
         bundled="humaneval_plus_sample.jsonl",
@@ -229,7 +218,7 @@ class MBPPPlus(PlusBase):
     name = "mbpp-plus"
     version = "2"
     kind = "mbpp"
-    stops = ('\n"""', "\nassert")
+    sampling = replace(_SAMPLING, stop=(*_STOPS, '\n"""', "\nassert"))
     source = Source(
         task="mbpp-plus",
         bundled="mbpp_plus_sample.jsonl",

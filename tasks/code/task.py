@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
+from treegen.common.params import SamplingParams
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
@@ -39,6 +40,10 @@ class CodeTask(ProgramTask):
 
     source: ClassVar[Source]
     given_limits: ClassVar[Limits]
+    sampling: ClassVar[SamplingParams]
+    """How the form "completion" is sampled; chats are longer, and have no stop strings."""
+    num_samples: ClassVar[int] = 20
+    num_shots: ClassVar[int] = 0
     extract = FORMS[0]
 
     def __init__(self) -> None:
@@ -48,9 +53,13 @@ class CodeTask(ProgramTask):
         self.records: dict[str, Any] = {}
 
     @property
-    @abstractmethod
     def defaults(self) -> TaskDefaults:
         """How the task is sampled in its form."""
+        if self.extract != FORMS[1]:
+            return TaskDefaults(self.sampling, self.num_samples, self.num_shots)
+        return TaskDefaults(
+            replace(self.sampling, max_tokens=2048, stop=()), self.num_samples, num_fewshot=0
+        )
 
     def configure(self, arguments: Mapping[str, str]) -> None:
         """Set the form from the task's arguments."""

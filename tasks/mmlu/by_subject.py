@@ -60,11 +60,5 @@ def _macro(row: MetricRow, values: Mapping[str, float]) -> MetricRow:
     """Return the mean over subjects; its error bars are for other questions on these subjects."""
     groups = _groups(values, subject_of).values()
     mean = mean_of_means([[values[problem_id] for problem_id in ids] for ids in groups])
-    return replace(
-        row,
-        metric=f"{row.metric}_macro",
-        value=mean.value,
-        stderr=mean.stderr,
-        low=mean.low,
-        high=mean.high,
-    )
+    fields = {name: getattr(mean, name) for name in ("value", "stderr", "low", "high")}
+    return replace(row, metric=f"{row.metric}_macro", **fields)

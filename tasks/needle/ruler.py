@@ -17,16 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions, mean_row
 from treegen.evals.statistics.tables import Table, by_decile, problem_values, table_by
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
-from treegen.tasks.common.text_task import TextTask
+from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.needle.options import (
     ARGUMENT,
     SHORTER,
@@ -51,9 +50,7 @@ class Ruler(TextTask):
     variant: Variant
 
     filters = ("contains-all",)
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=128), num_samples=1, num_fewshot=0
-    )
+    defaults: Final = greedy(max_tokens=128)
     shorter: Final = SHORTER
     arguments: ClassVar = {
         "lengths": "lengths of prompt and answer: 16000,32000 or 8000-64000/8 (default: "

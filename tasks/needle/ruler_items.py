@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from treegen.errors import InputError
 from treegen.tasks.needle.names import WORDS
-from treegen.tasks.needle.text import Document, Haystack, insert
+from treegen.tasks.needle.text import Document, Haystack, insert, join_pieces
 
 ADJECTIVES: Final = WORDS["adjectives"]
 NOUNS: Final = WORDS["nouns"]
@@ -151,18 +151,13 @@ class RulerItem:
 
 
 def _insert_lines(lines: list[str], needles: list[tuple[float, str]]) -> Document:
-    parts: list[str] = []
-    starts: list[int] = []
-    done = position = 0
+    pieces: list[tuple[str, bool]] = []
+    done = 0
     for depth, needle in needles:
         upto = round(depth * len(lines))
-        parts += lines[done:upto]
-        position += sum(len(line) + 1 for line in lines[done:upto])
+        pieces += [*((line, False) for line in lines[done:upto]), (needle, True)]
         done = upto
-        starts.append(position)
-        parts.append(needle)
-        position += len(needle) + 1
-    return Document("\n".join([*parts, *lines[done:]]), tuple(starts))
+    return join_pieces([*pieces, *((line, False) for line in lines[done:])], "\n")
 
 
 @lru_cache(maxsize=1)

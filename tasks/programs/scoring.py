@@ -179,7 +179,7 @@ class SandboxScoring(AccuracyCounter):
         self._execution = execution
         self._judge: SandboxPool | None = None
         self._outcomes: dict[Key, ProgramOutcome] = {}
-        self._known: dict[tuple[str, str], ProgramOutcome] = {}
+        self._outcome_of: dict[tuple[str, str], ProgramOutcome] = {}
         self._waiting: deque[_PendingProgram] = deque()
         self._flights: dict[tuple[str, str], _PendingProgram] = {}
         self._queued: dict[tuple[str, str], _PendingProgram] = {}
@@ -190,7 +190,7 @@ class SandboxScoring(AccuracyCounter):
         self._file = VerdictFile(task, run.path, execution)
         for key, outcome in self._file.read_stored():
             if outcome.program is not None:
-                outcome = self._known.setdefault((key[0], outcome.program), outcome)
+                outcome = self._outcome_of.setdefault((key[0], outcome.program), outcome)
             self._outcomes[key] = outcome
 
     def prepare(self) -> list[str]:
@@ -225,8 +225,8 @@ class SandboxScoring(AccuracyCounter):
             self._settle(key, NO_OUTCOME)
             return
         name = (key[0], program_hash(source))
-        if name in self._known:
-            self._settle(key, self._known[name])
+        if name in self._outcome_of:
+            self._settle(key, self._outcome_of[name])
         elif name in self._queued:
             self._queued[name].keys.append(key)
         else:
@@ -363,7 +363,7 @@ class SandboxScoring(AccuracyCounter):
             self._submit(flight)
             return
         outcome = outcome_of(flight.program, flight.results, num_tests, result.sandbox)
-        self._known[flight.problem_id, flight.program] = outcome
+        self._outcome_of[flight.problem_id, flight.program] = outcome
         for key in flight.keys:
             self._settle(key, outcome)
 

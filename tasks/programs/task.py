@@ -182,7 +182,7 @@ class ProgramTask(TextTask):
 
     def __init__(self) -> None:
         """Use the default options until `load` sets others."""
-        self._kept = lru_cache(maxsize=self.cases_kept)(self.read_cases)
+        self._cached_cases = lru_cache(maxsize=self.cases_kept)(self.read_cases)
 
     @property
     def judged_by(self) -> str:
@@ -211,11 +211,11 @@ class ProgramTask(TextTask):
         Raises:
             SandboxError: The reference solution cannot be run.
         """
-        return self._kept(problem_id, judge)
+        return self._cached_cases(problem_id, judge)
 
     def forget_cases(self) -> None:
         """Drop cached tests, so that they are read anew."""
-        self._kept.cache_clear()
+        self._cached_cases.cache_clear()
 
     def judging(self, run: RunDir, execution: ExecutionOptions | None) -> "SandboxScoring":
         """Return the verdicts on a run of the loaded task.

@@ -14,9 +14,9 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.problems import problems_of, row_id
+from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import Source
-from treegen.tasks.common.text_task import Loaded, TextTask
+from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.puzzles.countdown_text import (
     SOLVE_HEADER,
     VALUE_HEADER,
@@ -354,9 +354,6 @@ def _ends_a_step(text: str) -> bool:
     return text.endswith("\n") and not text.endswith("\n\n") and text != "\n"
 
 
-_SOURCE: Final = Source(task="countdown", bundled="countdown_sample.jsonl")
-
-
 class Countdown(PuzzleTask):
     """Puzzles with their own targets; results are whole numbers from 0 on.
 
@@ -366,14 +363,11 @@ class Countdown(PuzzleTask):
     """
 
     name = "countdown"
+    source = Source(task="countdown", bundled="countdown_sample.jsonl")
+    noun = "puzzle"
     whole = True
     examples = "countdown_fewshot.jsonl"
 
-    def read(self, options: TaskOptions) -> Loaded:
-        """Return the puzzles of a file, or the bundled ones."""
-        rows, source = _SOURCE.read(options.data, options.split)
-        return *problems_of(rows, source, _problem, noun="puzzle"), source
-
-
-def _problem(row: dict[str, Any], line: int) -> Problem:
-    return as_problem(row_id(row, line, "countdown"), *read_puzzle(row), line=line)
+    def make_problem(self, row: dict[str, Any], line: int) -> Problem:
+        """Return the puzzle of a row."""
+        return as_problem(row_id(row, line, "countdown"), *read_puzzle(row), line=line)

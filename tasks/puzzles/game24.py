@@ -233,8 +233,8 @@ class Game24(PuzzleTask):
         reached = super().answer(problem, text)
         if reached is not None:
             return reached
-        _, said, after = text.rpartition("Answer:")
-        line = (after if said else text).strip().partition("\n")[0]
+        _, marker, after = text.rpartition("Answer:")
+        line = (after if marker else text).strip().partition("\n")[0]
         value = value_with(line, puzzle_of(problem).numbers)
         return None if value is None else str(value)
 

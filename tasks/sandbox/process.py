@@ -162,14 +162,14 @@ class SandboxProcess:
         """
         caps = {stdout: cap, report: cap + 4096}
         unread = _TIMES_STDERR * self.limits.output
-        taken = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
+        received = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
         ended: dict[str, Any] | None = None
         killed = False
         small_wakes = 0
         deadline = time.monotonic() + self.limits.wall + _GRACE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
-            for handle in taken:
+            for handle in received:
                 selector.register(handle, selectors.EVENT_READ)
             while ended is None:
                 events = selector.select(deadline - time.monotonic())
@@ -183,7 +183,7 @@ class SandboxProcess:
                             raise self._death("while a program ran")
                         ended = json.loads(message)
                         continue
-                    took = _take(key.fd, taken[key.fd], caps.get(key.fd))
+                    took = _take(key.fd, received[key.fd], caps.get(key.fd))
                     most = max(most, took)
                     if not took:
                         selector.unregister(key.fd)
@@ -192,15 +192,17 @@ class SandboxProcess:
                 small_wakes += most < _CHUNK // 2
                 if ended is None and small_wakes > _SMALL_WAKES:
                     time.sleep(_GATHER_SECONDS)
-                if not killed and (unread < 0 or _overflow(taken, caps)):
+                if not killed and (unread < 0 or _overflow(received, caps)):
                     self._control.send(KILL)
                     killed = True
-        for handle, data in taken.items():  # read what the dead process left in its pipes
+        for handle, data in received.items():  # read what the dead process left in its pipes
             for _ in range(_PIPE_CHUNKS):
                 if not _take(handle, data, caps.get(handle)):
                     break
-        output, errors, report_bytes = (bytes(taken[handle]) for handle in (stdout, stderr, report))
-        overflow = unread < 0 or _overflow(taken, caps)
+        output, errors, report_bytes = (
+            bytes(received[handle]) for handle in (stdout, stderr, report)
+        )
+        overflow = unread < 0 or _overflow(received, caps)
         return ProcessOutcome(ended, output, errors, report_bytes, cap, overflow)
 
     def _last_words(self) -> str:
@@ -315,5 +317,5 @@ def _take(handle: int, data: bytearray, cap: int | None) -> int:
     return len(chunk)
 
 
-def _overflow(taken: dict[int, bytearray], caps: dict[int, int]) -> bool:
-    return any(len(taken[handle]) > cap for handle, cap in caps.items())
+def _overflow(received: dict[int, bytearray], caps: dict[int, int]) -> bool:
+    return any(len(received[handle]) > cap for handle, cap in caps.items())

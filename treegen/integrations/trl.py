@@ -200,14 +200,11 @@ class Rollouts:
         served = self._served[trainer]
         if served.llm is None or not _still_serves(served.llm, module):
             served.llm = None  # first, so that two caches never exist at once
-            served.llm = self._llm(trainer, module)
+            options = dict(self._options)
+            if options["memory"] is None and module.device.type == "cuda":
+                options["memory"] = int(_SHARE * torch.cuda.mem_get_info(module.device)[0])
+            served.llm = LLM(from_module(module), tokenizer=trainer._tokenizer, **options)
         return served.llm
-
-    def _llm(self, trainer: Any, module: Any) -> LLM:
-        options = dict(self._options)
-        if options["memory"] is None and module.device.type == "cuda":
-            options["memory"] = int(_SHARE * torch.cuda.mem_get_info(module.device)[0])
-        return LLM(from_module(module), tokenizer=trainer._tokenizer, **options)
 
 
 rollout: Final = Rollouts()
