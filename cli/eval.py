@@ -98,6 +98,7 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
     from treegen.evals.pipeline.execution import ModelLoader
+    from treegen.report.run_settings import describe_results
 
     tasks = collect_tasks(params)
     is_checked_first = pop_lm_eval_options(params, tasks)
@@ -137,7 +138,9 @@ def command(
             document["judged"] = judgings.to_json()
             complaints += judgings.complaints
     differences = _compare(rows, allow_task_code="allow_task_code" in choices)
-    _show_headlines(results)
+    for result in results:
+        about = describe_results(result.results, short=True)
+        render.show_headline(about, result.report, result.path)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
     if missing := sum(result.missing for result in results):
         complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
@@ -163,16 +166,6 @@ def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -
         render.show_report(result.results, result.report, all_filters=all_filters)
         render.pictures(result.report, result.path)
         render.echo("")
-
-
-def _show_headlines(results: "Sequence[EvaluationResult]") -> None:
-    """Print the headline of each run."""
-    from treegen.cli.terminal import render
-    from treegen.report.run_settings import describe_results
-
-    for result in results:
-        about = describe_results(result.results, short=True)
-        render.show_headline(about, result.report, result.path)
 
 
 def _judge_runs(

@@ -152,13 +152,8 @@ class APPS(ProgramTask):
 
 def _problem(row: Row, form: str) -> Problem:
     prompt = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
-    metadata = {
-        "difficulty": row.difficulty,
-        "url": row.url,
-        "fn_name": row.fn_name,
-        "num_tests": row.num_tests,
-        "line": row.line,
-    }
+    names = ("difficulty", "url", "fn_name", "num_tests", "line")
+    metadata = {name: getattr(row, name) for name in names}
     # The tests themselves may take megabytes. Their digest is enough to detect a change.
     return Problem(row.id, prompt, f"tests {row.digest}", metadata)
 

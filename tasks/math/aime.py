@@ -43,22 +43,6 @@ _TABLES: Final = {
 _ANSWER: Final = re.compile(r"\$?([0-9]{1,3})(?:\.0)?(?:\s*\^\{?\\circ\}?)?\$?")
 
 
-def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> Loaded:
-    """Return the problems of some years, the rows that cannot be used, and their source.
-
-    Args:
-        data: Path of a file, name of a table, or "hf" for the tables of all years.
-        split: The split to read; None for the default.
-        years: The years to select; empty for all.
-
-    Raises:
-        InputError: There is no such split, or a file does not name the year of its problems.
-        DataError: The data cannot be read, or have no usable problem.
-    """
-    problems, skipped, source = problems_of_all(_tables(data, split, years or YEARS))
-    return _of_years(problems, years if data != "hf" else (), source), skipped, source
-
-
 def _tables(data: str | None, split: str | None, years: Sequence[str]) -> Iterator[RowsToRead]:
     tables = (
         [(year, _OF_YEAR[year]) for year in years] if data == "hf" else [_TABLES.get(data or "")]
@@ -132,4 +116,7 @@ class AIME(Competition):
                     f"hf has AIME of {', '.join(YEARS)}, not of {year!r}; "
                     "give one of these, or a file"
                 )
-        return load_problems(options.data, options.split, years)
+        tables = _tables(options.data, options.split, years or YEARS)
+        problems, skipped, source = problems_of_all(tables)
+        chosen = problems if options.data == "hf" else _of_years(problems, years, source)
+        return chosen, skipped, source

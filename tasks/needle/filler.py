@@ -14,7 +14,9 @@ _CHARACTERS: Final = 400_000
 _SEED: Final = 20
 
 # The entries of each slot. An entry may have slots of its own.
-_ENTRIES: Final = {row["slot"]: row["entries"] for _, row in bundled_rows("filler.jsonl")}
+_ENTRIES: Final[dict[str, list[str]]] = {
+    row["slot"]: row["entries"] for _, row in bundled_rows("filler.jsonl")
+}
 _ENTRIES["other"] = _ENTRIES["place"]
 
 

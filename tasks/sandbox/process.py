@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from treegen.errors import InputError
@@ -281,9 +281,7 @@ def _one_way() -> tuple[int, int]:
 
 
 def _limits(limits: Limits, *, alone: bool) -> bytes:
-    names = ("cpu_seconds", "memory", "threads", "scratch", "files", "open_files")
-    chosen = {name: getattr(limits, name) for name in names}
-    return json.dumps(chosen | {"wall_seconds": limits.wall, "alone": alone}).encode()
+    return json.dumps({**asdict(limits), "wall_seconds": limits.wall, "alone": alone}).encode()
 
 
 def _make_sealed_file(data: bytes) -> int:
