@@ -1,68 +1,11 @@
 """`treegen tasks`: the tasks that can be evaluated."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from treegen.cli.options.options import QUIET, option
-
-# The tasks that come with treegen, by the title of their group; a line has at most 80 columns.
-_GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Mathematics": {
-        "gsm8k": "grade-school word problems, answers are numbers",
-        "math": "MATH, competition problems, answers are expressions",
-        "math500": "the 500 problems of MATH that most papers use",
-        "aime": "AIME, answers from 0 to 999",
-        "hmmt": "Harvard-MIT tournament, answers are expressions",
-    },
-    "Knowledge and reasoning": {
-        "mmlu": "57 subjects, the likeliest of four choices",
-        "mmlu-generate": "the same questions, answered in text",
-        "gpqa": "graduate-level science, four choices",
-        "arc-easy": "science questions for schools",
-        "arc-challenge": "the harder ones of ARC",
-        "hellaswag": "which of four endings follows a text",
-        "piqa": "which of two ways reaches an everyday goal",
-        "winogrande": "which of two words fills a blank",
-        "simpleqa": "short factual questions",
-        "ifeval": "instructions that a program can check",
-    },
-    "Programs (run in a sandbox)": {
-        "humaneval": "Python functions that continue a signature",
-        "humaneval-plus": "HumanEval with many more tests",
-        "mbpp": "short programs from one sentence and three tests",
-        "mbpp-plus": "MBPP with many more tests",
-        "apps": "programming problems with tests",
-        "livecodebench": "problems of programming contests, by date",
-    },
-    "Images": {
-        "mmmu": "college exams on images, 30 subjects",
-        "mmmu-pro": "MMMU with ten choices",
-        "chartqa": "questions on charts",
-        "docvqa": "questions on scanned pages",
-    },
-    "Long texts": {
-        "needle": "many facts in one long text",
-        "needle-grid": "one fact, by length of the text and depth",
-        "ruler-niah-single-1": "RULER: one key in noise",
-        "ruler-niah-single-2": "RULER: one key in essays, a number",
-        "ruler-niah-single-3": "RULER: one key in essays, a long id",
-        "ruler-niah-multikey-1": "RULER: one of four keys",
-        "ruler-niah-multikey-2": "RULER: one of very many keys",
-        "ruler-niah-multikey-3": "RULER: one of very many long ids",
-        "ruler-niah-multivalue": "RULER: four values of one key",
-        "ruler-niah-multiquery": "RULER: the values of four keys",
-    },
-    "Puzzles (for searches too)": {
-        "countdown": "combine numbers to make a target",
-        "game24": "make 24 from four numbers",
-    },
-    "Your own data": {
-        "jsonl": "questions and answers in a JSONL file, no code",
-        "imported": "the problems of a log that was imported",
-    },
-}
 
 
 @click.command("tasks")
@@ -117,14 +60,17 @@ def _list_own(names: tuple[str, ...]) -> None:
 def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
     """Return one line for each task, grouped; the tasks of other packages come last."""
     from treegen.common.formatting import safe_text
+    from treegen.tasks.common.sources import bundled_rows
 
+    # The tasks that come with treegen; a line has at most 80 columns.
+    groups = {row["group"]: row["tasks"] for _, row in bundled_rows("tasks.jsonl")}
     names = [document["name"] for document in documents]
     width = max(map(len, names))
     parts = []
-    for title, group in _GROUPS.items():
+    for title, group in groups.items():
         lines = [f"  {name.ljust(width)}  {group[name]}" for name in group if name in names]
         parts += ["\n".join([title, *lines])] if lines else []
-    listed = {name for group in _GROUPS.values() for name in group}
+    listed = {name for group in groups.values() for name in group}
     others = [
         f"  {document['name'].ljust(width)}  "
         f"{document.get('error') or 'from ' + document['source']}"

@@ -32,7 +32,7 @@ from treegen.evals.task import TaskData, TaskOptions
 from treegen.prompts.tree import Node
 from treegen.tasks.apps.suite import json_value
 from treegen.tasks.code.lcb_tests import read_tests
-from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask
+from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask, check_name
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source, load_table
@@ -122,8 +122,8 @@ class LiveCodeBench(CodeTask):
         metadata = row.get("metadata") or "{}"
         metadata = json_value(metadata) if isinstance(metadata, str) else metadata
         fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
-        if fn_name is not None and not (isinstance(fn_name, str) and fn_name.isidentifier()):
-            raise ValueError(f"func_name {str(fn_name)[:40]!r} is not a Python name")
+        if fn_name is not None:
+            check_name(fn_name, "func_name")
         day = _set_on(row)
         if day is None:
             raise ValueError("contest_date must be a date, such as 2024-08-01")

@@ -25,7 +25,7 @@ from treegen.common.params import SamplingParams
 from treegen.tasks.code.calls import CALLS, call_cases
 from treegen.tasks.code.humaneval import CHAT
 from treegen.tasks.code.plus_compare import build_expected, is_expected, is_listed
-from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, whole
+from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, check_name, whole
 from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import Source
@@ -148,8 +148,7 @@ class PlusBase(CodeTask):
         """Return the id, the prompt and the record of a row."""
         name = text_field(row, "task_id")
         entry_point = text_field(row, "entry_point")
-        if not entry_point.isidentifier():
-            raise ValueError(f"entry_point {entry_point[:40]!r} is not a Python name")
+        check_name(entry_point, "entry_point")
         atol = row.get("atol", 0)
         if isinstance(atol, bool) or not isinstance(atol, int | float):
             raise ValueError("atol must be a number")

@@ -144,6 +144,12 @@ class CodeTask(ProgramTask):
         return self.make_cases(self.records[problem_id], judge)
 
 
+def check_name(value: object, field: str) -> None:
+    """Raise ValueError if a field is not a Python name."""
+    if not isinstance(value, str) or not value.isidentifier():
+        raise ValueError(f"{field} {str(value)[:40]!r} is not a Python name")
+
+
 def whole(outcome: ProgramOutcome) -> ProgramVerdict:
     """Return the verdict by all tests, without credit, because tests after a failure do not run."""
     return replace(outcome.verdicts, credit=None)

@@ -5,22 +5,20 @@ A judge error is not a verdict. It is not stored, and the sample runs again next
 
 import hashlib
 import json
-import os
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.files.reading import open_regular
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.thinking import get_answer_text
-from treegen.runs import Key, RecordFile
+from treegen.runs import Key, RecordFile, open_for_append
 from treegen.runs.files import Lock
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.task import (
@@ -41,6 +39,7 @@ from treegen.tasks.sandbox import (
 )
 
 _VERSION: Final = 3
+_LOCK: Final = "verdicts.lock"
 
 
 class VerdictFile:
@@ -63,9 +62,9 @@ class VerdictFile:
             execution: How programs may run; None if they may not.
         """
         self._task, self._execution = task, execution
-        self._lock: Lock | None = None
         self.path = folder / self._name()
-        self._file = self._open(folder)
+        self._stack = ExitStack()
+        self._file = self._open()
 
     def read_stored(self) -> Iterator[tuple[Key, ProgramOutcome]]:
         """Yield the stored verdicts with the keys of their samples."""
@@ -85,12 +84,7 @@ class VerdictFile:
 
     def close(self) -> None:
         """Close the file, so that another process may write it."""
-        try:
-            if self._file is not None:
-                self._file.close()
-        finally:
-            if self._lock is not None:
-                self._lock.release()
+        self._stack.close()
 
     def settings(self) -> dict[str, Any]:
         """Return everything that a verdict depends on, except the program and its tests."""
@@ -111,19 +105,15 @@ class VerdictFile:
         digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
         return f"verdicts-{self._task.judged_by}-{digest}.jsonl"
 
-    def _open(self, folder: Path) -> RecordFile | None:
+    def _open(self) -> RecordFile | None:
         if self._execution is None:
-            return RecordFile(self.path, writable=False) if self.path.exists() else None
-        self._lock = Lock(folder / "verdicts.lock")
-        try:
-            if self._execution.anew:
-                with suppress(FileNotFoundError):
-                    self.path.unlink()
-            os.close(open_regular(self.path, os.O_WRONLY | os.O_CREAT))
-            return RecordFile(self.path, writable=True)
-        except BaseException:
-            self._lock.release()
-            raise
+            if not self.path.exists():
+                return None
+            return self._stack.enter_context(closing(RecordFile(self.path, writable=False)))
+        if self._execution.anew:
+            with Lock(self.path.with_name(_LOCK)):
+                self.path.unlink(missing_ok=True)
+        return self._stack.enter_context(open_for_append(self.path, _LOCK))
 
 
 if TYPE_CHECKING:
