@@ -131,14 +131,8 @@ def command(
     """
     choices = _collect_choices(params)
     places = make_placement(params, choices.get("device", "auto"))
+    from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
-    from treegen.cli.terminal.render import (
-        echo,
-        exit_with_complaints,
-        json_line,
-        tell,
-        without_parts,
-    )
     from treegen.evals.pipeline.execution import ModelLoader
     from treegen.evals.pipeline.search import lacking, search_all
     from treegen.report.text import cost_table
@@ -155,14 +149,13 @@ def command(
     )
     for result in results:
         for problem, error in list(result.results["errors"].items())[:3]:
-            tell(f"{result.method}: the search of {problem!r} failed: {error}")
-    echo("\n" + cost_table([result.results for result in results]))
+            render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
+    render.echo("\n" + cost_table([result.results for result in results]))
     for result in results:
-        echo(f"run: {result.path}")
-    json_line(
-        {"runs": [{"run": str(result.path), **without_parts(result.results)} for result in results]}
-    )
-    exit_with_complaints(lacking(results))
+        render.echo(f"run: {result.path}")
+    runs = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
+    render.json_line({"runs": runs})
+    render.exit_with_complaints(lacking(results))
 
 
 def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:

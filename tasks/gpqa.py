@@ -11,10 +11,8 @@ The prompt and the filter `simple-evals` are those of https://github.com/openai/
 (2025).
 """
 
-import hashlib
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -24,6 +22,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.canonical import ChoiceAnswer
+from treegen.tasks.common.fewshot import rank
 from treegen.tasks.common.files import Rows, column, optional
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
@@ -68,14 +67,6 @@ def _check_whole(subset: str | None, what: str) -> None:
         raise InputError(f"{what} one set; a subset goes with hf or a folder with gpqa_*.csv")
 
 
-def _order_by_hash(question: str, choices: Sequence[str], seed: int) -> list[int]:
-    def rank(index: int) -> bytes:
-        text = f"{seed}\n{question}\n{choices[index]}"
-        return hashlib.sha256(text.encode()).digest()
-
-    return sorted(range(len(choices)), key=rank)
-
-
 _ANSWER: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 
 
@@ -116,7 +107,7 @@ class GPQA(TextTask):
             question = column(row, ("Question",))
             choices = [column(row, (name,)) for name in _CHOICES]
             if shuffle == "hash":
-                order = _order_by_hash(question, choices, options.seed)
+                order.sort(key=lambda index: rank(options.seed, f"{question}\n{choices[index]}"))
             shown = [choices[index] for index in order]
             letters = dict(zip(_LETTERS, shown, strict=True))
             number = optional(row, ("Record ID", "id"))

@@ -34,9 +34,7 @@ class Imported(TextTask):
     }
     defaults: Final = TaskDefaults(sampling=SamplingParams(), num_samples=1, num_fewshot=0)
 
-    def __init__(self) -> None:
-        """Use default values until `configure` sets those of the log."""
-        self._num_fewshot = 0
+    _num_fewshot = 0  # until `configure` sets that of the log
 
     def configure(self, arguments: Mapping[str, str]) -> None:
         """Set the name, version and filters of the log's task.

@@ -46,9 +46,7 @@ class SimpleQA(TextTask):
         sampling=SamplingParams(temperature=0.5, max_tokens=1024), num_samples=1, num_fewshot=0
     )
 
-    def __init__(self) -> None:
-        """Create the answer type."""
-        self._answer = ContainedAnswer(ignore_case=True)
+    _answer: Final = ContainedAnswer(ignore_case=True)
 
     def make_problem(self, row: dict[str, Any], line: int) -> Problem:
         """Return the question of a row."""

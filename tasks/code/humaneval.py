@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 from treegen.common.params import SamplingParams
 from treegen.evals.task import TaskOptions
 from treegen.tasks.code.calls import assert_cases
-from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, check_name
+from treegen.tasks.code.task import CodeTask, check_name, code_arguments
 from treegen.tasks.common.fences import block_that_defines, text_before
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
@@ -46,11 +46,7 @@ class HumanEval(CodeTask):
     source = Source(
         task="humaneval", bundled="HumanEval.jsonl.gz", hub=HubTable("openai/openai_humaneval")
     )
-    arguments: ClassVar[Mapping[str, str]] = {
-        "form": FORM,
-        "timeout": TIMEOUT.format(3),
-        "memory": MEMORY,
-    }
+    arguments: ClassVar[Mapping[str, str]] = code_arguments(3)
     given_limits = Limits(cpu_seconds=3.0)
 
     # Temperature and top_p of the paper for pass@1, which draws 200 samples.

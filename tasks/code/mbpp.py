@@ -32,7 +32,7 @@ from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
 from treegen.tasks.code.calls import assert_cases
-from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
+from treegen.tasks.code.task import CodeTask, code_arguments
 from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
@@ -92,12 +92,9 @@ class MBPP(CodeTask):
         bundled="mbpp_sample.jsonl",
         hub=HubTable("google-research-datasets/mbpp", tuple(SPLITS)),
     )
-    arguments: ClassVar[Mapping[str, str]] = {
-        "form": FORM,
-        "set": "full (default) or sanitized: which of the two sets, on the hub or in a folder",
-        "timeout": TIMEOUT.format(3),
-        "memory": MEMORY,
-    }
+    arguments: ClassVar[Mapping[str, str]] = code_arguments(
+        3, set="full (default) or sanitized: which of the two sets, on the hub or in a folder"
+    )
     given_limits = Limits(cpu_seconds=3.0)
 
     # 80 samples at temperature 0.5, as in the paper.

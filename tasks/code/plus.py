@@ -25,7 +25,7 @@ from treegen.common.params import SamplingParams
 from treegen.tasks.code.calls import CALLS, call_cases
 from treegen.tasks.code.humaneval import CHAT
 from treegen.tasks.code.plus_compare import build_expected, is_expected, is_listed
-from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, check_name, whole
+from treegen.tasks.code.task import CodeTask, check_name, code_arguments, whole
 from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import Source
@@ -137,11 +137,7 @@ class PlusBase(CodeTask):
     filters = ("plus", "base")
     kind: ClassVar[str]
     """Which of the two it is, for the rules of single tasks."""
-    arguments: ClassVar[Mapping[str, str]] = {
-        "form": FORM,
-        "timeout": TIMEOUT.format(10).replace("test", f"{CALLS} calls"),
-        "memory": MEMORY,
-    }
+    arguments: ClassVar[Mapping[str, str]] = code_arguments(10, of=f"{CALLS} calls")
     given_limits = Limits(cpu_seconds=10.0, output=4 << 20)
 
     def record(self, row: dict[str, Any]) -> tuple[str, str, PlusTask]:

@@ -32,6 +32,18 @@ TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by 
 MEMORY: Final = "per program, such as 512MiB; default 1GiB"
 
 
+def code_arguments(seconds: int, of: str = "test", **more: str) -> dict[str, str]:
+    """Return the arguments of a task in two forms, with a line of help each.
+
+    Args:
+        seconds: The default time limit.
+        of: What has this limit.
+        more: The task's further arguments.
+    """
+    timeout = TIMEOUT.format(seconds).replace("test", of)
+    return {"form": FORM, **more, "timeout": timeout, "memory": MEMORY}
+
+
 class CodeTask(ProgramTask):
     """Programs by pass@k. Subclasses define how rows become prompts and tests.
 

@@ -1,7 +1,7 @@
 """Base class of most tasks: problems below solved examples, answered by text."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -28,25 +28,6 @@ from treegen.tasks.common.sources import (
 )
 
 _PLACE: Final = re.compile(r"<image (\d{1,3})>")
-
-
-def examples_above_problems(
-    data: TaskData, num_samples: int, ask: Callable[[Problem], str]
-) -> Node:
-    """Return the tree examples -> problems -> samples, with two levels that samples share.
-
-    Problems with images become chat messages.
-
-    Args:
-        data: Problems and solved examples.
-        num_samples: Samples per problem.
-        ask: Returns the prompt of a problem, to be placed below the examples.
-    """
-    children = [
-        Node(build_content(problem, ask(problem)), samples=num_samples, id=problem.id)
-        for problem in data.problems
-    ]
-    return with_turns(Node(data.fewshot, children=children), data.turns)
 
 
 def build_content(problem: Problem, text: str) -> str | list[Message]:
@@ -188,8 +169,15 @@ class TextTask(Task):
         return question
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return the tree examples -> problems -> samples, with two levels that samples share."""
-        return examples_above_problems(data, num_samples, self.ask)
+        """Return the tree examples -> problems -> samples, with two levels that samples share.
+
+        Problems with images become chat messages.
+        """
+        children = [
+            Node(build_content(problem, self.ask(problem)), samples=num_samples, id=problem.id)
+            for problem in data.problems
+        ]
+        return with_turns(Node(data.fewshot, children=children), data.turns)
 
     def overall(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""

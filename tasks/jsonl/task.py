@@ -91,9 +91,7 @@ class QuestionAnswer(TextTask):
     # A blank line ends an answer, because one follows each example.
     defaults: Final = greedy(max_tokens=256, stop=("\n\n",))
 
-    def __init__(self) -> None:
-        """Compare whole texts until `load` sets another answer type."""
-        self._answer: CanonicalAnswer | MathAnswer = TextAnswer()
+    _answer: CanonicalAnswer | MathAnswer = TextAnswer()  # until `load` sets another type
 
     @property
     def answer_types(self) -> dict[str, AnswerType]:

@@ -50,14 +50,10 @@ _COLOUR: Final = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
 class _Dogs:
     """The dogs, numbered in their order in the text."""
 
-    names: tuple[str, ...]
-    """Their names."""
-    colours: Mapping[int, str]
-    """The colour of each number."""
-    shots: tuple[int, ...]
-    """The numbers of dogs in solved questions."""
-    targets: tuple[int, ...]
-    """The numbers of dogs in the questions of the run."""
+    names: tuple[str, ...]  # their names
+    colours: Mapping[int, str]  # the colour of each number
+    shots: tuple[int, ...]  # the numbers of dogs in solved questions
+    targets: tuple[int, ...]  # the numbers of dogs in the questions of the run
 
     def needles(self) -> list[tuple[float, str]]:
         """Return (depth, sentence) of each dog."""

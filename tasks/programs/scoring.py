@@ -133,18 +133,12 @@ class _PendingProgram:
     """A program to run, once for all samples with the same program."""
 
     problem_id: str
-    program: str
-    """Its short hash."""
-    source: str
-    """Its text."""
-    keys: list[Key]
-    """The samples with this program."""
-    cases: ProgramCases | None = None
-    """The tests of its problem, once they are read."""
-    results: list[TestResult] = field(default_factory=list)
-    """The results so far."""
-    future: Future[ProgramResult] | None = None
-    """The tests that are running; None if none are."""
+    program: str  # its short hash
+    source: str  # its text
+    keys: list[Key]  # the samples with this program
+    cases: ProgramCases | None = None  # the tests of its problem, once they are read
+    results: list[TestResult] = field(default_factory=list)  # the results so far
+    future: Future[ProgramResult] | None = None  # the tests that are running; None if none are
 
 
 class SandboxScoring(AccuracyCounter):

@@ -152,9 +152,7 @@ class Game24(PuzzleTask):
     examples = "game24_fewshot.jsonl"
     arguments: ClassVar = {"form": "how solutions are written: steps or expression; default: steps"}
 
-    def __init__(self) -> None:
-        """Use the form "steps" until `load` sets another."""
-        self._form = "steps"
+    _form = "steps"  # until `load` sets another
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read puzzles and examples, as `PuzzleTask.load` does.
