@@ -22,15 +22,18 @@ from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.chat import with_turns
 from treegen.evals.problem import Problem
+from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.truncation import droppable
 from treegen.prompts.tree import Node
+from treegen.runs import RunDir
 from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
 from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program, load_shots
 from treegen.tasks.common.sources import describe_examples, describe_problems, make_data_label
 from treegen.tasks.programs.report import ProgramVerdict
+from treegen.tasks.programs.scoring import SandboxScoring
 from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
@@ -144,6 +147,15 @@ class APPS(ProgramTask):
     def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.comparer.name: outcome.verdicts}
+
+    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
+        """Return the verdicts on a run of the loaded task.
+
+        Args:
+            run: The run directory.
+            execution: How programs may run; if None, only the stored verdicts are read.
+        """
+        return SandboxScoring(self, run, execution)
 
     def solutions(self, problem_id: str) -> list[str]:
         """Return the reference solutions of a loaded problem."""

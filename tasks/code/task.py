@@ -14,12 +14,15 @@ from treegen.common.params import SamplingParams
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
+from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.runs import RunDir
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source, describe_problems, make_data_label
 from treegen.tasks.common.text_task import select_task_data, with_examples
 from treegen.tasks.programs.report import ProgramVerdict
+from treegen.tasks.programs.scoring import SandboxScoring
 from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
@@ -150,6 +153,15 @@ class CodeTask(ProgramTask):
     def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.filters[0]: whole(outcome)}
+
+    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
+        """Return the verdicts on a run of the loaded task.
+
+        Args:
+            run: The run directory.
+            execution: How programs may run; if None, only the stored verdicts are read.
+        """
+        return SandboxScoring(self, run, execution)
 
     def read_cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:
         """Return the tests of a loaded problem."""

@@ -8,15 +8,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from treegen.common.formatting import parse_bytes
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
-from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.runs import RunDir
 from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.programs.report import NO_PROGRAM, ProgramVerdict, report_programs
 from treegen.tasks.sandbox import (
@@ -28,9 +26,6 @@ from treegen.tasks.sandbox import (
     TestCase,
     TestResult,
 )
-
-if TYPE_CHECKING:
-    from treegen.tasks.programs.scoring import SandboxScoring
 
 _LETTERS: Final = {
     ProgramStatus.ACCEPTED: "A",
@@ -216,18 +211,6 @@ class ProgramTask(TextTask):
     def forget_cases(self) -> None:
         """Drop cached tests, so that they are read anew."""
         self._cached_cases.cache_clear()
-
-    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> "SandboxScoring":
-        """Return the verdicts on a run of the loaded task.
-
-        Args:
-            run: The run directory.
-            execution: How programs may run; if None, only the stored verdicts are read.
-        """
-        # Imported here, because it imports this module.
-        from treegen.tasks.programs.scoring import SandboxScoring
-
-        return SandboxScoring(self, run, execution)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return pass@k and failure rates, also by difficulty if the data have difficulties.
