@@ -109,9 +109,9 @@ class MBPP(CodeTask):
             raise InputError(
                 f"mbpp has the splits {', '.join(SPLITS)}, not {split!r}; give split one of them"
             )
+        rows, source = self._read(options, split)
         if self.source.on_hub(options.data):
-            return self._source(options).read(options.data, split)
-        rows, source = self._all(options)
+            return rows, source
         low, high = SPLITS[split]
         chosen = [(line, row) for line, row in rows if low <= _number(row, low) <= high]
         if not chosen:
@@ -145,11 +145,7 @@ class MBPP(CodeTask):
             source = options.fewshot_file
             tasks = [_task(row) for _, row in read_any(Path(source))]
         else:
-            rows, source = (
-                self._source(options).read(options.data, "prompt")
-                if self.source.on_hub(options.data)
-                else self._all(options)
-            )
+            rows, source = self._read(options, "prompt")
             row_of = {_number(row, 0): row for _, row in rows}
             numbers = [*_SHOTS, *(n for n in range(*SPLITS["prompt"]) if n not in _SHOTS)]
             tasks = [_task(row_of[number]) for number in numbers if number in row_of]
@@ -177,17 +173,13 @@ class MBPP(CodeTask):
         """Return the one test of a problem: all of its test statements, run to the end."""
         return assert_cases("\n".join([record.setup, *record.tests]))
 
-    def _source(self, options: TaskOptions) -> Source:
+    def _read(self, options: TaskOptions, split: str) -> tuple[Rows, str]:
+        """Return the rows of a split on the hub, or all rows of other data."""
         part = one_of(options.extra, "set", _SETS, _SETS[0])
         assert self.source.hub is not None
-        return replace(
-            self.source,
-            hub=replace(self.source.hub, configs=(part,)),
-            files={"test": (_FILES[part],)},
-        )
-
-    def _all(self, options: TaskOptions) -> tuple[Rows, str]:
-        return self._source(options).read(options.data, None)
+        hub = replace(self.source.hub, configs=(part,))
+        source = replace(self.source, hub=hub, files={"test": (_FILES[part],)})
+        return source.read(options.data, split if source.on_hub(options.data) else None)
 
 
 def _number(row: dict[str, Any], default: int) -> int:

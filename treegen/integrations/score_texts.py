@@ -230,7 +230,9 @@ def score_texts(
         texts = read_texts(path)
         _pass(texts, at, path, folder)
         for part_texts, requests in _parts(llm, texts, top, part):
-            pairs = [(r.tokens[: r.score_from], r.tokens[r.score_from :]) for r in requests]
+            pairs: list[Any] = [
+                (r.tokens[: r.score_from], r.tokens[r.score_from :]) for r in requests
+            ]
             with llm.score_stream(pairs, top=top) as stream:
                 by_index = dict(stream)
                 stream.check_complete()
