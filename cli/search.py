@@ -27,10 +27,10 @@ def _of(knob: str, what: str) -> str:
 
 def _own_arguments() -> str:
     """Return the help of the methods' own arguments: their names."""
-    with_some = [(name, method) for name, method in METHODS.items() if method.arguments]
     return "; ".join(
         f"{name}: {', '.join(argument.name for argument in method.arguments)}"
-        for name, method in with_some
+        for name, method in METHODS.items()
+        if method.arguments
     )
 
 
