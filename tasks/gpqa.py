@@ -110,9 +110,8 @@ class GPQA(TextTask):
                 order.sort(key=lambda index: rank(options.seed, f"{question}\n{choices[index]}"))
             shown = [choices[index] for index in order]
             letters = dict(zip(_LETTERS, shown, strict=True))
-            number = optional(row, ("Record ID", "id"))
             return Problem(
-                id=f"gpqa-{line - 1}" if number is None else number,
+                id=optional(row, ("Record ID", "id")) or f"gpqa-{line - 1}",
                 question=_PROMPT.format(question=question, **letters),
                 answer=_LETTERS[shown.index(choices[0])],
                 metadata={

@@ -50,10 +50,9 @@ class SimpleQA(TextTask):
 
     def make_problem(self, row: dict[str, Any], line: int) -> Problem:
         """Return the question of a row."""
-        number = optional(row, ("id",))
         about = _metadata(row.get("metadata"))
         return Problem(
-            id=f"simpleqa-{line - 1}" if number is None else number,
+            id=optional(row, ("id",)) or f"simpleqa-{line - 1}",
             question=column(row, ("problem", "question")),
             answer=column(row, ("answer",)),
             metadata={"line": line, **{key: about[key] for key in self.groups if about.get(key)}},

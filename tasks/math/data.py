@@ -68,9 +68,8 @@ def read_problem(row: dict[str, Any], line: int) -> Problem:
     """Return the problem of a row; raise ValueError with the reason if it has none."""
     level = re.search(r"[1-5]", optional(row, ("level",)) or "")
     subject = optional(row, ("subject", "type")) or ""
-    problem_id = optional(row, ("unique_id", "id"))
     return Problem(
-        id=f"math-{line - 1}" if problem_id is None else problem_id,
+        id=optional(row, ("unique_id", "id")) or f"math-{line - 1}",
         question=column(row, ("problem", "question")),
         answer=final_answer(row),
         metadata={

@@ -20,7 +20,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import Report, ReportOptions, mean_row
 from treegen.evals.statistics.tables import problem_values
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.common.files import column
+from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.sources import HubTable
 from treegen.tasks.common.text_task import greedy
 from treegen.tasks.vision.task import Images, VisionTask
@@ -184,10 +184,7 @@ def _near(text: str, answers: Sequence[str]) -> Verdict:
 
 
 def _name(row: Mapping[str, Any], line: int, task: str) -> str:
-    for name in ("id", "questionId", "question_id"):
-        if isinstance(value := row.get(name), str | int) and str(value).strip():
-            return str(value)
-    return f"{task}-{line - 1}"
+    return optional(row, ("id", "questionId", "question_id")) or f"{task}-{line - 1}"
 
 
 def _texts(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
