@@ -5,29 +5,20 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
-
-_RUN = click.Path(path_type=Path)
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
 
 @click.command("compare")
-@click.argument("run_a", type=_RUN)
-@click.argument("run_b", type=_RUN)
+@click.argument("run_a", type=PATH)
+@click.argument("run_b", type=PATH)
 @add_option_groups("reading")
-@click.option("--partial", is_flag=True, help="Leave out problems that a run has not finished.")
-@click.option(
-    "--output-path",
-    "-o",
-    type=_RUN,
-    metavar="DIR",
-    help="Where the plots go. Default: a folder in RUN_B.",
-)
-@click.option("--no-plots", is_flag=True, help="Write no pictures.")
-@click.option(
-    "--html",
+@option("--partial", "Leave out problems that a run has not finished.")
+@option("--output-path -o DIR", "Where the plots go. Default: a folder in RUN_B.", type=PATH)
+@option("--no-plots", "Write no pictures.")
+@option(
+    "--html FILE.html",
+    "Also write a page with both runs' samples side by side.",
     type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.html",
-    help="Also write a page with both runs' samples side by side.",
 )
 @QUIET
 def command(
@@ -37,8 +28,7 @@ def command(
     output_path: Path | None,
     no_plots: bool,
     html: Path | None,
-    quiet: bool,
-    **asked: Any,
+    **reading: Any,
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
 
@@ -58,22 +48,19 @@ def command(
         raise InputError("--output-path is where plots go; leave it or --no-plots out")
     if html is not None:
         check_name(html, "--html")
-    a, b = (load_run(path, **asked) for path in (run_a, run_b))
+    a, b = (load_run(path, **reading) for path in (run_a, run_b))
     comparison = compare_runs(a, b, partial=partial)
-    if not quiet:
-        echo(safe_text(str(comparison)))
+    echo(safe_text(str(comparison)))
     files: list[Path] = []
     if not no_plots:
         if (folder := output_path) is None:
             check_no_link(run_b, folder := run_b / f"compared_with_{file_name(a.name)}")
         for plot in comparison_plots(comparison):
             files += plot.save(folder)
-        if not quiet:
-            echo(f"plots: {safe_text(str(folder))}\n")
+        echo(f"plots: {safe_text(str(folder))}\n")
     if html is not None:
         write_page([a, b], html, plots=False, comparison=comparison)
-        if not quiet:
-            echo(f"page: {safe_text(str(html))}\n")
+        echo(f"page: {safe_text(str(html))}\n")
     paths = {"run_a": str(run_a), "run_b": str(run_b)}
     json_line(
         {

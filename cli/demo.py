@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from treegen.cli.options.options import option
+
 if TYPE_CHECKING:
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.evaluation import EvaluationResult
@@ -36,52 +38,47 @@ class _Tour:
     terminal: "Terminal"
 
     def evaluate(
-        self, asked: dict[str, Any], execution: "ExecutionOptions | None" = None
+        self, typed: dict[str, Any], execution: "ExecutionOptions | None" = None
     ) -> "EvaluationResult":
         """Run one evaluation as `treegen eval` does."""
         from treegen.evals.pipeline.evaluation import evaluate_all
         from treegen.evals.pipeline.execution import ModelLoader
 
-        task, given = self._fill_defaults(asked)
+        task, choices = self._fill_defaults(typed)
         return evaluate_all(
             [task],
-            given,
+            choices,
             ModelLoader(self.llm),
             self.terminal,
             output=str(self.path / task),
             execution=execution,
         )[0]
 
-    def search(self, asked: dict[str, Any], method: str) -> "SearchRunResult":
+    def search(self, typed: dict[str, Any], method: str) -> "SearchRunResult":
         """Search a task's problems as `treegen search` does."""
         from treegen.evals.pipeline.execution import ModelLoader
         from treegen.evals.pipeline.search import search_all
 
-        task, given = self._fill_defaults({**asked, "method": method}, search=True)
-        del given["method"]
+        task, choices = self._fill_defaults({**typed, "method": method}, search=True)
+        del choices["method"]
         return search_all(
             [method],
-            {**given, "task": task},
+            {**choices, "task": task},
             ModelLoader(self.llm),
             self.terminal,
             output=str(self.path / task / method),
         )[0]
 
-    def _fill_defaults(self, asked: dict[str, Any], **how: bool) -> tuple[str, dict[str, Any]]:
+    def _fill_defaults(self, typed: dict[str, Any], **how: bool) -> tuple[str, dict[str, Any]]:
         from treegen import demo
 
-        given = demo.fill_defaults(asked, **how)
-        del given["model"]  # the model is loaded already
-        return given.pop("task"), given
+        choices = demo.fill_defaults(typed, **how)
+        del choices["model"]  # the model is loaded already
+        return choices.pop("task"), choices
 
 
 @click.command("demo")
-@click.option(
-    "--output-path",
-    "-o",
-    metavar="DIR",
-    help="Where the runs go. Default: a new directory in runs/.",
-)
+@option("--output-path -o DIR", "Where the runs go. Default: a new directory in runs/.")
 def command(output_path: str | None) -> None:
     """Show what treegen does, with a small model that comes with it: no GPU, no download.
 
@@ -101,7 +98,7 @@ def command(output_path: str | None) -> None:
         raise RunError(f"{path} is not empty; name another directory with --output-path")
     start = time.monotonic()
     notice(f"{demo.NOTICE}; runs go to {path}")
-    tour = _Tour(_load(), path, Terminal(quiet=False))
+    tour = _Tour(_load(), path, Terminal())
     parts: tuple[tuple[str, str, Callable[[_Tour], None]], ...] = (
         (
             "A prompt tree: 8 solved examples, 20 questions, 40 answers each",
@@ -133,7 +130,7 @@ def command(output_path: str | None) -> None:
         echo(f"\n{number}. {title}\n   $ {typed}\n")
         show(tour)
     echo(f"\nThe tour took {time.monotonic() - start:.0f} s. Its runs, with every sample:\n")
-    for folder in sorted(each.parent for each in path.rglob("run.json")):
+    for folder in sorted(file.parent for file in path.rglob("run.json")):
         echo(f"    {folder}")
     echo(
         "\nLook through them with treegen show DIR, or make a page of them with treegen report DIR."
@@ -169,24 +166,24 @@ def _vote(tour: _Tour) -> None:
     from treegen.evals.progress.usage import format_sharing
     from treegen.report.tables import format_interval, number
 
-    found = tour.evaluate(_WORDS)
-    report = found.report
+    result = tour.evaluate(_WORDS)
+    report = result.report
     assert report is not None
     votes = [row for row in report.majority if row.filter == report.majority[0].filter]
     rows = [[str(row.k), number(row.value), format_interval(row)] for row in votes]
     echo("\n" + format_table(["k", "Right by vote of k", "95% interval"], rows, right=(0, 1, 2)))
-    echo(f"\n{format_sharing(found.results['usage'])}")
+    echo(f"\n{format_sharing(result.results['usage'])}")
 
 
 def _heat_map(tour: _Tour) -> None:
     from treegen.cli.terminal.render import echo, pictures
     from treegen.report.plots.heat_map import draw_text
 
-    found = tour.evaluate(_GRID)
-    assert found.report is not None
-    for grid in found.report.grids:
+    result = tour.evaluate(_GRID)
+    assert result.report is not None
+    for grid in result.report.grids:
         echo("\n" + draw_text(grid))
-    pictures(found.report, found.path)
+    pictures(result.report, result.path)
 
 
 def _programs(tour: _Tour) -> None:

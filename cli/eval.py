@@ -24,6 +24,8 @@ from treegen.cli.options.options import (
     WRITE_OUT,
     add_option_groups,
     add_options,
+    is_quiet,
+    option,
 )
 
 if TYPE_CHECKING:
@@ -58,15 +60,14 @@ if TYPE_CHECKING:
 )
 @OUTPUT
 @JUDGE
-@click.option(
-    "--no-score",
-    "--predict-only",
+@option(
+    "--no-score --predict-only",
+    "Only sample; `treegen score` scores later.",
     "score",
     flag_value=False,
     default=None,
-    help="Only sample; `treegen score` scores later.",
 )
-@click.option("--log-tokens", is_flag=True, help="Store token ids with the texts.")
+@option("--log-tokens", "Store token ids with the texts.")
 @WRITE_OUT
 @add_options(*LM_EVAL)
 @ALL_FILTERS
@@ -76,7 +77,6 @@ def command(
     resume: str | None,
     write_out: bool,
     all_filters: bool,
-    quiet: bool,
     judge: tuple[str, ...],
     rubric: str | None,
     wordings: int | None,
@@ -98,6 +98,7 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
     from treegen.evals.pipeline.execution import ModelLoader
+    from treegen.report.run_settings import describe_results
 
     tasks = collect_tasks(params)
     is_checked_first = pop_lm_eval_options(params, tasks)
@@ -111,7 +112,7 @@ def command(
     if judge:
         choices["judged_by"] = None if plan is None else plan.to_json()
     allowed = " --allow-code-execution" if execution else ""
-    terminal = Terminal(quiet=quiet, resume="eval", flags=allowed)
+    terminal = Terminal(resume="eval", flags=allowed)
     places = make_placement(params, choices.get("device", "auto"))
     models = ModelLoader(places=places, stays=plan is not None or resume is not None)
     options: dict[str, Any] = {
@@ -126,19 +127,20 @@ def command(
     else:
         rows = [evaluate_all(tasks, choices, models, terminal, **options)]
     results = [result for row in rows for result in row]
-    if not quiet:
+    if not is_quiet():
         _show_results(results, all_filters=all_filters)
     documents = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
     complaints = [result.complaint for result in results if result.complaint]
     with closing(models):
-        judged = _judge_runs(results, plan, loading_of(choices), models, terminal, quiet=quiet)
+        judged = _judge_runs(results, plan, loading_of(choices), models, terminal)
     for document, judgings in zip(documents, judged, strict=True):
         if judgings is not None:
             document["judged"] = judgings.to_json()
             complaints += judgings.complaints
-    differences = _compare(rows, allow_task_code="allow_task_code" in choices, quiet=quiet)
-    if not quiet:
-        _show_headlines(results)
+    differences = _compare(rows, allow_task_code="allow_task_code" in choices)
+    for result in results:
+        about = describe_results(result.results, short=True)
+        render.show_headline(about, result.report, result.path)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
     if missing := sum(result.missing for result in results):
         complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
@@ -166,26 +168,14 @@ def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -
         render.echo("")
 
 
-def _show_headlines(results: "Sequence[EvaluationResult]") -> None:
-    """Print the headline of each run."""
-    from treegen.cli.terminal import render
-    from treegen.report.run_settings import describe_results
-
-    for result in results:
-        about = describe_results(result.results, short=True)
-        render.show_headline(about, result.report, result.path)
-
-
 def _judge_runs(
     results: "Sequence[EvaluationResult]",
     plan: "JudgingPlan | None",
     load_options: Mapping[str, Any],
     models: "ModelLoader",
     terminal: "Terminal",
-    *,
-    quiet: bool,
 ) -> "list[Judgings | None]":
-    """Judge the samples of runs, print the verdicts unless `quiet`, and return them.
+    """Judge the samples of runs, print the verdicts, and return them.
 
     Args:
         results: The results of the runs.
@@ -193,7 +183,6 @@ def _judge_runs(
         load_options: How the judges of a run's own plan are loaded.
         models: Holds the model that sampled.
         terminal: Receives messages and progress.
-        quiet: Whether to print nothing.
 
     Returns:
         The judgements on each run; None for runs without judges.
@@ -214,13 +203,13 @@ def _judge_runs(
                 follow=partial(terminal.count, again=result.again),
                 allow_task_code=True,
             )
-            show_judged(judgings, quiet=quiet)
+            show_judged(judgings)
             judged.append(judgings)
     return judged
 
 
 def _compare(
-    rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool, quiet: bool
+    rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool
 ) -> list[dict[str, Any]]:
     """Print and return how the runs of each adapter differ from those of the first one."""
     from treegen.cli.terminal.render import echo
@@ -229,7 +218,6 @@ def _compare(
 
     differences = []
     for a, b, comparison in compare_rows(rows, allow_task_code=allow_task_code):
-        if not quiet:
-            echo(safe_text(f"{b} against {a}\n\n{comparison}"))
+        echo(safe_text(f"{b} against {a}\n\n{comparison}"))
         differences.append({"run_a": a, "run_b": b, **comparison.to_json()})
     return differences

@@ -5,31 +5,28 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, RUN, add_option_groups, option
 
 # Copied from `treegen.report.exchange`, whose import is slow.
 _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 
 
 @click.command("export")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--to",
+@RUN
+@option(
+    "--to FORMAT",
+    "inspect, every-eval-ever, lm-eval or parquet.",
     required=True,
     type=click.Choice(_FORMATS),
-    metavar="FORMAT",
-    help="inspect, every-eval-ever, lm-eval or parquet.",
 )
-@click.option(
-    "--output-path",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="For inspect a file (.eval), else a folder. Default: in the run.",
+@option(
+    "--output-path -o PATH",
+    "For inspect a file (.eval), else a folder. Default: in the run.",
+    type=PATH,
 )
 @add_option_groups("reading")
 @QUIET
-def command(run: Path, to: str, output_path: Path | None, quiet: bool, **asked: Any) -> None:
+def command(run: Path, to: str, output_path: Path | None, **reading: Any) -> None:
     """Write the samples and scores of the directory RUN as another tool would have.
 
     inspect is a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval results
@@ -39,8 +36,7 @@ def command(run: Path, to: str, output_path: Path | None, quiet: bool, **asked: 
     from treegen.common.formatting import safe_text
     from treegen.report.exchange import export_run
 
-    files = export_run(run, to, output_path, **asked)
-    if not quiet:
-        for file in files:
-            echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
+    files = export_run(run, to, output_path, **reading)
+    for file in files:
+        echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
     json_line({"run": str(run), "to": to, "files": [str(file) for file in files]})

@@ -4,47 +4,38 @@ from pathlib import Path
 
 import click
 
-from treegen.cli.options.options import QUIET
+from treegen.cli.options.options import PATH, QUIET, option
 
 
 @click.command("import")
-@click.argument("log", type=click.Path(path_type=Path))
-@click.option(
-    "--output-path",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The run; of several tasks, the folder above. Default: in runs/.",
+@click.argument("log", type=PATH)
+@option(
+    "--output-path -o DIR",
+    "The run; of several tasks, the folder above. Default: in runs/.",
+    type=PATH,
 )
-@click.option(
-    "--task",
-    "tasks",
-    multiple=True,
-    metavar="NAME",
-    help="Only this task of the log; may be repeated.",
-)
+@option("--task NAME", "Only this task of the log; may be repeated.", "tasks", multiple=True)
 @QUIET
-def command(log: Path, output_path: Path | None, tasks: tuple[str, ...], quiet: bool) -> None:
+def command(log: Path, output_path: Path | None, tasks: tuple[str, ...]) -> None:
     """Make run directories of LOG, which report, compare, score and show read like others.
 
     LOG is a log of Inspect AI, or results of lm-evaluation-harness with --log_samples: the folder,
     or its results_TIME.json. The verdicts are those of the log.
     """
-    from treegen.cli.terminal.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, json_line, tell
     from treegen.common.formatting import safe_text
     from treegen.evals.pipeline.targets import new_path
     from treegen.report.exchange.external_log import make_runs
     from treegen.report.exchange.importer import read_log
 
-    found = read_log(log, tasks or None)
-    for each in found:
-        for line in each.notices if not quiet else ():
-            notice(f"{each.task}: {line}")
+    logs = read_log(log, tasks or None)
+    for part in logs:
+        for line in part.notices:
+            tell(f"{part.task}: {line}")
     if output_path is None:
-        name = found[0].task if len(found) == 1 else log.stem
+        name = logs[0].task if len(logs) == 1 else log.stem
         output_path = new_path(name, "imported")
-    runs = make_runs(found, output_path)
-    if not quiet:
-        for each, run in zip(found, runs, strict=True):
-            echo(safe_text(f"{run}: {each.task}, {len(each.samples):,} samples of {each.model}"))
+    runs = make_runs(logs, output_path)
+    for part, run in zip(logs, runs, strict=True):
+        echo(safe_text(f"{run}: {part.task}, {len(part.samples):,} samples of {part.model}"))
     json_line({"log": str(log), "runs": [str(run) for run in runs]})

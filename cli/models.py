@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options.options import QUIET
+from treegen.cli.options.options import QUIET, option
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -13,22 +13,19 @@ if TYPE_CHECKING:
 
 @click.command("models")
 @click.argument("model", required=False, metavar="[DIR|FILE|NAME]")
-@click.option("--dtype", default="auto", metavar="TYPE", help="auto, float32, bfloat16 or float16.")
-@click.option(
-    "--quantization", metavar="TYPE", help="fp8, mxfp4, or none to expand what is stored so."
-)
-@click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="auto or fp8.")
-@click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N.")
-@click.option("--revision", metavar="NAME", help="Of a hub name.")
-@click.option(
-    "--image-size",
+@option("--dtype TYPE", "auto, float32, bfloat16 or float16.", default="auto")
+@option("--quantization TYPE", "fp8, mxfp4, or none to expand what is stored so.")
+@option("--kv-cache-dtype TYPE", "auto or fp8.", default="auto")
+@option("--device NAME", "auto, cpu, cuda or cuda:N.", default="auto")
+@option("--revision NAME", "Of a hub name.")
+@option(
+    "--image-size WxH,...",
+    "Pixels of images whose tokens are counted. Default: 512x512,1024x768,2048x1536.",
     "sizes",
-    metavar="WxH,...",
-    help="Pixels of images whose tokens are counted. Default: 512x512,1024x768,2048x1536.",
 )
-@click.option("--trust-remote-code", is_flag=True, help="Let code that comes with it run.")
+@option("--trust-remote-code", "Let code that comes with it run.")
 @QUIET
-def command(model: str | None, quiet: bool, sizes: str | None, **options: Any) -> None:
+def command(model: str | None, sizes: str | None, **options: Any) -> None:
     """Tell which families of models run, how, and what is refused and why.
 
     With a checkpoint: what becomes of that one, from its configuration alone.
@@ -43,14 +40,13 @@ def command(model: str | None, quiet: bool, sizes: str | None, **options: Any) -
     from treegen.model.options import EngineOptions
 
     if model is not None:
-        asked = parse_image_sizes(sizes or IMAGE_SIZES)
-        found: CheckpointReport | FamilyReport = inspect_checkpoint(
-            EngineOptions(model=model, **options), asked
+        image_sizes = parse_image_sizes(sizes or IMAGE_SIZES)
+        report: CheckpointReport | FamilyReport = inspect_checkpoint(
+            EngineOptions(model=model, **options), image_sizes
         )
     elif sizes is None:
-        found = FamilyReport.of_installed()
+        report = FamilyReport.of_installed()
     else:
         raise InputError("--image-size is of one checkpoint; name it")
-    if not quiet:
-        echo(f"{found}\n")
-    json_line(found.document)
+    echo(f"{report}\n")
+    json_line(report.document)

@@ -18,7 +18,7 @@ from treegen.cli.options.options import QUIET, WRITE_OUT, add_option_groups
 @add_option_groups("task", "data", "arguments", "model", "sampling")
 @WRITE_OUT
 @QUIET
-def command(write_out: bool, quiet: bool, **params: Any) -> None:
+def command(write_out: bool, **params: Any) -> None:
     """Show the prompt tree of each TASK by level: tokens, bytes, rows that fit, and what is shared.
 
     Needs the model's tokenizer and configuration only.
@@ -28,11 +28,10 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     from treegen.evals.pipeline.evaluation import plan_tasks
     from treegen.report.plan_document import plan_document, plan_text
 
-    terminal = Terminal(quiet=quiet)
+    terminal = Terminal()
     documents = []
     tasks = collect_tasks(params)
     for prepared in plan_tasks(tasks, collect_choices(params), terminal, show_prompts=write_out):
         documents.append(plan_document(prepared.job, prepared.facts, prepared.plan))
-        if not quiet:
-            echo(plan_text(documents[-1], prepared.plan.levels()) + "\n")
+        echo(plan_text(documents[-1], prepared.plan.levels()) + "\n")
     json_line({"plans": documents})

@@ -6,64 +6,34 @@ from typing import Any
 import click
 
 from treegen.cli.options.choices import whole_numbers
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
 
 @click.command("power")
-@click.option(
-    "--difference",
-    type=float,
-    default=0.02,
-    show_default=True,
-    help="Between the accuracies of two runs.",
-)
-@click.option(
-    "--run",
+@option("--difference", "Between the accuracies of two runs.", default=0.02)
+@option(
+    "--run RUN",
+    "Take variances from this run; of two runs, their correlation too.",
     "runs",
     multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="RUN",
-    help="Take variances from this run; of two runs, their correlation too.",
+    type=PATH,
 )
-@click.option("--n-problems", type=int, metavar="N", help="Problems at hand.")
-@click.option(
-    "--n-samples",
-    "-n",
-    "num_samples",
-    metavar="1,8,64",
-    default="1,4,16,64",
-    show_default=True,
-    help="Samples per problem.",
-)
-@click.option(
+@option("--n-problems N", "Problems at hand.", type=int)
+@option("--n-samples -n 1,8,64", "Samples per problem.", "num_samples", default="1,4,16,64")
+@option(
     "--between",
+    "Variance of problems' chances of a right sample. Default: 0.1, or of the run.",
     type=float,
-    help="Variance of problems' chances of a right sample. Default: 0.1, or of the run.",
 )
-@click.option(
-    "--within", type=float, help="Mean of p (1 - p) over problems. Default: 0.1, or of the run."
-)
-@click.option(
+@option("--within", "Mean of p (1 - p) over problems. Default: 0.1, or of the run.", type=float)
+@option(
     "--correlation",
+    "Of problems' chances in both runs. Default: 0.5, or of two runs; 0 for runs of other "
+    "problems.",
     type=float,
-    help="Of problems' chances in both runs. Default: 0.5, "
-    "or of two runs; 0 for runs of other problems.",
 )
-@click.option(
-    "--power",
-    "wanted",
-    type=float,
-    default=0.8,
-    show_default=True,
-    help="The chance to find the difference.",
-)
-@click.option(
-    "--alpha",
-    type=float,
-    default=0.05,
-    show_default=True,
-    help="The chance to find one where there is none.",
-)
+@option("--power", "The chance to find the difference.", "wanted", default=0.8)
+@option("--alpha", "The chance to find one where there is none.", default=0.05)
 @add_option_groups("reading")
 @QUIET
 def command(
@@ -76,8 +46,7 @@ def command(
     correlation: float | None,
     wanted: float,
     alpha: float,
-    quiet: bool,
-    **asked: Any,
+    **reading: Any,
 ) -> None:
     """Say how many problems show a difference between two runs of the same problems.
 
@@ -90,14 +59,13 @@ def command(
     from treegen.report.run_settings import describe_view
 
     ks = sorted({*whole_numbers(num_samples, "--n-samples")})
-    runs_read = [load_run(path, **asked) for path in runs]
+    runs_read = [load_run(path, **reading) for path in runs]
     spread = spread_of_runs(runs_read, between, within, correlation)
     wish = PowerQuery(difference, wanted, alpha, n_problems)
     rows = wish.rows(spread, ks)
-    if not quiet:
-        for view in runs_read:
-            echo(f"{safe_text(view.name)}: {describe_view(view)}")
-        echo(f"{wish.build_table(spread, rows)}\n")
+    for view in runs_read:
+        echo(f"{safe_text(view.name)}: {describe_view(view)}")
+    echo(f"{wish.build_table(spread, rows)}\n")
     json_line(
         {
             "difference": difference,

@@ -6,26 +6,25 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 
 
 @click.command("replay")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
+@RUN
+@option(
     "--stop-batch",
+    "Samples of a problem until the rule is asked again.",
     type=click.IntRange(min=1),
     default=8,
-    show_default=True,
-    help="Samples of a problem until the rule is asked again.",
 )
-@click.option(
+@option(
     "--chance",
+    "Of the leading answer to stay ahead; may be repeated.",
     "chances",
     type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
     multiple=True,
-    help="Of the leading answer to stay ahead; may be repeated.",
 )
-@click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
+@option("--filter NAME", "Read answers by this filter.", "filter_name")
 @add_option_groups("reading")
 @QUIET
 def command(
@@ -33,8 +32,7 @@ def command(
     stop_batch: int,
     chances: tuple[float, ...],
     filter_name: str | None,
-    quiet: bool,
-    **asked: Any,
+    **reading: Any,
 ) -> None:
     """Say what `--stop-when decided` would have saved of the run in RUN, and what it would cost.
 
@@ -46,11 +44,9 @@ def command(
     from treegen.report.run_settings import describe_view
     from treegen.report.stopping_savings import CHANCES, get_replay_problems, savings
 
-    view = read_run(run, asked, quiet=quiet)
+    view = read_run(run, reading)
     drawn = get_replay_problems(view, filter_of(view, filter_name))
     groups = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
-    if not quiet:
-        echo(f"{describe_view(view)}\n")
-        for group in groups:
-            echo(f"{group}\n")
+    for text in (describe_view(view), *groups):
+        echo(f"{text}\n")
     json_line({"run": str(run), "stop_batch": stop_batch, "groups": [asdict(g) for g in groups]})

@@ -6,31 +6,27 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, RUNS, add_option_groups, option
 
 
 @click.command("report")
-@click.argument(
-    "runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=click.Path(path_type=Path)
-)
-@click.option(
-    "--output-path",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="FILE.html",
-    help="The page. Default: report.html in the run; here for several.",
+@RUNS
+@option(
+    "--output-path -o FILE.html",
+    "The page. Default: report.html in the run; here for several.",
+    type=PATH,
 )
 @add_option_groups("reading")
-@click.option("--no-plots", is_flag=True, help="Write the page only, no folder of plots beside it.")
+@option("--no-plots", "Write the page only, no folder of plots beside it.")
 @QUIET
 def command(
-    runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, quiet: bool, **asked: Any
+    runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, **reading: Any
 ) -> None:
     """Write one HTML page about the directories RUN, with their samples and trees to look through.
 
     The page needs no network and no other file. Its plots are written beside it as SVG and PNG.
     """
-    from treegen.cli.terminal.render import echo, in_flags, json_line, notice
+    from treegen.cli.terminal.render import echo, in_flags, json_line, tell
     from treegen.common.formatting import safe_text
     from treegen.report.load import find_runs, load_run
     from treegen.report.page import check_name, write_page
@@ -39,22 +35,21 @@ def command(
         output_path = output_path / "report.html"
     if output_path is not None:
         check_name(output_path, "--output-path")
-    found, views = find_runs(runs), []
-    for path in found:
-        view = load_run(path, **asked)
-        for line in view.notices if not quiet else ():
-            notice(f"{path}: {in_flags(line)}")
+    paths, views = find_runs(runs), []
+    for path in paths:
+        view = load_run(path, **reading)
+        for line in view.notices:
+            tell(f"{path}: {in_flags(line)}")
         views.append(view)
-    default = found[0] / "report.html" if len(found) == 1 else Path("report.html")
+    default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
     page, *plots = write_page(views, output_path or default, plots=not no_plots)
-    if not quiet:
-        echo(f"page: {safe_text(str(page))} ({page.stat().st_size / 2**20:,.1f} MiB)")
-        for folder in sorted({plot.parent for plot in plots}):
-            echo(f"plots: {safe_text(str(folder))}")
+    echo(f"page: {safe_text(str(page))} ({page.stat().st_size / 2**20:,.1f} MiB)")
+    for folder in sorted({plot.parent for plot in plots}):
+        echo(f"plots: {safe_text(str(folder))}")
     json_line(
         {
             "page": str(page),
             "plots": [str(plot) for plot in plots],
-            "runs": [str(path) for path in found],
+            "runs": [str(path) for path in paths],
         }
     )

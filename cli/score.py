@@ -6,17 +6,24 @@ from typing import Any
 import click
 
 from treegen.cli.options.choices import collect_choices, make_execution
-from treegen.cli.options.options import ALL_FILTERS, QUIET, add_option_groups
+from treegen.cli.options.options import (
+    ALL_FILTERS,
+    QUIET,
+    RUN,
+    add_option_groups,
+    is_quiet,
+    option,
+)
 
 
 @click.command("score")
-@click.argument("run", type=click.Path(path_type=Path))
+@RUN
 @add_option_groups("reading")
-@click.option("--rejudge", is_flag=True, help="Run programs again that have been judged.")
+@option("--rejudge", "Run programs again that have been judged.")
 @add_option_groups("arguments", "report", "execution")
 @ALL_FILTERS
 @QUIET
-def command(run: Path, quiet: bool, rejudge: bool, all_filters: bool, **params: Any) -> None:
+def command(run: Path, rejudge: bool, all_filters: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
@@ -24,16 +31,15 @@ def command(run: Path, quiet: bool, rejudge: bool, all_filters: bool, **params: 
     from treegen.report.run_settings import describe_results
 
     execution = make_execution(params, anew=rejudge)
-    result = rescore_run(run, collect_choices(params), Terminal(quiet=quiet), execution)
-    if not quiet:
+    result = rescore_run(run, collect_choices(params), Terminal(), execution)
+    if not is_quiet():
         render.show_report(result.results, result.report, all_filters=all_filters)
         render.pictures(result.report, run)
     if result.missing:
         planned = result.results["planned"]
         render.notice(f"{result.missing:,} of {planned:,} samples are not drawn yet")
-    if not quiet:
-        render.echo("")
-        render.show_headline(describe_results(result.results, short=True), result.report, run)
+    render.echo("")
+    render.show_headline(describe_results(result.results, short=True), result.report, run)
     # The form of `treegen eval`, which may have several runs.
     render.json_line({"runs": [{"run": str(run), **render.without_parts(result.results)}]})
     render.exit_with_complaints([result.complaint] if result.complaint else [])

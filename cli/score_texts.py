@@ -6,31 +6,27 @@ from typing import Any
 import click
 
 from treegen.cli.options.choices import make_engine
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 from treegen.errors import InputError
 
 
 @click.command("score-texts")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @add_option_groups("model")
-@click.option(
-    "--top",
+@option(
+    "--top K",
+    "Likeliest tokens to store in the place of each token.",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
-    metavar="K",
-    help="Likeliest tokens to store in the place of each token.",
 )
-@click.option(
-    "--output",
-    "-o",
+@option(
+    "--output -o DIR",
+    "Where the columns go. The same command goes on after a stop.",
     required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where the columns go. The same command goes on after a stop.",
+    type=PATH,
 )
 @QUIET
-def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> None:
+def command(file: Path, top: int, output: Path, **params: Any) -> None:
     """Score the texts of FILE: the log-probability of each token, and the likeliest ones there.
 
     A line of FILE is a JSON object with "text", or with "prompt" and "completion", as text or as
@@ -38,7 +34,7 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     """
     from dataclasses import asdict
 
-    from treegen.cli.terminal.render import json_line, notice
+    from treegen.cli.terminal.render import json_line, tell
     from treegen.common.cores import set_threads
 
     engine = make_engine(params)
@@ -53,6 +49,5 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     if resolve_device(engine.device).type == "cpu":
         set_threads()
     for done in score_texts(LLM(**asdict(engine)), file, output, top=top):
-        if not quiet:
-            notice(f"{done.texts:,} texts, {done.tokens:,} tokens in {output}")
+        tell(f"{done.texts:,} texts, {done.tokens:,} tokens in {output}")
     json_line({"output": str(output), "top": top, **asdict(done)})

@@ -7,7 +7,7 @@ import click
 
 from treegen.cli.options.choices import collect_choices, make_placement
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import OUTPUT, QUIET, add_option_groups
+from treegen.cli.options.options import OUTPUT, QUIET, add_option_groups, option
 from treegen.cli.options.pairs import read_pairs
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, methods_with_setting
@@ -27,10 +27,10 @@ def _of(knob: str, what: str) -> str:
 
 def _own_arguments() -> str:
     """Return the help of the methods' own arguments: their names."""
-    with_some = [(name, method) for name, method in METHODS.items() if method.arguments]
     return "; ".join(
         f"{name}: {', '.join(argument.name for argument in method.arguments)}"
-        for name, method in with_some
+        for name, method in METHODS.items()
+        if method.arguments
     )
 
 
@@ -45,95 +45,75 @@ def _own_arguments() -> str:
     ),
 )
 @click.argument("task", required=False)
-@click.option(
-    "--method",
-    "-m",
-    metavar="NAME",
-    help=f"{_either(METHODS)}; or path/to/file.py:function, a search of your own.",
+@option(
+    "--method -m NAME", f"{_either(METHODS)}; or path/to/file.py:function, a search of your own."
 )
-@click.option(
-    "--method-arg",
-    "-a",
+@option(
+    "--method-arg -a NAME=VALUE",
+    f"An argument of the method's own; {_own_arguments()}.",
     "arguments",
     multiple=True,
-    metavar="NAME=VALUE",
-    help=f"An argument of the method's own; {_own_arguments()}.",
 )
-@click.option(
-    "--compare",
-    metavar="NAME,NAME",
-    help="Run several methods, each with the whole "
-    "budget, and print what each solved beside what it cost.",
+@option(
+    "--compare NAME,NAME",
+    "Run several methods, each with the whole budget, and print what each solved beside what it "
+    "cost.",
 )
-@click.option(
-    "--budget",
+@option(
+    "--budget K=V,...",
+    f"What a problem may cost: any of {', '.join(_BUDGET)}; tokens are decoded ones.",
     multiple=True,
-    metavar="K=V,...",
-    help=f"What a problem may cost: any of {', '.join(_BUDGET)}; tokens are decoded ones.",
 )
-@click.option("--width", type=int, help="States to keep at a time. Default: the task's.")
-@click.option("--depth", type=int, help="Most steps of a solution. Default: the task's.")
-@click.option("--expand", type=int, help="Next steps to try in a state. Default: the task's.")
-@click.option(
-    "--n-samples",
-    "-n",
-    "--num-samples",
+@option("--width", "States to keep at a time. Default: the task's.", type=int)
+@option("--depth", "Most steps of a solution. Default: the task's.", type=int)
+@option("--expand", "Next steps to try in a state. Default: the task's.", type=int)
+@option(
+    "--n-samples -n --num-samples",
+    _of("num_samples", "solutions drawn at most."),
     "num_samples",
     type=int,
-    help=_of("num_samples", "solutions drawn at most."),
 )
-@click.option(
-    "--propose",
-    metavar="HOW",
-    help="Where next steps are from: sample, or a way of the task's own (puzzles: list).",
+@option(
+    "--propose HOW",
+    "Where next steps are from: sample, or a way of the task's own (puzzles: list).",
 )
-@click.option(
-    "--evaluate",
-    metavar="HOW",
-    help="What a state is worth: logprob, min-logprob, "
-    "reward:DIR for a reward model, or a way of the task's own (puzzles: judge, "
-    "judge-sampled).",
+@option(
+    "--evaluate HOW",
+    "What a state is worth: logprob, min-logprob, reward:DIR for a reward model, or a way of the "
+    "task's own (puzzles: judge, judge-sampled).",
 )
-@click.option(
-    "--verifier",
-    metavar="DIR|NAME",
-    help="Judge states by a reward model or verifier, in place of --evaluate.",
+@option(
+    "--verifier DIR|NAME", "Judge states by a reward model or verifier, in place of --evaluate."
 )
-@click.option(
-    "--verifier-arg",
+@option(
+    "--verifier-arg NAME=VALUE",
+    "How it is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, turns.",
     "verifier_args",
     multiple=True,
-    metavar="NAME=VALUE",
-    help="How it "
-    "is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, "
-    "turns.",
 )
-@click.option("--verifier-memory", metavar="SIZE", help="Its cache (1GiB).")
-@click.option(
-    "--prune-below", type=float, help=_of("prune_below", "do not look into states worth less.")
-)
-@click.option("--exploration", type=float, help=_of("exploration", "its constant c."))
-@click.option("--iterations", type=int, help=_of("iterations", "visits at most."))
-@click.option(
+@option("--verifier-memory SIZE", "Its cache (1GiB).")
+@option("--prune-below", _of("prune_below", "do not look into states worth less."), type=float)
+@option("--exploration", _of("exploration", "its constant c."), type=float)
+@option("--iterations", _of("iterations", "visits at most."), type=int)
+@option(
     "--rollouts",
-    type=int,
-    help=_of(
+    _of(
         "rollouts",
         "samples played to their end from a "
         "new state, whose ends are judged (1); 0 judges the state itself.",
     ),
+    type=int,
 )
-@click.option(
-    "--choose",
-    metavar="HOW",
-    help="Of the solutions found: best, by the evaluation, "
-    "or vote, weighted by it, as the papers on rebase and dvts do.",
+@option(
+    "--choose HOW",
+    "Of the solutions found: best, by the evaluation, or vote, weighted by it, as the papers on "
+    "rebase and dvts do.",
 )
-@click.option("--max-tokens", type=int, help="Most tokens of a solution. Default: the task's.")
-@click.option("--step-tokens", type=int, help="Most tokens of a step. Default: the task's.")
-@click.option("--seed", type=int, help="Seed of the samples. Default: 0.")
-@click.option("--repeats", type=int, help="Searches of each problem, for pass@k. Default: 1.")
-@click.option("--concurrency", type=int, help="Problems to search at once. Default: 64.")
+@option("--max-tokens", "Most tokens of a solution. Default: the task's.", type=int)
+@option("--step-tokens", "Most tokens of a step. Default: the task's.", type=int)
+@option("--seed", "Seed of the samples. Default: 0.", type=int)
+@option("--repeats", "Searches of each problem, for pass@k. Default: 1.", type=int)
+@option("--concurrency", "Problems to search at once. Default: 64.", type=int)
 @add_option_groups("drawing", "data", "arguments", "model", "cluster", "task code")
 @OUTPUT
 @QUIET
@@ -142,7 +122,6 @@ def command(
     compare: str | None,
     output: str | None,
     resume: str | None,
-    quiet: bool,
     **params: Any,
 ) -> None:
     """Search for solutions of each problem of TASK, and print how many were found, and the cost.
@@ -152,19 +131,13 @@ def command(
     """
     choices = _collect_choices(params)
     places = make_placement(params, choices.get("device", "auto"))
+    from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
-    from treegen.cli.terminal.render import (
-        echo,
-        exit_with_complaints,
-        json_line,
-        notice,
-        without_parts,
-    )
     from treegen.evals.pipeline.execution import ModelLoader
     from treegen.evals.pipeline.search import lacking, search_all
     from treegen.report.text import cost_table
 
-    terminal = Terminal(quiet=quiet, resume="search")
+    terminal = Terminal(resume="search")
     results = search_all(
         _methods(method, compare),
         choices,
@@ -174,17 +147,15 @@ def command(
         resume=resume,
         compare=compare is not None,
     )
-    for result in results if not quiet else ():
+    for result in results:
         for problem, error in list(result.results["errors"].items())[:3]:
-            notice(f"{result.method}: the search of {problem!r} failed: {error}")
-    if not quiet:
-        echo("\n" + cost_table([result.results for result in results]))
-        for result in results:
-            echo(f"run: {result.path}")
-    json_line(
-        {"runs": [{"run": str(result.path), **without_parts(result.results)} for result in results]}
-    )
-    exit_with_complaints(lacking(results))
+            render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
+    render.echo("\n" + cost_table([result.results for result in results]))
+    for result in results:
+        render.echo(f"run: {result.path}")
+    runs = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
+    render.json_line({"runs": runs})
+    render.exit_with_complaints(lacking(results))
 
 
 def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:

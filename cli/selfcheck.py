@@ -5,20 +5,14 @@ from typing import Any
 import click
 
 from treegen.cli.options.choices import collect_choices
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import QUIET, add_option_groups, option
 
 
 @click.command("selfcheck")
-@click.option(
-    "--problems",
-    "num_problems",
-    default=16,
-    show_default=True,
-    help="Problems of the job. Each has 8 samples.",
-)
+@option("--problems", "Problems of the job. Each has 8 samples.", "num_problems", default=16)
 @add_option_groups("model")
 @QUIET
-def command(num_problems: int, quiet: bool, **params: Any) -> None:
+def command(num_problems: int, **params: Any) -> None:
     """Run one job in many arrangements, and count the samples that stay the same.
 
     In another order, in part, one problem alone, with few rows, with few pages, resumed. The exit
@@ -26,21 +20,20 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     are not.
     """
     from treegen import demo
-    from treegen.cli.terminal.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, json_line, tell
     from treegen.errors import InputError
     from treegen.model.options import EngineOptions
 
     if num_problems < 3:
         raise InputError(f"--problems must be at least 3, got {num_problems}")
     choices = collect_choices(params)
-    if "model" not in choices and not quiet:
-        notice(f"{demo.MODEL_NOTICE}; give --model for yours")
+    if "model" not in choices:
+        tell(f"{demo.MODEL_NOTICE}; give --model for yours")
     engine = EngineOptions(**{"model": demo.NAME, **choices})
     from treegen.api.selfcheck import self_check
 
     outcome = self_check(engine, num_problems)
-    if not quiet:
-        echo(str(outcome.table))
+    echo(str(outcome.table))
     json_line(outcome.document)
     if outcome.is_broken:
         raise click.exceptions.Exit(1)

@@ -10,7 +10,7 @@ import click
 
 from treegen.cli.options.choices import make_engine
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import add_option_groups
+from treegen.cli.options.options import add_option_groups, option
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, install
 
@@ -22,57 +22,43 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
     "serve", cls=GroupedCommand, examples=("treegen serve --model Qwen/Qwen3-0.6B --memory 8GiB",)
 )
 @add_option_groups("model")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option(
-    "--api-key",
+@option("--host", "Address to listen at.", default="127.0.0.1")
+@option("--port", "", type=click.IntRange(0, 65535), default=8000)
+@option(
+    "--api-key KEY",
+    "Key that clients must send; required if others reach --host.",
     envvar="TREEGEN_API_KEY",
     show_envvar=True,
-    metavar="KEY",
-    help="Key that clients must send; required if others reach --host.",
 )
-@click.option(
-    "--served-model-name",
-    metavar="NAME",
-    help="What clients call the model. Default: the last part of --model.",
+@option(
+    "--served-model-name NAME", "What clients call the model. Default: the last part of --model."
 )
-@click.option(
-    "--max-waiting",
+@option(
+    "--max-waiting N",
+    "Samples that may wait; more are refused with status 429. Default: four times --max-rows.",
     type=int,
-    metavar="N",
-    help="Samples that may wait; more are refused with status 429. Default: four times --max-rows.",
 )
-@click.option(
-    "--tool-format",
-    metavar="NAME",
-    help="How the model writes tool calls, such as "
-    "hermes or qwen3_coder. Default: found by its chat template.",
+@option(
+    "--tool-format NAME",
+    "How the model writes tool calls, such as hermes or qwen3_coder. Default: found by its chat "
+    "template.",
 )
-@click.option(
-    "--max-body", default="16MiB", show_default=True, metavar="SIZE", help="Largest request."
+@option("--max-body SIZE", "Largest request.", default="16MiB")
+@option(
+    "--max-image-pixels N", "Pixels of all images of one request, at most.", type=int, default=2**25
 )
-@click.option(
-    "--max-image-pixels",
-    type=int,
-    default=2**25,
-    show_default=True,
-    metavar="N",
-    help="Pixels of all images of one request, at most.",
-)
-@click.option(
+@option(
     "--sampling",
+    "Of requests that do not say: as the checkpoint's generation_config.json recommends, or "
+    "temperature 1 without filters.",
     type=click.Choice(["recommended", "neutral"]),
     default="recommended",
-    show_default=True,
-    help="Of requests that do not say: as the checkpoint's "
-    "generation_config.json recommends, or temperature 1 without filters.",
 )
-@click.option(
+@option(
     "--drain-seconds",
+    "After SIGTERM, time to answer what was asked.",
     type=click.IntRange(0),
     default=60,
-    show_default=True,
-    help="After SIGTERM, time to answer what was asked.",
 )
 def command(
     host: str,

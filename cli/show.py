@@ -10,8 +10,11 @@ import click
 from treegen.cli.options.options import (
     ALL_FILTERS,
     QUIET,
+    RUN,
     add_option_groups,
     is_json_requested,
+    is_quiet,
+    option,
 )
 
 if TYPE_CHECKING:
@@ -22,23 +25,17 @@ _WIDTH: Final = 200
 
 
 @click.command("show")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--problem", "-p", metavar="ID", help="One problem: its samples and their votes.")
-@click.option(
-    "--tree",
-    "-t",
-    metavar="ID",
-    help="One problem as a tree: its search, or its prompt with the samples below.",
-)
-@click.option(
-    "--as",
+@RUN
+@option("--problem -p ID", "One problem: its samples and their votes.")
+@option("--tree -t ID", "One problem as a tree: its search, or its prompt with the samples below.")
+@option(
+    "--as FORMAT",
+    "With --tree: write it for Graphviz (dot) or mermaid.",
     "written_as",
     type=click.Choice(("dot", "mermaid")),
-    metavar="FORMAT",
-    help="With --tree: write it for Graphviz (dot) or mermaid.",
 )
-@click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
-@click.option("--full", is_flag=True, help="Whole texts, and every problem in the list.")
+@option("--filter NAME", "Read answers by this filter.", "filter_name")
+@option("--full", "Whole texts, and every problem in the list.")
 @add_option_groups("reading")
 @ALL_FILTERS
 @QUIET
@@ -50,7 +47,6 @@ def command(
     filter_name: str | None,
     full: bool,
     all_filters: bool,
-    quiet: bool,
     **load_options: Any,
 ) -> None:
     """Show what the directory RUN holds: metrics and problems, one problem, or one tree."""
@@ -65,11 +61,11 @@ def command(
     from treegen.cli.terminal.render import echo, json_line, read_run
     from treegen.report import run_document
 
-    view = read_run(run, load_options, quiet=quiet)
+    view = read_run(run, load_options)
     filter = run_document.filter_of(view, filter_name)
     problem_id = problem if problem is not None else tree
     if problem_id is None:
-        document = _show_run(view, filter, full=full, all_filters=all_filters, quiet=quiet)
+        document = _show_run(view, filter, full=full, all_filters=all_filters)
         json_line({"run": str(run), **document})
         return
     problem_view = run_document.problem_of(view, problem_id)
@@ -78,52 +74,42 @@ def command(
         # The output is for another program, so nothing else is printed.
         for stored_tree in trees:
             text = stored_tree.to_dot() if written_as == "dot" else stored_tree.to_mermaid()
-            echo(text.removesuffix("\n"))
+            echo(text.removesuffix("\n"), always=True)
         return
     if trees:
         document = run_document.trees_document(trees, problem_view.id)
-        if not (quiet or is_json_requested()):
+        if not (is_quiet() or is_json_requested()):
             _draw_trees(trees, problem_view.id, full=full)
     else:
         document = run_document.problem_document(problem_view, filter)
-        if not quiet:
-            echo(run_document.problem_text(view, problem_view, filter, full=full))
+        echo(run_document.problem_text(view, problem_view, filter, full=full))
     json_line({"run": str(run), **document})
 
 
-def _show_run(
-    view: "RunView", filter: str, *, full: bool, all_filters: bool, quiet: bool
-) -> dict[str, Any]:
-    """Print the metrics and problems of a run unless `quiet`, and return its document.
+def _show_run(view: "RunView", filter: str, *, full: bool, all_filters: bool) -> dict[str, Any]:
+    """Print the metrics and problems of a run, and return its document.
 
     Args:
         view: The run.
         filter: The filter that reads the answers.
         full: Whether to print texts in full.
         all_filters: Whether to print the results of every filter.
-        quiet: Whether to print nothing.
     """
     from treegen.cli.terminal.render import echo, show_headline, show_report
     from treegen.report import run_document
     from treegen.report.run_settings import describe_view
 
     shares = run_document.shares_of(view, filter)
-    if not quiet:
-        results = {
-            "usage": view.usage,
-            "done": view.num_done,
-            "planned": view.info.planned,
-            "versions": view.info.versions,
-        }
-        show_report(
-            results,
-            view.report,
-            title=describe_view(view),
-            unit=view.unit,
-            all_filters=all_filters,
-        )
-        echo(run_document.problems_text(view, shares, full=full))
-        show_headline(describe_view(view, short=True), view.report, view.path)
+    results = {
+        "usage": view.usage,
+        "done": view.num_done,
+        "planned": view.info.planned,
+        "versions": view.info.versions,
+    }
+    title = describe_view(view)
+    show_report(results, view.report, title=title, unit=view.unit, all_filters=all_filters)
+    echo(run_document.problems_text(view, shares, full=full))
+    show_headline(describe_view(view, short=True), view.report, view.path)
     return run_document.run_document(view, shares)
 
 

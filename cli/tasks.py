@@ -1,88 +1,24 @@
 """`treegen tasks`: the tasks that can be evaluated."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET
-
-# The tasks that come with treegen, by the title of their group; a line has at most 80 columns.
-_GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Mathematics": {
-        "gsm8k": "grade-school word problems, answers are numbers",
-        "math": "MATH, competition problems, answers are expressions",
-        "math500": "the 500 problems of MATH that most papers use",
-        "aime": "AIME, answers from 0 to 999",
-        "hmmt": "Harvard-MIT tournament, answers are expressions",
-    },
-    "Knowledge and reasoning": {
-        "mmlu": "57 subjects, the likeliest of four choices",
-        "mmlu-generate": "the same questions, answered in text",
-        "gpqa": "graduate-level science, four choices",
-        "arc-easy": "science questions for schools",
-        "arc-challenge": "the harder ones of ARC",
-        "hellaswag": "which of four endings follows a text",
-        "piqa": "which of two ways reaches an everyday goal",
-        "winogrande": "which of two words fills a blank",
-        "simpleqa": "short factual questions",
-        "ifeval": "instructions that a program can check",
-    },
-    "Programs (run in a sandbox)": {
-        "humaneval": "Python functions that continue a signature",
-        "humaneval-plus": "HumanEval with many more tests",
-        "mbpp": "short programs from one sentence and three tests",
-        "mbpp-plus": "MBPP with many more tests",
-        "apps": "programming problems with tests",
-        "livecodebench": "problems of programming contests, by date",
-    },
-    "Images": {
-        "mmmu": "college exams on images, 30 subjects",
-        "mmmu-pro": "MMMU with ten choices",
-        "chartqa": "questions on charts",
-        "docvqa": "questions on scanned pages",
-    },
-    "Long texts": {
-        "needle": "many facts in one long text",
-        "needle-grid": "one fact, by length of the text and depth",
-        "ruler-niah-single-1": "RULER: one key in noise",
-        "ruler-niah-single-2": "RULER: one key in essays, a number",
-        "ruler-niah-single-3": "RULER: one key in essays, a long id",
-        "ruler-niah-multikey-1": "RULER: one of four keys",
-        "ruler-niah-multikey-2": "RULER: one of very many keys",
-        "ruler-niah-multikey-3": "RULER: one of very many long ids",
-        "ruler-niah-multivalue": "RULER: four values of one key",
-        "ruler-niah-multiquery": "RULER: the values of four keys",
-    },
-    "Puzzles (for searches too)": {
-        "countdown": "combine numbers to make a target",
-        "game24": "make 24 from four numbers",
-    },
-    "Your own data": {
-        "jsonl": "questions and answers in a JSONL file, no code",
-        "imported": "the problems of a log that was imported",
-    },
-}
+from treegen.cli.options.options import QUIET, option
 
 
 @click.command("tasks")
 @click.argument("names", nargs=-1, metavar="[TASK]...")
-@click.option(
-    "--lm-eval",
+@option(
+    "--lm-eval PATTERN",
+    "List lm-eval's tasks, groups and tags with names like it, such as '*mmlu*', and what they "
+    "need.",
     "pattern",
-    metavar="PATTERN",
-    help="List lm-eval's tasks, groups and "
-    "tags with names like it, such as '*mmlu*', and what they need.",
 )
-@click.option(
-    "--include-path",
-    metavar="DIR",
-    help="A further folder of lm-eval's kind of YAML files, for --lm-eval.",
-)
+@option("--include-path DIR", "A further folder of lm-eval's kind of YAML files, for --lm-eval.")
 @QUIET
-def command(
-    names: tuple[str, ...], pattern: str | None, include_path: str | None, quiet: bool
-) -> None:
+def command(names: tuple[str, ...], pattern: str | None, include_path: str | None) -> None:
     """List all tasks, or show the version, defaults and arguments of those named.
 
     A task of your own is named by its file and class, path/to/file.py:Class, or is lm-eval's kind
@@ -91,58 +27,50 @@ def command(
     from treegen.errors import InputError
 
     if pattern is not None:
-        _list_lm_eval(pattern, include_path, quiet)
+        _list_lm_eval(pattern, include_path)
         return
     if include_path is not None:
         raise InputError("--include-path is for --lm-eval; give --lm-eval too")
-    _list_own(() if names in {("list",), ("ls",)} else names, quiet)
+    _list_own(() if names in {("list",), ("ls",)} else names)
 
 
-def _list_lm_eval(pattern: str, folder: str | None, quiet: bool) -> None:
-    from dataclasses import asdict
+def _list_lm_eval(pattern: str, folder: str | None) -> None:
+    from dataclasses import asdict, astuple
 
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import format_table
     from treegen.tasks.lm_eval.load import list_tasks
 
-    found = list_tasks(pattern, folder)
-    if not quiet:
-        head = ["lm-eval:", "Kind", "Output", "n-shot", "Needs"]
-        rows = [
-            [
-                each.name,
-                each.kind,
-                each.output,
-                "" if each.shots is None else str(each.shots),
-                each.needs,
-            ]
-            for each in found
-        ]
-        echo(format_table(head, rows, right=(3,)) + "\n")
-    json_line({"tasks": [asdict(each) for each in found]})
+    listings = list_tasks(pattern, folder)
+    rows = [[_format_default(cell) for cell in astuple(listing)] for listing in listings]
+    head = ["lm-eval:", "Kind", "Output", "n-shot", "Needs"]
+    echo(format_table(head, rows, right=(3,)) + "\n")
+    json_line({"tasks": [asdict(listing) for listing in listings]})
 
 
-def _list_own(names: tuple[str, ...], quiet: bool) -> None:
+def _list_own(names: tuple[str, ...]) -> None:
     from treegen.cli.terminal.render import echo, json_line
     from treegen.evals.registry import describe_tasks
 
     documents = describe_tasks(names)
-    if not quiet:
-        echo(_details(documents) if names else _overview(documents))
+    echo(_details(documents) if names else _overview(documents))
     json_line({"tasks": documents})
 
 
 def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
     """Return one line for each task, grouped; the tasks of other packages come last."""
     from treegen.common.formatting import safe_text
+    from treegen.tasks.common.sources import bundled_rows
 
+    # The tasks that come with treegen; a line has at most 80 columns.
+    groups = {row["group"]: row["tasks"] for _, row in bundled_rows("tasks.jsonl")}
     names = [document["name"] for document in documents]
     width = max(map(len, names))
     parts = []
-    for title, group in _GROUPS.items():
+    for title, group in groups.items():
         lines = [f"  {name.ljust(width)}  {group[name]}" for name in group if name in names]
         parts += ["\n".join([title, *lines])] if lines else []
-    listed = {name for group in _GROUPS.values() for name in group}
+    listed = {name for group in groups.values() for name in group}
     others = [
         f"  {document['name'].ljust(width)}  "
         f"{document.get('error') or 'from ' + document['source']}"

@@ -5,22 +5,19 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 
 
 @click.command("usc")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--most",
+@RUN
+@option(
+    "--most N",
+    "Show the model the first N samples of a problem. Default: all.",
     type=click.IntRange(min=1),
-    metavar="N",
-    help="Show the model the first N samples of a problem. Default: all.",
 )
 @add_option_groups("reading", "trust")
 @QUIET
-def command(
-    run: Path, most: int | None, trust_remote_code: bool, quiet: bool, **asked: Any
-) -> None:
+def command(run: Path, most: int | None, trust_remote_code: bool, **reading: Any) -> None:
     """Let the model of RUN pick the most consistent sample of each problem.
 
     This is universal self-consistency: the run's samples are shown to the model that drew them. A
@@ -31,10 +28,9 @@ def command(
     from treegen.cli.terminal.render import echo, json_line
     from treegen.evals.pipeline.rescoring import pick_run_samples
 
-    terminal = Terminal(quiet=quiet)
+    terminal = Terminal()
     done = pick_run_samples(
-        run, asked, terminal, terminal.count, most=most, trust_remote_code=trust_remote_code
+        run, reading, terminal, terminal.count, most=most, trust_remote_code=trust_remote_code
     )
-    if not quiet:
-        echo(f"{done:,} problems have a pick; report them with: treegen score {run} --votes usc")
+    echo(f"{done:,} problems have a pick; report them with: treegen score {run} --votes usc")
     json_line({"run": str(run), "picks": done})

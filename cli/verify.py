@@ -5,79 +5,44 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 
 
 @click.command("verify")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--verifier",
+@RUN
+@option(
+    "--verifier DIR|NAME",
+    "A sequence classifier, a token classifier, or a language model that judges at marks.",
     required=True,
-    metavar="DIR|NAME",
-    help="A sequence classifier, a token classifier, or a language model that judges at marks.",
 )
-@click.option(
-    "--mark",
+@option(
+    "--mark TEXT",
+    r"Put after each step, where the verifier is read. \n is a newline. "
+    "A language model needs one.",
     default="",
-    metavar="TEXT",
-    help=r"Put after each step, where the verifier "
-    r"is read. \n is a newline. A language model needs one.",
 )
-@click.option(
-    "--separator",
-    default=r"\n\n",
-    show_default=True,
-    metavar="TEXT",
-    help="Between the steps of a sample.",
-)
-@click.option(
-    "--tokens",
-    default="+,-",
-    show_default=True,
-    metavar="RIGHT,WRONG",
-    help="What a language model says at a mark.",
-)
-@click.option(
-    "--label",
-    type=int,
-    metavar="N",
-    help="The output of a classifier that means right. Default: the last.",
-)
-@click.option(
-    "--reduce",
-    default="last",
-    show_default=True,
-    metavar="HOW",
-    help="last, min, product or mean of the steps.",
-)
-@click.option(
+@option("--separator TEXT", "Between the steps of a sample.", default=r"\n\n")
+@option("--tokens RIGHT,WRONG", "What a language model says at a mark.", default="+,-")
+@option("--label N", "The output of a classifier that means right. Default: the last.", type=int)
+@option("--reduce HOW", "last, min, product or mean of the steps.", default="last")
+@option(
     "--chat/--no-chat",
+    "Put question and answer in the verifier's chat format. Default: if it has one.",
     default=None,
-    help="Put question and answer in the verifier's chat format. Default: if it has one.",
 )
-@click.option(
+@option(
     "--turns",
-    is_flag=True,
-    help="Each step is a turn of the chat, and the mark is the "
-    "verifier's answer, before which it is read.",
+    "Each step is a turn of the chat, and the mark is the verifier's answer, before which it is "
+    "read.",
 )
-@click.option(
-    "--memory",
-    default="1GiB",
-    show_default=True,
-    metavar="SIZE",
-    help="Cache for what samples share.",
-)
-@click.option(
+@option("--memory SIZE", "Cache for what samples share.", default="1GiB")
+@option(
     "--batch-size",
+    "Samples to compute at once, by models that share nothing.",
     type=click.IntRange(min=1),
     default=16,
-    show_default=True,
-    help="Samples to compute at once, by models that share nothing.",
 )
-@click.option(
-    "--device", metavar="NAME", help="cpu, cuda or cuda:N. Default: a GPU if there is one."
-)
+@option("--device NAME", "cpu, cuda or cuda:N. Default: a GPU if there is one.")
 @add_option_groups("reading")
 @QUIET
 def command(
@@ -86,7 +51,6 @@ def command(
     memory: str,
     batch_size: int,
     device: str | None,
-    quiet: bool,
     data: str | None,
     task: str | None,
     allow_task_code: bool,
@@ -105,14 +69,13 @@ def command(
     from treegen.evals.pipeline.rescoring import score_run_with_verifier
 
     texts = {name: settings[name] for name in ("mark", "separator", "tokens", "reduce")}
-    others = {name: value for name, value in settings.items() if name not in texts}
-    others = {name: value for name, value in others.items() if value is not None}
+    others = {n: v for n, v in settings.items() if n not in texts and v is not None}
     parse_bytes(memory)
-    asked = {"data": data, "task": task, "allow_task_code": allow_task_code}
-    terminal = Terminal(quiet=quiet)
+    reading = {"data": data, "task": task, "allow_task_code": allow_task_code}
+    terminal = Terminal()
     done = score_run_with_verifier(
         run,
-        asked,
+        reading,
         terminal,
         terminal.count,
         verifier,
@@ -121,9 +84,8 @@ def command(
         memory=memory,
         batch_size=batch_size,
     )
-    if not quiet:
-        echo(
-            f"{done:,} samples have a score; report votes by it with: "
-            f"treegen score {run} --votes score,score:best"
-        )
+    echo(
+        f"{done:,} samples have a score; report votes by it with: "
+        f"treegen score {run} --votes score,score:best"
+    )
     json_line({"run": str(run), "scores": done})

@@ -7,30 +7,21 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, add_option_groups
+from treegen.cli.options.options import QUIET, RUNS, add_option_groups, option
 
 
 @click.command("watch")
-@click.argument(
-    "runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=click.Path(path_type=Path)
-)
-@click.option(
+@RUNS
+@option(
     "--port",
+    "On this machine alone; 0 takes any that is free.",
     default=0,
-    show_default=True,
     type=click.IntRange(0, 65535),
-    help="On this machine alone; 0 takes any that is free.",
 )
-@click.option(
-    "--every",
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to look at the runs, at most.",
-)
+@option("--every SECONDS", "How often to look at the runs, at most.", default=5.0)
 @add_option_groups("reading")
 @QUIET
-def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **asked: Any) -> None:
+def command(runs: tuple[Path, ...], port: int, every: float, **reading: Any) -> None:
     """Serve the page of the directories RUN to a browser on this machine, until Ctrl-C.
 
     It is the page of `treegen report`, and follows the runs while they go on. Runs are only read:
@@ -41,12 +32,12 @@ def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **aske
 
     if not 1 <= every <= 86400:
         raise InputError(f"--every must be from 1 to 86400 seconds, got {every:g}")
-    found = find_runs(runs)
+    paths = find_runs(runs)
     from treegen.cli.terminal.render import echo, json_line
     from treegen.report.live_server import HOST, WatchedPage, make_server
     from treegen.runs import graceful_signals
 
-    watched = WatchedPage(found, asked=asked, every=every)
+    watched = WatchedPage(paths, asked=reading, every=every)
     # Lower the priority of this process, because the runs come first.
     with suppress(OSError, AttributeError):
         os.nice(10)
@@ -54,9 +45,8 @@ def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **aske
         # Report runs that cannot be shown here rather than in the browser.
         watched.page()
         url = f"http://{HOST}:{server.server_port}/"
-        if not quiet:
-            echo(f"page: {url} (Ctrl-C ends it)")
-        json_line({"url": url, "runs": [str(path) for path in found]})
+        echo(f"page: {url} (Ctrl-C ends it)")
+        json_line({"url": url, "runs": [str(path) for path in paths]})
         server.timeout = 0.2
         while not stop():
             server.handle_request()

@@ -11,20 +11,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.errors import DataError
 from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import Report, ReportOptions
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.files import Rows, read_text
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.common.text_task import TextTask, select_task_data, with_examples
+from treegen.tasks.common.text_task import TextTask, greedy, select_task_data, with_examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +111,7 @@ class ChoiceTask(TextTask):
     metrics: ClassVar[tuple[str, ...]] = ("acc", "acc_norm")
     filters = ("none",)
     # Nothing is sampled. The only sample of a problem is its likeliest choice.
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=1), num_samples=1, num_fewshot=0
-    )
+    defaults: Final = greedy(max_tokens=1)
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
         """Return the item of a row; raise ValueError with the reason if it has none."""
@@ -148,8 +145,8 @@ class ChoiceTask(TextTask):
             replace(row, metric="acc") if row.metric == "exact_match" else row
             for row in report.metrics
         ]
-        kept = tuple(row for row in rows if row.metric in self.metrics)
-        return replace(report, metrics=kept, majority=())
+        published = tuple(row for row in rows if row.metric in self.metrics)
+        return replace(report, metrics=published, majority=())
 
     def _problem(self, row: dict[str, Any], line: int) -> Problem:
         item = self.item(row)

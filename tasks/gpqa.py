@@ -11,10 +11,8 @@ The prompt and the filter `simple-evals` are those of https://github.com/openai/
 (2025).
 """
 
-import hashlib
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -24,6 +22,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.canonical import ChoiceAnswer
+from treegen.tasks.common.fewshot import rank
 from treegen.tasks.common.files import Rows, column, optional
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
@@ -48,50 +47,6 @@ C) {C}
 D) {D}"""
 
 
-def load_problems(
-    data: str | None, split: str | None, subset: str | None, shuffle: str, seed: int
-) -> Loaded:
-    """Return the problems, the rows that cannot be used, and their source.
-
-    Args:
-        data: Path of a file or folder, or "hf" for the hub; None for the bundled problems.
-        split: The split to read; None for the default.
-        subset: One of SUBSETS; None for the default of data with subsets.
-        shuffle: The order of choices. "hash" orders them by hashes of the seed, the question and
-            the choice. "simple-evals" uses the order of OpenAI's script, which depends on the row's
-            index.
-        seed: The seed of the order "hash".
-
-    Raises:
-        InputError: There is no such split, or a subset of a single file is requested.
-        DataError: The data cannot be read, or have no usable problem.
-    """
-    rows, source = _rows(data, split, subset)
-    drawn = random.Random(0)
-
-    def make(row: dict[str, Any], line: int) -> Problem:
-        # Draw before anything can fail, so that a bad row does not change the order of other rows.
-        order = drawn.sample(range(4), 4)
-        question = column(row, ("Question",))
-        choices = [column(row, (name,)) for name in _CHOICES]
-        if shuffle == "hash":
-            order = _order_by_hash(question, choices, seed)
-        shown = [choices[index] for index in order]
-        number = optional(row, ("Record ID", "id"))
-        return Problem(
-            id=f"gpqa-{line - 1}" if number is None else number,
-            question=_PROMPT.format(question=question, **dict(zip(_LETTERS, shown, strict=True))),
-            answer=_LETTERS[shown.index(choices[0])],
-            metadata={
-                "line": line,
-                "domain": optional(row, ("High-level domain", "domain")) or "",
-                "subdomain": optional(row, ("Subdomain",)) or "",
-            },
-        )
-
-    return *problems_of(rows, source, make), source
-
-
 def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows, str]:
     if data is None:
         _check_whole(subset, "the bundled problems are")
@@ -110,14 +65,6 @@ def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows
 def _check_whole(subset: str | None, what: str) -> None:
     if subset is not None:
         raise InputError(f"{what} one set; a subset goes with hf or a folder with gpqa_*.csv")
-
-
-def _order_by_hash(question: str, choices: Sequence[str], seed: int) -> list[int]:
-    def rank(index: int) -> bytes:
-        text = f"{seed}\n{question}\n{choices[index]}"
-        return hashlib.sha256(text.encode()).digest()
-
-    return sorted(range(len(choices)), key=rank)
 
 
 _ANSWER: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
@@ -143,23 +90,44 @@ class GPQA(TextTask):
     _letter: Final = ChoiceAnswer()
 
     def read(self, options: TaskOptions) -> Loaded:
-        """Return the questions, with their choices in order."""
+        """Return the questions, with their choices in order.
+
+        The order "hash" is by hashes of the seed, the question and the choice. The order
+        "simple-evals" is that of OpenAI's script, which depends on the row's index.
+        """
         subset = one_of(options.extra, "subset", SUBSETS, SUBSETS[0])
         shuffle = one_of(options.extra, "shuffle", SHUFFLES, SHUFFLES[0])
-        return load_problems(
-            options.data,
-            options.split,
-            subset if "subset" in options.extra else None,
-            shuffle,
-            options.seed,
-        )
+        is_chosen = "subset" in options.extra
+        rows, source = _rows(options.data, options.split, subset if is_chosen else None)
+        drawn = random.Random(0)
+
+        def make(row: dict[str, Any], line: int) -> Problem:
+            # Draw before anything can fail, so that a bad row does not change the order of others.
+            order = drawn.sample(range(4), 4)
+            question = column(row, ("Question",))
+            choices = [column(row, (name,)) for name in _CHOICES]
+            if shuffle == "hash":
+                order.sort(key=lambda index: rank(options.seed, f"{question}\n{choices[index]}"))
+            shown = [choices[index] for index in order]
+            letters = dict(zip(_LETTERS, shown, strict=True))
+            return Problem(
+                id=optional(row, ("Record ID", "id")) or f"gpqa-{line - 1}",
+                question=_PROMPT.format(question=question, **letters),
+                answer=_LETTERS[shown.index(choices[0])],
+                metadata={
+                    "line": line,
+                    "domain": optional(row, ("High-level domain", "domain")) or "",
+                    "subdomain": optional(row, ("Subdomain",)) or "",
+                },
+            )
+
+        return *problems_of(rows, source, make), source
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter."""
         match = _ANSWER.search(text)
+        letter = match[1] if match else None
         return {
-            "simple-evals": Verdict(match[1], match[1] == problem.answer)
-            if match
-            else Verdict(None, False),
+            "simple-evals": Verdict(letter, letter == problem.answer),
             "letter": self._letter.verdict(text, [problem.answer]),
         }

@@ -23,12 +23,12 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.arguments import one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.search.task import SearchDefaults, SearchTask
 from treegen.evals.statistics.metrics import Report, ReportOptions
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskDefaults
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.answers import (
     canonical_number,
@@ -37,21 +37,10 @@ from treegen.tasks.common.answers import (
     numeric_answer,
     strict_match,
 )
-from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.problems import problems_of, row_id
+from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.common.text_task import TextTask, select_task_data, with_own_examples, with_table
-
-SOURCE: Final = Source(
-    task="gsm8k",
-    bundled="gsm8k_sample.jsonl",
-    hub=HubTable("openai/gsm8k", ("test", "train"), ("main",)),
-)
-# The bundled examples were written for treegen, in the style of the eight examples of
-# chain-of-thought papers. Scores to be compared with published ones need the published examples: a
-# few-shot file with one {"question": ..., "target": "... The answer is N."} per line.
-EXAMPLES: Final = "gsm8k_fewshot.jsonl"
+from treegen.tasks.common.text_task import TextTask, with_table
 
 # Notes for a calculator, such as "<<48/2=24>>", which the data's authors advise to remove.
 _ANNOTATION: Final = re.compile(r"<<[^>]*>>")
@@ -64,45 +53,6 @@ def reasoning_and_number(answer: str) -> tuple[str, str]:
     """
     reasoning, _, number = _ANNOTATION.sub("", answer).rpartition("####")
     return reasoning.rstrip(), number.strip()
-
-
-def read_problem(row: dict[str, Any], line: int) -> Problem:
-    """Return the problem of a row.
-
-    Raises:
-        ValueError: The row is unusable; the message has the reason.
-    """
-    question = text_field(row, "question")
-    answer = text_field(row, "answer")
-    _, number = reasoning_and_number(answer)
-    if canonical_number(number) is None:
-        raise ValueError("answer must end in '#### NUMBER'")
-    return Problem(row_id(row, line, "gsm8k"), question, number, {"line": line, "solution": answer})
-
-
-def read_example(row: dict[str, Any]) -> Turn:
-    """Return the question and the answer of a solved example.
-
-    Raises:
-        ValueError: The row is unusable; the message has the reason.
-    """
-    question = text_field(row, "question")
-    if "target" in row:
-        return question, text_field(row, "target")
-    answer = text_field(row, "answer")
-    reasoning, number = reasoning_and_number(answer)
-    if "####" not in answer:
-        return question, number
-    # strict-match searches for this sentence, so the model must learn to copy it.
-    return question, f"{reasoning}\nThe answer is {number}.".lstrip("\n")
-
-
-def read_drawn(row: dict[str, Any]) -> Turn:
-    """Return an example from a split, as `read_example` does."""
-    question, target = read_example(row)
-    if "\n\n" in target:
-        raise ValueError("a blank line in an example would teach the model to write a stop string")
-    return question, target
 
 
 def num_steps(problem: Problem) -> int:
@@ -127,6 +77,16 @@ class GSM8K(TextTask, SearchTask):
     """
 
     name = "gsm8k"
+    source = Source(
+        task="gsm8k",
+        bundled="gsm8k_sample.jsonl",
+        hub=HubTable("openai/gsm8k", ("test", "train"), ("main",)),
+    )
+    # These examples were written for treegen, in the style of the eight examples of
+    # chain-of-thought papers. Scores to be compared with published ones need the published
+    # examples: a few-shot file with one {"question": ..., "target": "... The answer is N."} per
+    # line.
+    own_examples = "gsm8k_fewshot.jsonl"
     version = "2"
     filters = ("numeric", "strict-match", "flexible-extract")
     arguments: ClassVar = {
@@ -157,32 +117,41 @@ class GSM8K(TextTask, SearchTask):
         """Set the form from the task's arguments."""
         self._form = one_of(arguments, "form", tuple(_STOPS), "cot")
 
-    def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples. A problem is never one of its own examples.
+    def make_problem(self, row: dict[str, Any], line: int) -> Problem:
+        """Return the problem of a row."""
+        question, answer = text_field(row, "question"), text_field(row, "answer")
+        _, number = reasoning_and_number(answer)
+        if canonical_number(number) is None:
+            raise ValueError("answer must end in '#### NUMBER'")
+        id = row_id(row, line, "gsm8k")
+        return Problem(id, question, number, {"line": line, "solution": answer})
 
-        Raises:
-            InputError: An option is invalid, or there are too few examples.
-            DataError: Problems or examples cannot be read, or an example is a problem.
-        """
-        check_arguments(self.name, options.extra, self.arguments)
-        rows, source = SOURCE.read(options.data, options.split)
-        data = select_task_data(*problems_of(rows, source, read_problem), source, options)
-        make = read_example if options.fewshot_data is None else read_drawn
-        shown = pick_turns(
-            options, data.problems, self.defaults.num_fewshot, make, SOURCE.train, bundled=EXAMPLES
-        )
-        turns = [(_ask(question), target) for question, target in shown]
-        return with_own_examples(data, turns, options)
+    def make_example(self, row: dict[str, Any], *, is_drawn: bool) -> Turn:
+        """Return the question and the answer of a solved example."""
+        question = text_field(row, "question")
+        if "target" in row:
+            answer = text_field(row, "target")
+        else:
+            answer = text_field(row, "answer")
+            reasoning, number = reasoning_and_number(answer)
+            # strict-match searches for this sentence, so the model must learn to copy it.
+            sentence = f"{reasoning}\nThe answer is {number}.".lstrip("\n")
+            answer = sentence if "####" in answer else number
+        if is_drawn and "\n\n" in answer:
+            raise ValueError(
+                "a blank line in an example would teach the model to write a stop string"
+            )
+        return question, answer
 
-    def ask(self, problem: Problem) -> str:
+    def ask_question(self, question: str) -> str:
         """Return the question, up to where its answer begins."""
-        return _ask(problem.question)
+        return f"Q: {question}\nA:"
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter. The text ends where a stop string began."""
         (numeric, flexible), strict = numeric_and_flexible(text), strict_match(text)
         is_short = len(strict or "") <= _SHORT and len(flexible or "") <= _SHORT
-        judge = _known if is_short else _build_verdicts
+        judge = _cached_verdicts if is_short else _build_verdicts
         return judge(problem.answer, numeric, strict, flexible).copy()
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
@@ -196,7 +165,7 @@ class GSM8K(TextTask, SearchTask):
 
     def root(self, data: TaskData, problem: Problem) -> str:
         """Return the prompt up to where the reasoning begins."""
-        return f"{data.fewshot}{_ask(problem.question)}"
+        return f"{data.fewshot}{self.ask(problem)}"
 
     def state(self, problem: Problem, text: str) -> str | None:
         """Return the reasoning so far; None if the model has written nothing but spaces."""
@@ -207,22 +176,18 @@ class GSM8K(TextTask, SearchTask):
 
         A period does not end the line with the answer, because it may belong to 3.50.
         """
-        return _own(text) != text or (text.endswith("\n") and bool(_STATED.search(text)))
+        return _before_stop(text) != text or (text.endswith("\n") and bool(_STATED.search(text)))
 
     def answer(self, problem: Problem, text: str) -> str | None:
         """Return the number that the reasoning gives as its answer."""
-        return numeric_answer(_own(text))
+        return numeric_answer(_before_stop(text))
 
     def is_solved(self, problem: Problem, text: str) -> bool:
         """Return whether the answer equals the reference."""
-        return self.score(problem, _own(text))["numeric"].correct
+        return self.score(problem, _before_stop(text))["numeric"].correct
 
 
-def _ask(question: str) -> str:
-    return f"Q: {question}\nA:"
-
-
-def _own(text: str) -> str:
+def _before_stop(text: str) -> str:
     """Return a text up to the first stop string, after which the model makes up a new problem."""
     ends = [at for stop in _SEARCH_STOPS if (at := text.find(stop)) >= 0]
     return text[: min(ends, default=len(text))]
@@ -248,15 +213,15 @@ def _build_verdicts(
     return dict(zip(GSM8K.filters, verdicts, strict=True))
 
 
-_known: Final = lru_cache(maxsize=_KEPT)(_build_verdicts)
+_cached_verdicts: Final = lru_cache(maxsize=_KEPT)(_build_verdicts)
 
 
 def _verdict(answer: str | None, right: bool) -> Verdict:
     # All samples with the same answer share one verdict object.
-    return (_known_verdict if len(answer or "") <= _SHORT else Verdict)(answer, right)
+    return (_cached_verdict if len(answer or "") <= _SHORT else Verdict)(answer, right)
 
 
-_known_verdict: Final = lru_cache(maxsize=_KEPT)(Verdict)
+_cached_verdict: Final = lru_cache(maxsize=_KEPT)(Verdict)
 
 
 def _exact_match(gold: str, answer: str | None) -> Verdict:

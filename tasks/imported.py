@@ -11,7 +11,7 @@ from treegen.errors import DataError, InputError, RunError
 from treegen.evals.arguments import check_arguments
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, clusters_of, mean_row
+from treegen.evals.statistics.metrics import Report, ReportOptions, clusters_of, mean_row
 from treegen.evals.statistics.tables import problem_values
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
@@ -34,9 +34,7 @@ class Imported(TextTask):
     }
     defaults: Final = TaskDefaults(sampling=SamplingParams(), num_samples=1, num_fewshot=0)
 
-    def __init__(self) -> None:
-        """Use default values until `configure` sets those of the log."""
-        self._num_fewshot = 0
+    _num_fewshot = 0  # until `configure` sets that of the log
 
     def configure(self, arguments: Mapping[str, str]) -> None:
         """Set the name, version and filters of the log's task.
@@ -54,11 +52,8 @@ class Imported(TextTask):
             raise InputError(
                 f"the arguments of an imported task cannot be read: {error}; import the log again"
             ) from None
-        if (
-            not isinstance(filters, list)
-            or not filters
-            or not all(isinstance(name, str) and name for name in filters)
-        ):
+        is_list = isinstance(filters, list) and len(filters) > 0
+        if not is_list or not all(isinstance(name, str) and name for name in filters):
             raise InputError(f"filters must be a JSON list of names, got {filters!r:.60}")
         self.filters = tuple(dict.fromkeys(filters))
 
@@ -123,10 +118,7 @@ class Imported(TextTask):
             ids = [problem_id for problem_id in options.problem_ids if problem_id in values]
             clusters = clusters_of(options.problems, ids)
             row = mean_row([values[problem_id] for problem_id in ids], None, clusters)
-            head: dict[str, Any] = {"task": self.name, "version": self.version, "filter": name}
-            means.append(
-                MetricRow(**head, num_fewshot=options.num_fewshot, metric="mean_score", **row)
-            )
+            means.append(self.metric_row("mean_score", name, options, **row))
         return replace(report, metrics=(*report.metrics, *means))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:

@@ -19,26 +19,24 @@ from typing import Any, Final
 
 from treegen.common.params import SamplingParams
 from treegen.evals.problem import Problem
-from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.evals.task import TaskDefaults
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.canonical import ContainedAnswer
 from treegen.tasks.common.files import column, optional
-from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.common.text_task import Loaded, TextTask
-
-_SOURCE: Final = Source(
-    task="simpleqa",
-    bundled="simpleqa_sample.jsonl",
-    hub=HubTable("basicv8vc/SimpleQA"),
-    files={"test": ("simple_qa_test_set.csv",)},
-)
+from treegen.tasks.common.text_task import TextTask
 
 
 class SimpleQA(TextTask):
     """SimpleQA. Without a judge a sample counts as right if it contains the known answer."""
 
     name = "simpleqa"
+    source = Source(
+        task="simpleqa",
+        bundled="simpleqa_sample.jsonl",
+        hub=HubTable("basicv8vc/SimpleQA"),
+        files={"test": ("simple_qa_test_set.csv",)},
+    )
     version = "2"
     filters = ("contains",)
     groups = ("topic", "answer_type")
@@ -48,39 +46,31 @@ class SimpleQA(TextTask):
         sampling=SamplingParams(temperature=0.5, max_tokens=1024), num_samples=1, num_fewshot=0
     )
 
-    def __init__(self) -> None:
-        """Create the answer type."""
-        self._answer = ContainedAnswer(ignore_case=True)
+    _answer: Final = ContainedAnswer(ignore_case=True)
 
-    def read(self, options: TaskOptions) -> Loaded:
-        """Return the questions."""
-        rows, source = _SOURCE.read(options.data, options.split)
-        return *problems_of(rows, source, _problem), source
+    def make_problem(self, row: dict[str, Any], line: int) -> Problem:
+        """Return the question of a row."""
+        about = _metadata(row.get("metadata"))
+        return Problem(
+            id=optional(row, ("id",)) or f"simpleqa-{line - 1}",
+            question=column(row, ("problem", "question")),
+            answer=column(row, ("answer",)),
+            metadata={"line": line, **{key: about[key] for key in self.groups if about.get(key)}},
+        )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether a text contains the known answer, ignoring case."""
         return {"contains": self._answer.verdict(text, [problem.answer])}
 
 
-def _problem(row: dict[str, Any], line: int) -> Problem:
-    number = optional(row, ("id",))
-    about = _metadata(row.get("metadata"))
-    return Problem(
-        id=f"simpleqa-{line - 1}" if number is None else number,
-        question=column(row, ("problem", "question")),
-        answer=column(row, ("answer",)),
-        metadata={"line": line, **{key: about[key] for key in SimpleQA.groups if about.get(key)}},
-    )
-
-
-def _metadata(told: Any) -> Mapping[str, Any]:
+def _metadata(value: Any) -> Mapping[str, Any]:
     """Return the metadata of a row, which may be a mapping, JSON, or a Python literal."""
     for read in (json.loads, ast.literal_eval):
-        if isinstance(told, str):
+        if isinstance(value, str):
             try:
-                told = read(told)
+                value = read(value)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 continue
-    if not isinstance(told, Mapping):
+    if not isinstance(value, Mapping):
         return {}
-    return {str(key): value for key, value in told.items() if isinstance(value, str)}
+    return {str(key): item for key, item in value.items() if isinstance(item, str)}

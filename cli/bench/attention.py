@@ -35,7 +35,9 @@ def attention(
 ) -> None:
     """The attention operator on the paper's grid, against attention without sharing."""
     check_heads(heads)
-    grid = [(number, shared, own) for own in suffix for shared in prefix for number in rows]
+    grid = [
+        (number, shared, unshared) for unshared in suffix for shared in prefix for number in rows
+    ]
     from treegen.bench.attention import Heads, measure
     from treegen.bench.table import attention_case_line, attention_table
     from treegen.cli.terminal.render import echo, json_line, notice, print_table

@@ -8,7 +8,7 @@ import click
 
 from treegen.cli.bench.options import CHECKPOINT, count
 from treegen.cli.options.choices import make_placement
-from treegen.cli.options.options import JSON, add_option_groups
+from treegen.cli.options.options import JSON, add_option_groups, option
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,22 +20,16 @@ if TYPE_CHECKING:
 @click.command()
 @add_option_groups("cluster")
 @CHECKPOINT
-@click.option(
-    "--shape",
-    default="tiny",
-    show_default=True,
-    metavar="NAME",
-    help="Random weights of this shape, which each worker makes.",
-)
-@click.option("--dtype", default="auto", metavar="TYPE", help="auto, float32, bfloat16 or float16.")
-@click.option("--memory", metavar="SIZE", help="For keys and values of each worker.")
+@option("--shape NAME", "Random weights of this shape, which each worker makes.", default="tiny")
+@option("--dtype TYPE", "auto, float32, bfloat16 or float16.", default="auto")
+@option("--memory SIZE", "For keys and values of each worker.")
 @count("--problems", 64, "Problems below one prefix.")
 @count("--samples", 16, "Samples per problem.")
 @count("--prefix", 512, "Prompt tokens that all share.")
 @count("--problem-tokens", 64, "Tokens of each problem.")
 @count("--mean-tokens", 64, "Tokens of a sample on average, with random weights.")
 @count("--max-tokens", None, "Tokens of a sample at most; default: four times the mean.")
-@click.option("--eager", is_flag=True, help="On GPUs: no compiling, no CUDA graphs.")
+@option("--eager", "On GPUs: no compiling, no CUDA graphs.")
 @JSON
 def cluster(
     model: str | None,

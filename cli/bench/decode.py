@@ -8,7 +8,7 @@ import click
 
 from treegen.bench.workloads import DECODE_MODES, NO_ATTENTION, TIME_LIMIT, Case, decode_cases
 from treegen.cli.bench.options import RUNS, count, counts, shape_or_model, some_of
-from treegen.cli.options.options import add_options
+from treegen.cli.options.options import add_options, option
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--shape",
-    metavar="NAME",
-    help="Random weights of this shape: llama2-7b, llama3-8b, "
-    "llama3-70b, llama3.2-1b, qwen3-4b, qwen3.5-4b, qwen3.5-9b, qwen3.6-35b-a3b, "
-    "codellama-7b, codellama-13b, yi-6b, granite-4.0-h-micro, deepseek-v2-lite, "
-    "glm-4.7-flash, tiny, tiny-delta, tiny-mamba2 or tiny-mla.",
+@option(
+    "--shape NAME",
+    "Random weights of this shape: llama2-7b, llama3-8b, llama3-70b, llama3.2-1b, qwen3-4b, "
+    "qwen3.5-4b, qwen3.5-9b, qwen3.6-35b-a3b, codellama-7b, codellama-13b, yi-6b, "
+    "granite-4.0-h-micro, deepseek-v2-lite, glm-4.7-flash, tiny, tiny-delta, tiny-mamba2 or "
+    "tiny-mla.",
 )
 @counts("--rows", "Samples decoded at once. Default: 1024.")
 @counts("--prefix", "Prompt tokens that all share. Default: 2048.")
@@ -31,11 +30,10 @@ if TYPE_CHECKING:
 @count("--problem-tokens", 0, "Tokens of each problem.", least=0)
 @count("--new-tokens", 64, "Tokens of each sample.", least=2)
 @some_of("--modes", DECODE_MODES, "Some of all, one, off and no-attention.")
-@click.option(
+@option(
     "--refill",
-    is_flag=True,
-    help="Samples end at random, --new-tokens long on average, "
-    "and others take their places: 8 times as many as rows.",
+    "Samples end at random, --new-tokens long on average, and others take their places: 8 times "
+    "as many as rows.",
 )
 @add_options(*RUNS)
 def decode(

@@ -8,7 +8,7 @@ import click
 from treegen.bench.shapes import shape_of
 from treegen.bench.workloads import TIME_LIMIT
 from treegen.cli.options.choices import whole_numbers
-from treegen.cli.options.options import JSON, Decorator
+from treegen.cli.options.options import JSON, Decorator, option
 from treegen.errors import InputError
 
 _TYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -121,7 +121,7 @@ DEVICE: Final = (
         metavar="TYPE",
         help="auto, float32, bfloat16 or float16; auto is bfloat16 on a GPU and float32 on a CPU.",
     ),
-    click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
+    option("--device NAME", "auto, cpu, cuda or cuda:N.", default="auto"),
     bounded_option(
         "--ceiling-seconds",
         lambda seconds: 0 < seconds < 60,
@@ -134,15 +134,11 @@ DEVICE: Final = (
 )
 # Options that choose a shape or a checkpoint, and how its engine is made.
 ENGINE: Final = (
-    click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape."),
+    option("--model DIR|NAME", "A checkpoint instead of a shape."),
     count("--repeats", 3, "Runs that are timed, after one that is not."),
-    click.option(
-        "--memory", metavar="SIZE", callback=_check_size, help="For keys and values, such as 2GiB."
-    ),
-    click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
-    click.option(
-        "--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to the bit."
-    ),
+    option("--memory SIZE", "For keys and values, such as 2GiB.", callback=_check_size),
+    option("--eager", "On a GPU: no compiling, no CUDA graphs."),
+    option("--reproducible", "On a GPU: each row as if it were alone, to the bit."),
     *DEVICE,
 )
 # Options of whole decode runs.
@@ -164,21 +160,17 @@ RUNS: Final = (
         "ranks",
         metavar="N",
     ),
-    click.option(
-        "--quantization",
-        metavar="TYPE",
-        help="fp8: matrices in 8 bits; mxfp4: experts of a gpt-oss shape in 4 bits.",
+    option(
+        "--quantization TYPE",
+        "fp8: matrices in 8 bits; mxfp4: experts of a gpt-oss shape in 4 bits.",
     ),
-    click.option(
-        "--kv-cache-dtype", default="auto", metavar="TYPE", help="fp8: keys and values in 8 bits."
-    ),
+    option("--kv-cache-dtype TYPE", "fp8: keys and values in 8 bits.", default="auto"),
     *ENGINE,
 )
-CHECKPOINT: Final = click.option(
-    "--model",
-    metavar="DIR",
+CHECKPOINT: Final = option(
+    "--model DIR",
+    "Checkpoint; default: a small one with random weights, made on the spot.",
     callback=_check_model,
-    help="Checkpoint; default: a small one with random weights, made on the spot.",
 )
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from treegen.cli.bench.options import ENGINE, count, counts, shape_or_model
-from treegen.cli.options.options import add_options
+from treegen.cli.options.options import add_options, option
 
 
 @click.command()
-@click.option("--shape", metavar="NAME", help="Random weights of this shape, as for decode.")
+@option("--shape NAME", "Random weights of this shape, as for decode.")
 @counts("--tokens", "Tokens of a pass.", default="8,64,128,256,512")
 @count("--prefix", 1000, "Prompt tokens that are there already.")
 @count("--passes", 64, "Passes of a run, one after another.")

@@ -6,12 +6,11 @@ from typing import Any
 import click
 
 from treegen.cli.judge.options import JUDGE, show_judged
-from treegen.cli.options.choices import collect_choices
+from treegen.cli.options.choices import collect_choices, drop_unset
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import CONTEXT, QUIET, add_option_groups
+from treegen.cli.options.options import CONTEXT, PATH, QUIET, RUN, add_option_groups, option
 from treegen.cli.options.pairs import MODEL_ARGS
 
-_PATH = click.Path(path_type=Path)
 # Where the run is read from.
 _READING = ("data", "task", "allow_task_code")
 
@@ -27,64 +26,52 @@ _READING = ("data", "task", "allow_task_code")
         "treegen judge runs/x",
     ),
 )
-@click.argument("run", type=_PATH)
+@RUN
 @JUDGE
-@click.option(
-    "--repeats",
-    type=int,
-    metavar="N",
-    help="Verdicts of each wording on each answer, by samples. Default: 1.",
-)
-@click.option(
-    "--stop-when",
-    "stop_when",
+@option("--repeats N", "Verdicts of each wording on each answer, by samples. Default: 1.", type=int)
+@option(
+    "--stop-when decided",
+    "Draw no further repeats once the majority of all is settled.",
     type=click.Choice(("decided",)),
-    metavar="decided",
-    help="Draw no further repeats once the majority of all is settled.",
 )
-@click.option(
-    "--pairs",
+@option(
+    "--pairs RUN2",
+    "Compare the answers with those of this run, in both orders; may be repeated.",
     multiple=True,
-    type=_PATH,
-    metavar="RUN2",
-    help="Compare the answers with those of this run, in both orders; may be repeated.",
+    type=PATH,
 )
-@click.option("--temperature", type=float, help="Of verdicts by samples; 0 is greedy. Default: 1.")
-@click.option("--max-tokens", type=int, help="Tokens of a sample at most. Default: 512.")
-@click.option("--seed", type=int, help="Seed of the samples. Default: 0.")
-@click.option(
+@option("--temperature", "Of verdicts by samples; 0 is greedy. Default: 1.", type=float)
+@option("--max-tokens", "Tokens of a sample at most. Default: 512.", type=int)
+@option("--seed", "Seed of the samples. Default: 0.", type=int)
+@option(
     "--apply-chat-template/--no-chat-template",
+    "Put prompts in the judge's chat format. Default: if it has one.",
     "chat",
     default=None,
-    help="Put prompts in the judge's chat format. Default: if it has one.",
 )
-@click.option(
-    "--labels",
-    type=_PATH,
-    metavar="FILE",
-    help="People's labels, as JSONL of problem_id, sample_index, label; they correct the mean.",
+@option(
+    "--labels FILE",
+    "People's labels, as JSONL of problem_id, sample_index, label; they correct the mean.",
+    type=PATH,
 )
-@click.option(
-    "--weight",
+@option(
+    "--weight W",
+    "Weight of each judge of a jury, in their order. Default: 1 each.",
     "weights",
     multiple=True,
     type=float,
-    metavar="W",
-    help="Weight of each judge of a jury, in their order. Default: 1 each.",
 )
-@click.option(
+@option(
     "--combine",
+    "How a jury's value is made of the judges'.",
     type=click.Choice(("mean", "majority")),
     default="mean",
-    show_default=True,
-    help="How a jury's value is made of the judges'.",
 )
-@click.option(
-    "--half-width",
+@option(
+    "--half-width W",
+    "Say how many problems, answers, judges or wordings make the interval this narrow on either "
+    "side.",
     type=float,
-    metavar="W",
-    help="Say how many problems, answers, "
-    "judges or wordings make the interval this narrow on either side.",
 )
 @add_option_groups("judge model", "reading")
 @QUIET
@@ -97,7 +84,6 @@ def command(
     weights: tuple[float, ...],
     combine: str,
     half_width: float | None,
-    quiet: bool,
     **params: Any,
 ) -> None:
     """Let models judge the samples of RUN by a rubric, and say what the verdicts come to.
@@ -115,7 +101,7 @@ def command(
     engine, reading, how = _sort_options(params)
     if half_width is not None:
         check_half_width(half_width)
-    terminal = Terminal(quiet=quiet)
+    terminal = Terminal()
     about: dict[str, Any] = {"labels": labels, "weights": weights or None, "combine": combine}
     if judge:
         results = judging.judge(
@@ -137,11 +123,11 @@ def command(
                 f"{arg(unused[0] + '=')} is of a new judging; give {arg('judge=')} too"
             )
         results = judging.judgings(run, **about, **reading)
-    show_judged(results, quiet=quiet)
+    show_judged(results)
     document = results.to_json()
     if half_width is not None:
         document["needs"] = results.needs_json(half_width)
-        for table in results.needs(half_width) if not quiet else ():
+        for table in results.needs(half_width):
             echo(f"{table}\n")
     json_line({"run": str(run), **document})
     exit_with_complaints(results.complaints)
@@ -151,14 +137,6 @@ def _sort_options(params: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return how the judges are loaded, where the run is read, and how answers are judged."""
     # --judge names the judge.
     engine = collect_choices({name: params[name] for name in params if name in MODEL_ARGS})
-    # Unset flags are None, () or False. --temperature 0 stays, because 0 is not False.
-    others = {
-        name: value
-        for name, value in params.items()
-        if name not in MODEL_ARGS
-        and value is not None
-        and value != ()
-        and (value is not False or name == "chat")
-    }
+    others = drop_unset({name: params[name] for name in params if name not in MODEL_ARGS})
     reading = {name: others[name] for name in _READING if name in others}
     return engine, reading, {name: others[name] for name in others if name not in _READING}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options.options import add_options
+from treegen.cli.options.options import add_options, option
 
 if TYPE_CHECKING:
     from treegen.api.judge_plan import JudgingPlan
@@ -14,43 +14,35 @@ if TYPE_CHECKING:
 # The settings of the run's model that apply to judges too.
 _SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remote_code")
 JUDGE = add_options(
-    click.option(
-        "--judge",
-        "judge",
+    option(
+        "--judge DIR|NAME",
+        "A model that judges; several are a jury. Default: judgements that are stored, read again.",
         multiple=True,
-        metavar="DIR|NAME",
-        help="A model that judges; "
-        "several are a jury. Default: judgements that are stored, read again.",
     ),
-    click.option(
-        "--rubric",
-        metavar="NAME|FILE",
-        help="correctness, rating, pairwise, simpleqa, "
-        "or a .yaml or .jinja file. Default: that of the task, or correctness; of pairs, "
-        "pairwise.",
+    option(
+        "--rubric NAME|FILE",
+        "correctness, rating, pairwise, simpleqa, or a .yaml or .jinja file. Default: that of the "
+        "task, or correctness; of pairs, pairwise.",
     ),
-    click.option(
-        "--wordings", type=int, metavar="N", help="Wordings of the rubric to use. Default: all."
-    ),
-    click.option(
-        "--verdicts",
+    option("--wordings N", "Wordings of the rubric to use. Default: all.", type=int),
+    option(
+        "--verdicts HOW",
+        "likelihood: the chances of the choices. samples: texts with reasons. Default: "
+        "likelihood; samples with --repeats.",
         type=click.Choice(("likelihood", "samples")),
-        metavar="HOW",
-        help="likelihood: the chances of the choices. samples: texts with reasons. "
-        "Default: likelihood; samples with --repeats.",
     ),
 )
 
 
 def plan_judging(
-    judge: tuple[str, ...], how: Mapping[str, Any], asked: Mapping[str, Any]
+    judge: tuple[str, ...], how: Mapping[str, Any], choices: Mapping[str, Any]
 ) -> "JudgingPlan | None":
     """Return how the samples of an evaluation will be judged, checked before any is drawn.
 
     Args:
         judge: The judges that the user names.
         how: The rubric, the wordings and the kind of verdicts, by name; None if not set.
-        asked: How the run's own model is loaded.
+        choices: How the run's own model is loaded.
 
     Raises:
         TreegenError: the samples cannot be judged in this way.
@@ -59,7 +51,7 @@ def plan_judging(
     from treegen.errors import InputError, arg
 
     unused = [name for name, value in how.items() if value is not None]
-    plan = JudgingPlan.make(judge, **how, options=loading_of(asked)) if judge else None
+    plan = JudgingPlan.make(judge, **how, options=loading_of(choices)) if judge else None
     if plan is not None:
         plan.check()
     elif unused:
@@ -69,19 +61,18 @@ def plan_judging(
     return plan
 
 
-def loading_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+def loading_of(choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return how a judge is loaded, derived from how the run's own model is loaded."""
     # Others, such as the type of the weights, differ from model to model.
-    return {name: asked[name] for name in _SHARED if name in asked}
+    return {name: choices[name] for name in _SHARED if name in choices}
 
 
-def show_judged(found: "Judgings", *, quiet: bool) -> None:
+def show_judged(judgings: "Judgings") -> None:
     """Print the judges' verdicts on a run."""
-    from treegen.cli.terminal.render import echo, notice
+    from treegen.cli.terminal.render import echo, tell
     from treegen.common.formatting import safe_text
 
-    if quiet:
-        return
-    for line in (line for summary in found.summaries for line in summary.notices):
-        notice(line)
-    echo(safe_text(str(found)))
+    for summary in judgings.summaries:
+        for line in summary.notices:
+            tell(line)
+    echo(safe_text(str(judgings)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MOST: Final = 9_999_999
 # Flags whose absence means something other than their --no- form.
-_DENIABLE: Final = ("fewshot_as_multiturn", "score")
+_DENIABLE: Final = ("chat", "fewshot_as_multiturn", "score")
 _TASKS: Final = ("names", "more_names", "include_path")
 _EXECUTION: Final = ("allow_code_execution", "sandbox", "num_workers")
 # Options of workers, and their names in `parse_placement`.
@@ -38,14 +38,7 @@ def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
     # Its package is slow to import, and help does not need it.
     from treegen.evals.arguments import read_arguments
 
-    choices = {
-        name: value
-        for name, value in params.items()
-        if name not in _NO_SETTINGS
-        and value is not None
-        and value != ()
-        and (value is not False or name in _DENIABLE)
-    }
+    choices = drop_unset({n: value for n, value in params.items() if n not in _NO_SETTINGS})
     if "adapter" in choices:
         choices["adapter"], *more = choices["adapter"]
         if more:
@@ -64,6 +57,15 @@ def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _READERS[name](value) if name in _READERS else value
         for name, value in choices.items()
+    }
+
+
+def drop_unset(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that the user set: the others are None, () or False."""
+    return {
+        name: value
+        for name, value in params.items()
+        if value is not None and value != () and (value is not False or name in _DENIABLE)
     }
 
 

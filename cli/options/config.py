@@ -98,13 +98,13 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
             names = [name.replace("_", "-") for name in params]
             raise InputError(f"{path}: there is no option {word!r}{did_you_mean(str(word), names)}")
         if value is not None:
-            taken = _value(params[key], key, value, path)
+            parsed = _value(params[key], key, value, path)
             # Also if it is in a list of settings, such as model-args.
-            text = str(taken).replace("-", "_")
+            text = str(parsed).replace("-", "_")
             if refused := [name for name in _PERMISSIONS if f"{name}=" in text]:
                 raise InputError(f"{path}: {refused[0]} has to be typed; see --help-all")
-            if taken is not None:
-                yield str(params[key].name), taken
+            if parsed is not None:
+                yield str(params[key].name), parsed
 
 
 def _mapping(path: str) -> Mapping[Any, Any]:

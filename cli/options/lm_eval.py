@@ -9,29 +9,23 @@ from typing import Any, Final
 
 import click
 
+from treegen.cli.options.options import option
 from treegen.common.files.reading import read_text
 from treegen.errors import DataError, InputError
 
 _NAMES: Final = ("samples", "check_integrity", "verbosity")
 _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 OPTIONS: Final = (
-    click.option(
-        "--samples",
-        metavar="JSON|FILE",
-        help="""Run these documents of lm-eval's tasks: '{"TASK": [0, 5]}', counted from 0.""",
+    option(
+        "--samples JSON|FILE",
+        """Run these documents of lm-eval's tasks: '{"TASK": [0, 5]}', counted from 0.""",
     ),
-    click.option(
-        "--log-samples", is_flag=True, expose_value=False, help="No effect: samples are stored."
-    ),
-    click.option(
-        "--check-integrity",
-        is_flag=True,
-        help="End before the model loads if a line of the data cannot be used.",
-    ),
-    click.option(
+    option("--log-samples", "No effect: samples are stored.", expose_value=False),
+    option("--check-integrity", "End before the model loads if a line of the data cannot be used."),
+    option(
         "--verbosity",
+        "Print log messages of libraries from this level on.",
         type=click.Choice(_LEVELS, case_sensitive=False),
-        help="Print log messages of libraries from this level on.",
     ),
 )
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from treegen.cli.options.options import is_quiet
 from treegen.cli.terminal.interrupts import Interrupted, received
-from treegen.cli.terminal.render import notice, show_prompt
+from treegen.cli.terminal.render import notice, show_prompt, tell
 from treegen.common.formatting import safe_text
 from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.runs import graceful_signals
@@ -29,15 +30,14 @@ _LOOK: Final = 0.1  # seconds between polls of a run
 class Terminal(Listener):
     """The terminal of a user who typed a command."""
 
-    def __init__(self, *, quiet: bool, resume: str = "", flags: str = "") -> None:
-        """Create a terminal.
+    def __init__(self, resume: str = "", flags: str = "") -> None:
+        """Create the terminal of the running command.
 
         Args:
-            quiet: Whether to print only warnings.
             resume: The command that continues a run.
             flags: Flags to append to that command.
         """
-        self._quiet, self._resume, self._flags = quiet, resume, flags
+        self._resume, self._flags = resume, flags
 
     def warn(self, text: str) -> None:
         """Print a line to stderr."""
@@ -45,8 +45,7 @@ class Terminal(Listener):
 
     def tell(self, text: str) -> None:
         """Print a line to stderr, unless quiet."""
-        if not self._quiet:
-            notice(text)
+        tell(text)
 
     def loading(self, model: str) -> None:
         """Print that a model is being loaded, and suppress transformers' messages meanwhile."""
@@ -58,11 +57,11 @@ class Terminal(Listener):
 
     def show_prompt(self, text: str) -> None:
         """Print a prompt."""
-        show_prompt(text, quiet=self._quiet)
+        show_prompt(text)
 
     def track(self, steps: "Iterator[RunProgress]", title: str) -> None:
         """Display the progress of the run."""
-        show_progress(steps, title, quiet=self._quiet)
+        show_progress(steps, title, quiet=is_quiet())
 
     @contextmanager
     def poll_interrupts(self) -> Iterator[Stop]:
@@ -108,9 +107,9 @@ class Terminal(Listener):
             return f"what had finished is in {path}"
         place = shlex.quote(str(path))
         flags = self._flags
-        if any(each.runs_code for each in settings):
+        if any(chosen.runs_code for chosen in settings):
             flags += " --allow-task-code"
-        if any(each.engine.trust_remote_code for each in settings):
+        if any(chosen.engine.trust_remote_code for chosen in settings):
             flags += " --trust-remote-code"
         return f"continue with: treegen {self._resume} --resume {place}{flags}"
 
@@ -203,22 +202,22 @@ def _view(bar: "RenderableType", now: "RunProgress") -> "RenderableType":
 
     levels = [
         (
-            f"{each.depth}",
-            f"{each.segments:,}",
-            f"{each.rows:,}",
-            f"{each.kept:,} rows" if each.kept else "none",
+            f"{level.depth}",
+            f"{level.segments:,}",
+            f"{level.rows:,}",
+            f"{level.kept:,} rows" if level.kept else "none",
         )
-        for each in now.levels
+        for level in now.levels
     ]
     workers = [
         (
-            safe_text(f"{each.name} {each.where}"),
-            f"{each.tokens_per_second:,.0f}",
-            f"{each.rows:,}",
-            f"{each.pages:,}/{each.num_pages:,}",
-            f"{each.deaths:,}" if each.deaths else "",
+            safe_text(f"{worker.name} {worker.where}"),
+            f"{worker.tokens_per_second:,.0f}",
+            f"{worker.rows:,}",
+            f"{worker.pages:,}/{worker.num_pages:,}",
+            f"{worker.deaths:,}" if worker.deaths else "",
         )
-        for each in now.workers
+        for worker in now.workers
     ]
     parts: list[RenderableType] = [bar, Text(now.details)]
     if levels:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.options.options import is_json_requested
+from treegen.cli.options.options import is_json_requested, is_quiet
 from treegen.cli.terminal.flags import rename_arguments
 from treegen.common.formatting import format_table, safe_text
 from treegen.errors import InputError
@@ -28,32 +28,37 @@ def notice(text: str) -> None:
     click.echo(safe_text(in_flags(text)).replace("\n", " "), err=True)
 
 
+def tell(text: str) -> None:
+    """Print one line to stderr, unless the command has --quiet."""
+    if not is_quiet():
+        notice(text)
+
+
 def in_flags(text: str) -> str:
     """Return a library message with argument names replaced by the running command's flags."""
     ctx = click.get_current_context(silent=True)
     return rename_arguments(text, None if ctx is None else ctx.command)
 
 
-def read_run(path: Path, asked: Mapping[str, Any], *, quiet: bool) -> RunView:
-    """Read a run, and print its notices.
-
-    Args:
-        path: The directory of the run.
-        asked: Further arguments of the reader.
-        quiet: Whether to leave out the notices.
-    """
-    view = load_run(path, **asked)
-    for line in view.notices if not quiet else ():
-        notice(line)
+def read_run(path: Path, reading: Mapping[str, Any]) -> RunView:
+    """Read a run with further arguments of the reader, and print its notices."""
+    view = load_run(path, **reading)
+    for line in view.notices:
+        tell(line)
     return view
 
 
-def echo(text: str) -> None:
+def echo(text: str, *, always: bool = False) -> None:
     """Print to stdout, in ASCII if the stream accepts nothing else.
 
-    With --json nothing is printed, because stdout then holds the JSON document alone.
+    With --quiet nothing is printed, nor with --json, because stdout then holds the JSON document
+    alone.
+
+    Args:
+        text: The text.
+        always: Whether to print it nevertheless.
     """
-    if is_json_requested():
+    if not always and (is_json_requested() or is_quiet()):
         return
     if not encodable(text):
         text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
@@ -69,9 +74,9 @@ def encodable(text: str) -> bool:
     return True
 
 
-def show_prompt(text: str, *, quiet: bool) -> None:
+def show_prompt(text: str) -> None:
     """Print a prompt to stdout, or to stderr if stdout is reserved for the JSON document."""
-    if quiet or is_json_requested():
+    if is_quiet() or is_json_requested():
         click.echo(safe_text(text), err=True)
     else:
         echo(f"{safe_text(text)}\n")

@@ -67,16 +67,10 @@ class ContainedAnswer(TextAnswer):
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
         """Return the right answer that the text contains; the whole text if it contains none."""
         answer = self.read(text)
-        wanted = [self.canonical(reference) for reference in references]
-        found = next(
-            (
-                reference
-                for reference in wanted
-                if reference and answer and _stands_in(reference, answer)
-            ),
-            None,
-        )
-        return Verdict(found or answer, found is not None)
+        for reference in map(self.canonical, references):
+            if reference and answer and _stands_in(reference, answer):
+                return Verdict(reference, True)
+        return Verdict(answer, False)
 
 
 def _stands_in(wanted: str, text: str) -> bool:

@@ -105,11 +105,11 @@ class MathAnswer:
         return self._same[key]
 
 
-def _keep(kept: dict[_K, _V], key: _K, value: _V) -> None:
+def _keep(cache: dict[_K, _V], key: _K, value: _V) -> None:
     """Cache a result; empty the cache first if it is full."""
-    if len(kept) >= _KEPT:
-        kept.clear()
-    kept[key] = value
+    if len(cache) >= _KEPT:
+        cache.clear()
+    cache[key] = value
 
 
 _PAIRS: Final = (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))

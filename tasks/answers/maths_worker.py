@@ -126,19 +126,19 @@ def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
     return a is not None and b is not None and abs(a - b) > 1e-4 + 1e-9 * max(abs(a), abs(b))
 
 
-def _value(found: Any, sympy: Any) -> complex | None:
+def _value(expression: Any, sympy: Any) -> complex | None:
     """Return the value of an expression at a point that is derived from the names of its variables.
 
     Returns None if the expression has no value there, or if math-verify also compares it in other
     ways: it reads 9% as 9, and a variable may be a word.
     """
-    if not isinstance(found, sympy.Expr) or isinstance(found, sympy.Symbol):
+    if not isinstance(expression, sympy.Expr) or isinstance(expression, sympy.Symbol):
         return None
-    if found.has(sympy.UnevaluatedExpr):
+    if expression.has(sympy.UnevaluatedExpr):
         return None
-    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in found.free_symbols}
+    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in expression.free_symbols}
     try:
-        value = complex(found.xreplace(place).evalf(20, maxn=60))
+        value = complex(expression.xreplace(place).evalf(20, maxn=60))
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return None
     return value if cmath.isfinite(value) else None

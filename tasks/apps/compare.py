@@ -51,10 +51,10 @@ def strict_stdout(output: str, expected: str) -> bool:
     most 1e-6, absolutely or relatively. If the expected number is whole, only the absolute
     difference counts.
     """
-    found, wanted = _token_lines(output), _token_lines(expected)
-    return len(found) == len(wanted) and all(
+    lines, wanted = _token_lines(output), _token_lines(expected)
+    return len(lines) == len(wanted) and all(
         len(ours) == len(theirs) and all(map(_same_token, ours, theirs))
-        for ours, theirs in zip(found, wanted, strict=True)
+        for ours, theirs in zip(lines, wanted, strict=True)
     )
 
 

@@ -13,11 +13,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.reading import describe_read_error, open_regular, read_bytes
+from treegen.common.files.reading import describe_read_error, open_regular
 from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.suite import Suite, json_value, read_suite
-from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.jsonl import read_data, text_field
 from treegen.tasks.common.problems import TASK_PAGE
 from treegen.tasks.common.sources import load_table
 
@@ -263,12 +263,10 @@ def _folder(folder: Path) -> Fields:
 
 def _file(path: Path) -> str | None:
     """Return the text of a file; None if it does not exist."""
-    try:
-        return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n")
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except OSError as error:
-        raise DataError(describe_read_error(path, error)) from None
+    try:
+        return read_data(path).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
         raise ValueError(f"{path.name} is not UTF-8") from None
 

@@ -10,9 +10,8 @@ The published evaluation code uses another form; see `ask`.
 import io
 import re
 import tokenize
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -171,25 +170,21 @@ def load_shots(
     if wanted == 0:
         return (), False
     bundled = load_bundled_shots()
-    taken = {normalize_text(row.question) for row in problems}
+    problem_questions = {normalize_text(row.question) for row in problems}
     if options.fewshot_file is not None:
         source = load_rows(options.fewshot_file, None)
         for number, row in enumerate(source.rows[:wanted], start=1):
-            if normalize_text(row.question) in taken:
+            if normalize_text(row.question) in problem_questions:
                 raise DataError(
                     f"example {number} of {source.source} is a problem of this run; remove it"
                 )
-        shots = _first(_shots(source.rows, form), wanted)
+        shots = _format_shots(source.rows, form, wanted)
     else:
-        source = _source(options)
-        shots = _first(
-            _shots(_draw_examples(source, taken, options.seed, calls=calls), form), wanted
-        )
-        if len(shots) < wanted and options.fewshot_data is None:
-            source = bundled
-            shots = _first(
-                _shots(_draw_examples(source, taken, options.seed, calls=calls), form), wanted
-            )
+        for source in (_source(options), *([bundled] if options.fewshot_data is None else [])):
+            rows = _draw_examples(source, problem_questions, options.seed, calls=calls)
+            shots = _format_shots(rows, form, wanted)
+            if len(shots) == wanted:
+                break
     if len(shots) < wanted:
         raise InputError(
             f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
@@ -199,24 +194,18 @@ def load_shots(
     return tuple(shots), source.source == bundled.source
 
 
-def _first(shots: Iterable[str], wanted: int) -> list[str]:
-    return list(islice(shots, wanted))
-
-
 def _draw_examples(
-    source: LoadedRows, taken: Collection[str], seed: int, *, calls: bool
+    source: LoadedRows, problem_questions: Collection[str], seed: int, *, calls: bool
 ) -> list[Row]:
     fit = [
         row
         for row in source.rows
-        if bool(row.starter) == calls and normalize_text(row.question) not in taken
+        if bool(row.starter) == calls and normalize_text(row.question) not in problem_questions
     ]
     return sorted(fit, key=lambda row: rank(seed, row.question))
 
 
 def _source(options: TaskOptions) -> LoadedRows:
-    if options.fewshot_file is not None:
-        return load_rows(options.fewshot_file, None)
     if options.fewshot_data not in (None, "train"):
         return load_rows(options.fewshot_data, None)
     if options.data in HUB_NAMES:
@@ -239,11 +228,16 @@ def _source(options: TaskOptions) -> LoadedRows:
     return load_bundled_shots()
 
 
-def _shots(rows: Sequence[Row], form: str) -> Iterator[str]:
+def _format_shots(rows: Sequence[Row], form: str, wanted: int) -> list[str]:
+    """Return the first examples that have a usable solution and are not too long."""
+    shots: list[str] = []
     for row in rows:
+        if len(shots) == wanted:
+            break
         with suppress(ValueError):
             if solutions := row.solutions:
                 prompt = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
                 shot = prompt + with_tabs(solutions[0])
                 if len(shot) <= _MAX_CHARS:
-                    yield shot
+                    shots.append(shot)
+    return shots

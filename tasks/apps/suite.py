@@ -6,7 +6,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from treegen.tasks.apps.compare import Comparer
-from treegen.tasks.sandbox import Compare, Program, TestCase
+from treegen.tasks.programs.task import ProgramCases
+from treegen.tasks.sandbox import TestCase
 
 # int(text) fails for more digits than Python's limit. Decimal has no limit.
 _LONG: Final = 4000
@@ -25,21 +26,6 @@ from typing import List, Tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Cases:
-    """The tests of a problem, and how a program runs on them."""
-
-    fn_name: str | None
-    """The function to call; None for programs that print."""
-    tests: tuple[TestCase, ...]
-    compare: Compare
-
-    def program(self, source: str) -> Program:
-        """Return a program as the published checker runs it: in a function, if it prints."""
-        may_return = self.fn_name is None
-        return Program(source, fn_name=self.fn_name, prelude=PRELUDE, may_return=may_return)
-
-
-@dataclass(frozen=True, slots=True)
 class Suite:
     """All tests of one problem."""
 
@@ -50,24 +36,21 @@ class Suite:
     outputs: tuple[Any, ...]
     """Texts for programs that print, otherwise expected values."""
 
-    def cases(self, comparer: Comparer) -> Cases:
+    def cases(self, comparer: Comparer) -> ProgramCases:
         """Return the tests for the sandbox."""
         pairs = zip(self.inputs, self.outputs, strict=True)
         if self.fn_name is None:
-            tests = tuple(
-                TestCase(stdin=test_input, expected=wanted) for test_input, wanted in pairs
-            )
-            return Cases(None, tests, comparer.stdout)
-        may_unwrap = all(isinstance(each, list) and len(each) == 1 for each in self.outputs)
-        tests = tuple(
-            TestCase(args=comparer.arguments(test_input), expected=wanted)
-            for test_input, wanted in pairs
-        )
-        return Cases(
-            self.fn_name,
-            tests,
-            lambda output, expected: comparer.value(output, expected, may_unwrap),
-        )
+            tests = [TestCase(stdin=text, expected=wanted) for text, wanted in pairs]
+            return ProgramCases(tuple(tests), comparer.stdout, PRELUDE)
+        may_unwrap = all(isinstance(value, list) and len(value) == 1 for value in self.outputs)
+        tests = [
+            TestCase(args=comparer.arguments(values), expected=wanted) for values, wanted in pairs
+        ]
+
+        def compare(output: Any, expected: Any) -> bool:
+            return comparer.value(output, expected, may_unwrap)
+
+        return ProgramCases(tuple(tests), compare, PRELUDE, self.fn_name)
 
 
 def read_suite(text: str) -> Suite:

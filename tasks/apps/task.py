@@ -24,20 +24,17 @@ from treegen.evals.chat import with_turns
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.truncation import droppable
-from treegen.evals.verdict import SampleScore
 from treegen.prompts.tree import Node
 from treegen.runs import RunDir
 from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
 from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program, load_shots
-from treegen.tasks.apps.suite import Cases
 from treegen.tasks.common.sources import describe_examples, describe_problems, make_data_label
-from treegen.tasks.programs.report import ProgramVerdict, report_programs
+from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramOutcome, ProgramTask, judge_limits
+from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _STARTER: Final = ("all", "with", "without")
@@ -53,6 +50,8 @@ class APPS(ProgramTask):
     version = "2"
     filters: tuple[str, ...] = ("strict",)
     all_tests = True
+    headline = "strict_accuracy"
+    difficulties = DIFFICULTIES
     cases_kept = 16
     arguments: ClassVar = {
         "difficulty": "introductory, interview or competition, several with commas between",
@@ -101,8 +100,8 @@ class APPS(ProgramTask):
         loaded = load_rows(options.data, options.split)
         rows = _select_rows(loaded.rows, words(extra, "difficulty"), starter)
         problems = select([_problem(row, form) for row in rows], options)
-        kept = {problem.id for problem in problems}
-        self._rows = {row.id: row for row in loaded.rows if row.id in kept}
+        selected_ids = {problem.id for problem in problems}
+        self._rows = {row.id: row for row in loaded.rows if row.id in selected_ids}
         shots, is_bundled = load_shots(
             options,
             list(self._rows.values()),
@@ -141,7 +140,7 @@ class APPS(ProgramTask):
         """Return the program in a sample; None if there is none."""
         return extract_program(text, self.extract)
 
-    def read_cases(self, problem_id: str, judge: SandboxPool) -> Cases:
+    def read_cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:
         """Return the tests of a loaded problem."""
         return self._rows[problem_id].suite.cases(self.comparer)
 
@@ -158,17 +157,6 @@ class APPS(ProgramTask):
         """
         return SandboxScoring(self, run, execution)
 
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, pass@k, test-case average and failure rates, also by difficulty."""
-        return report_programs(
-            scores,
-            options,
-            task=self.name,
-            version=self.version,
-            filters=self.filters,
-            difficulties=DIFFICULTIES,
-        )
-
     def solutions(self, problem_id: str) -> list[str]:
         """Return the reference solutions of a loaded problem."""
         return self._rows[problem_id].solutions
@@ -176,13 +164,8 @@ class APPS(ProgramTask):
 
 def _problem(row: Row, form: str) -> Problem:
     prompt = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
-    metadata = {
-        "difficulty": row.difficulty,
-        "url": row.url,
-        "fn_name": row.fn_name,
-        "num_tests": row.num_tests,
-        "line": row.line,
-    }
+    names = ("difficulty", "url", "fn_name", "num_tests", "line")
+    metadata = {name: getattr(row, name) for name in names}
     # The tests themselves may take megabytes. Their digest is enough to detect a change.
     return Problem(row.id, prompt, f"tests {row.digest}", metadata)
 

@@ -11,13 +11,14 @@ reference solution, which runs in the sandbox too. They never reach the program.
 """
 
 import itertools
+import operator
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from treegen.tasks.code.plus_compare import LISTED, OTHER, VALUE, CallValue, ExpectedResult
-from treegen.tasks.sandbox import Compare, Program, SandboxError, SandboxPool, TestCase
+from treegen.tasks.programs.task import ProgramCases
+from treegen.tasks.sandbox import Program, SandboxError, SandboxPool, TestCase
 
 _END: Final = "_treegen_end"
 NO_INPUT: Final = """\
@@ -43,28 +44,11 @@ _treegen_no_input()
 _PRELUDE: Final = f"{NO_INPUT}\n\ndef {_END}(number):\n    return number\n"
 
 
-@dataclass(frozen=True, slots=True)
-class AssertCases:
-    """One test: the program, followed by its test statements, run to the end."""
-
-    suffix: str
-    """The text of the test statements, which follows the program after a newline."""
-    tests: tuple[TestCase, ...]
-    compare: Compare
-
-    def program(self, source: str) -> Program:
-        """Return a program followed by its test statements, as one source."""
-        return Program(f"{source}\n{self.suffix}", fn_name=_END, prelude=_PRELUDE)
-
-
-def assert_cases(suffix: str) -> AssertCases:
-    """Return the test that runs `suffix` after a program."""
+def assert_cases(suffix: str) -> ProgramCases:
+    """Return the one test that runs a program, followed by test statements, to the end."""
     number = secrets.token_hex(16)
-    return AssertCases(suffix, (TestCase(args=(number,), expected=number),), _same)
-
-
-def _same(output: object, expected: object) -> bool:
-    return output == expected
+    test = TestCase(args=(number,), expected=number)
+    return ProgramCases((test,), operator.eq, _PRELUDE, fn_name=_END, suffix=f"\n{suffix}")
 
 
 CALLS: Final = 256  # maximum calls in one run
@@ -151,18 +135,6 @@ Same = Callable[[Sequence[Any], CallValue, ExpectedResult], bool]
 """Returns whether a result is right, given (arguments, result, expected result)."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallCases:
-    """Runs of up to CALLS calls each; a run passes if all of its calls pass."""
-
-    tests: tuple[TestCase, ...]
-    compare: Compare
-
-    def program(self, source: str) -> Program:
-        """Return a program with a function that makes many calls of one of its functions."""
-        return Program(source, fn_name=_EACH, prelude=PRELUDE)
-
-
 def call_cases(
     judge: SandboxPool,
     name: str,
@@ -172,8 +144,10 @@ def call_cases(
     expect: Callable[[Sequence[CallValue]], Sequence[ExpectedResult]],
     *,
     listed: bool = False,
-) -> CallCases:
-    """Return the runs of a function, part by part. A run has calls of one part only.
+) -> ProgramCases:
+    """Return the runs of a function, part by part; a run passes if all of its calls pass.
+
+    A run has up to CALLS calls, of one part only.
 
     Args:
         judge: The sandbox in which the reference runs.
@@ -227,7 +201,7 @@ def call_cases(
             )
         )
 
-    return CallCases(tuple(tests), compare)
+    return ProgramCases(tuple(tests), compare, PRELUDE, fn_name=_EACH)
 
 
 def _runs(calls: Sequence[Any]) -> list[list[Any]]:

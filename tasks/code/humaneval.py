@@ -13,16 +13,16 @@ the end. The published time limit is 3 seconds of wall time; here it is 3 second
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.tasks.code.calls import AssertCases, assert_cases
-from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
+from treegen.evals.task import TaskOptions
+from treegen.tasks.code.calls import assert_cases
+from treegen.tasks.code.task import CodeTask, check_name, code_arguments
 from treegen.tasks.common.fences import block_that_defines, text_before
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 STOPS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -30,15 +30,6 @@ CHAT: Final = (
     "Please provide a self-contained Python script that solves the following problem in a markdown "
     "code block:\n```python\n{}\n```\n"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function to write: the text that it begins with, its name, and its tests."""
-
-    prompt: str
-    entry_point: str
-    test: str
 
 
 class HumanEval(CodeTask):
@@ -55,44 +46,33 @@ class HumanEval(CodeTask):
     source = Source(
         task="humaneval", bundled="HumanEval.jsonl.gz", hub=HubTable("openai/openai_humaneval")
     )
-    arguments: ClassVar[Mapping[str, str]] = {
-        "form": FORM,
-        "timeout": TIMEOUT.format(3),
-        "memory": MEMORY,
-    }
+    arguments: ClassVar[Mapping[str, str]] = code_arguments(3)
     given_limits = Limits(cpu_seconds=3.0)
 
-    @property
-    def defaults(self) -> TaskDefaults:
-        """Temperature and top_p of the paper for pass@1, which draws 200 samples."""
-        sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=512, stop=STOPS)
-        if self.extract == "chat":
-            sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2048)
-        return TaskDefaults(sampling=sampling, num_samples=20, num_fewshot=0)
+    # Temperature and top_p of the paper for pass@1, which draws 200 samples.
+    sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=512, stop=STOPS)
 
-    def record(self, row: dict[str, Any]) -> tuple[str, str, Function]:
-        """Return the id, the prompt and the record of a row."""
-        function = Function(
-            text_field(row, "prompt"), text_field(row, "entry_point"), text_field(row, "test")
-        )
-        if not function.entry_point.isidentifier():
-            raise ValueError(f"entry_point {function.entry_point[:40]!r} is not a Python name")
-        prompt = CHAT.format(function.prompt.strip()) if self.extract == "chat" else function.prompt
+    def record(self, row: dict[str, Any]) -> tuple[str, str, dict[str, str]]:
+        """Return the id, the prompt and the record of a row: its prompt, entry_point and test."""
+        function = {name: text_field(row, name) for name in ("prompt", "entry_point", "test")}
+        check_name(function["entry_point"], "entry_point")
+        prompt = function["prompt"]
+        prompt = CHAT.format(prompt.strip()) if self.extract == "chat" else prompt
         return text_field(row, "task_id"), prompt, function
 
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""
         function = self.records[problem_id]
         if self.extract == "completion":
-            return f"{function.prompt}{text}"
-        code = block_that_defines(text, [function.entry_point])
+            return f"{function['prompt']}{text}"
+        code = block_that_defines(text, [function["entry_point"]])
         if code is None:
             return None
-        return f"{text_before(function.prompt, function.entry_point)}{code}"
+        return f"{text_before(function['prompt'], function['entry_point'])}{code}"
 
-    def make_cases(self, record: Function, judge: SandboxPool) -> AssertCases:
+    def make_cases(self, record: Mapping[str, str], judge: SandboxPool) -> ProgramCases:
         """Return the one test of a function: all of its test statements, run to the end."""
-        return assert_cases(f"{record.test}\ncheck({record.entry_point})")
+        return assert_cases(f"{record['test']}\ncheck({record['entry_point']})")
 
     def label(self, options: TaskOptions) -> str:
         """Return an empty label, because the bundled problems are the published ones."""

@@ -8,12 +8,12 @@ import base64
 import binascii
 import pickletools
 import zlib
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from treegen.tasks.apps.suite import json_value
-from treegen.tasks.sandbox import Compare, Program, TestCase
+from treegen.tasks.programs.task import ProgramCases
+from treegen.tasks.sandbox import TestCase
 
 # Allowed content of a pickle of one text: its frame, the text, and memo entries that are never
 # read.
@@ -23,56 +23,19 @@ _MOST_BYTES: Final = 1 << 30
 
 # The published scorer puts these imports before every program, and solutions rely on them. Later
 # imports override earlier ones, so their order matters.
+_MODULES: Final = """
+string re datetime collections heapq bisect copy math random statistics itertools functools
+operator io sys json builtins typing
+"""
 PRELUDE: Final = (
-    "".join(
-        f"from {name} import *\n"
-        for name in (
-            "string",
-            "re",
-            "datetime",
-            "collections",
-            "heapq",
-            "bisect",
-            "copy",
-            "math",
-            "random",
-            "statistics",
-            "itertools",
-            "functools",
-            "operator",
-            "io",
-            "sys",
-            "json",
-            "builtins",
-            "typing",
-        )
-    )
+    "".join(f"from {name} import *\n" for name in _MODULES.split())
     + "import string, re, datetime, collections, heapq, bisect, copy, math, random, statistics\n"
     + "import itertools, functools, operator, io, sys, json\n"
     + "sys.setrecursionlimit(50000)\n"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LCBCases:
-    """The tests of one problem."""
-
-    fn_name: str | None
-    """The function to call; None for programs that print."""
-    tests: tuple[TestCase, ...]
-
-    @property
-    def compare(self) -> Compare:
-        """The published rule."""
-        return same_lines if self.fn_name is None else same_value
-
-    def program(self, source: str) -> Program:
-        """Return a program with the imports that the published scorer adds."""
-        may_return = self.fn_name is None
-        return Program(source, fn_name=self.fn_name, prelude=PRELUDE, may_return=may_return)
-
-
-def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
+def read_tests(public: Any, private: Any, fn_name: str | None) -> ProgramCases:
     """Return the tests in the fields of a row, the public ones first.
 
     Args:
@@ -83,14 +46,14 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
     Raises:
         ValueError: There are no tests, or they cannot be read.
     """
-    found = [
+    cases = [
         *_parse_tests(public, "public_test_cases"),
         *_parse_tests(private, "private_test_cases"),
     ]
-    if not found:
+    if not cases:
         raise ValueError("it has no tests")
     tests = []
-    for case in found:
+    for case in cases:
         test_input, wanted = (case.get(name) for name in ("input", "output"))
         if not isinstance(test_input, str) or not isinstance(wanted, str):
             raise ValueError("the input and output of a test must be text")
@@ -99,7 +62,8 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
         else:
             arguments = [json_value(line) for line in test_input.split("\n")]
             tests.append(TestCase(args=arguments, expected=json_value(wanted)))
-    return LCBCases(fn_name, tuple(tests))
+    compare = same_lines if fn_name is None else same_value
+    return ProgramCases(tuple(tests), compare, PRELUDE, fn_name)
 
 
 def _parse_tests(field: Any, name: str) -> list[dict[str, Any]]:

@@ -28,14 +28,15 @@ from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import one_of
 from treegen.evals.chat import with_role
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.prompts.tree import Node
 from treegen.tasks.apps.suite import json_value
-from treegen.tasks.code.lcb_tests import LCBCases, read_tests
-from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask
+from treegen.tasks.code.lcb_tests import read_tests
+from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask, check_name
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source, load_table
+from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 _SYSTEM: Final = (
@@ -72,7 +73,7 @@ class ContestProblem:
     """Its private tests, as the data has them; they may take megabytes."""
 
     @property
-    def cases(self) -> LCBCases:
+    def cases(self) -> ProgramCases:
         """Its tests; raises ValueError if they cannot be read."""
         return read_tests(self.public, self.private, self.fn_name)
 
@@ -95,11 +96,9 @@ class LiveCodeBench(CodeTask):
     }
     given_limits = Limits(cpu_seconds=6.0)
 
-    @property
-    def defaults(self) -> TaskDefaults:
-        """The sampling of the published code."""
-        sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2000)
-        return TaskDefaults(sampling=sampling, num_samples=10, num_fewshot=0)
+    # The sampling of the published code.
+    sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2000)
+    num_samples = 10
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
         """Return the rows of the requested days and difficulty."""
@@ -123,8 +122,8 @@ class LiveCodeBench(CodeTask):
         metadata = row.get("metadata") or "{}"
         metadata = json_value(metadata) if isinstance(metadata, str) else metadata
         fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
-        if fn_name is not None and not (isinstance(fn_name, str) and fn_name.isidentifier()):
-            raise ValueError(f"func_name {str(fn_name)[:40]!r} is not a Python name")
+        if fn_name is not None:
+            check_name(fn_name, "func_name")
         day = _set_on(row)
         if day is None:
             raise ValueError("contest_date must be a date, such as 2024-08-01")
@@ -159,7 +158,7 @@ class LiveCodeBench(CodeTask):
         code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
         return code if code.strip() else None
 
-    def make_cases(self, record: ContestProblem, judge: SandboxPool) -> LCBCases:
+    def make_cases(self, record: ContestProblem, judge: SandboxPool) -> ProgramCases:
         """Return the public and the private tests."""
         return record.cases
 

@@ -30,13 +30,14 @@ from treegen.errors import DataError, InputError, arg
 from treegen.evals.arguments import one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
-from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.tasks.code.calls import AssertCases, assert_cases
-from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
+from treegen.evals.task import TaskOptions
+from treegen.tasks.code.calls import assert_cases
+from treegen.tasks.code.task import CodeTask, code_arguments
 from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 # The first and last task number of each split, as in the published data.
@@ -71,7 +72,7 @@ class MBPPProblem:
     """The tests, one assert each."""
 
     @property
-    def asked(self) -> str:
+    def question(self) -> str:
         """The prompt, up to where the program begins."""
         return _ASK.format(self.text, "\n".join(self.tests))
 
@@ -91,22 +92,15 @@ class MBPP(CodeTask):
         bundled="mbpp_sample.jsonl",
         hub=HubTable("google-research-datasets/mbpp", tuple(SPLITS)),
     )
-    arguments: ClassVar[Mapping[str, str]] = {
-        "form": FORM,
-        "set": "full (default) or sanitized: which of the two sets, on the hub or in a folder",
-        "timeout": TIMEOUT.format(3),
-        "memory": MEMORY,
-    }
+    arguments: ClassVar[Mapping[str, str]] = code_arguments(
+        3, set="full (default) or sanitized: which of the two sets, on the hub or in a folder"
+    )
     given_limits = Limits(cpu_seconds=3.0)
 
-    @property
-    def defaults(self) -> TaskDefaults:
-        """80 samples at temperature 0.5, as in the paper."""
-        chat = self.extract == "chat"
-        sampling = SamplingParams(
-            temperature=0.5, max_tokens=2048 if chat else 512, stop=() if chat else ("[DONE]",)
-        )
-        return TaskDefaults(sampling=sampling, num_samples=80, num_fewshot=0 if chat else 3)
+    # 80 samples at temperature 0.5, as in the paper.
+    sampling = SamplingParams(temperature=0.5, max_tokens=512, stop=("[DONE]",))
+    num_samples = 80
+    num_shots = 3
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
         """Return the rows of a split, selected by their numbers, and the name of their source."""
@@ -115,9 +109,9 @@ class MBPP(CodeTask):
             raise InputError(
                 f"mbpp has the splits {', '.join(SPLITS)}, not {split!r}; give split one of them"
             )
+        rows, source = self._read(options, split)
         if self.source.on_hub(options.data):
-            return self._source(options).read(options.data, split)
-        rows, source = self._all(options)
+            return rows, source
         low, high = SPLITS[split]
         chosen = [(line, row) for line, row in rows if low <= _number(row, low) <= high]
         if not chosen:
@@ -130,9 +124,9 @@ class MBPP(CodeTask):
     def record(self, row: dict[str, Any]) -> tuple[str, str, MBPPProblem]:
         """Return the id, the prompt and the record of a row."""
         task = _task(row)
-        prompt = f"{task.asked}[BEGIN]\n"
+        prompt = f"{task.question}[BEGIN]\n"
         if self.extract == "chat":
-            prompt = f"{task.asked}Put the program into a markdown code block.\n"
+            prompt = f"{task.question}Put the program into a markdown code block.\n"
         return f"MBPP/{task.number}", prompt, task
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
@@ -151,11 +145,7 @@ class MBPP(CodeTask):
             source = options.fewshot_file
             tasks = [_task(row) for _, row in read_any(Path(source))]
         else:
-            rows, source = (
-                self._source(options).read(options.data, "prompt")
-                if self.source.on_hub(options.data)
-                else self._all(options)
-            )
+            rows, source = self._read(options, "prompt")
             row_of = {_number(row, 0): row for _, row in rows}
             numbers = [*_SHOTS, *(n for n in range(*SPLITS["prompt"]) if n not in _SHOTS)]
             tasks = [_task(row_of[number]) for number in numbers if number in row_of]
@@ -171,7 +161,7 @@ class MBPP(CodeTask):
                 f"an example of {source} is a problem itself; "
                 "leave it out by limit, or give other examples"
             )
-        return tuple((f"{task.asked}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shown)
+        return tuple((f"{task.question}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shown)
 
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""
@@ -179,21 +169,17 @@ class MBPP(CodeTask):
             return text if text.strip() else None
         return block_that_defines(text, _find_called_names(self.records[problem_id].tests))
 
-    def make_cases(self, record: MBPPProblem, judge: SandboxPool) -> AssertCases:
+    def make_cases(self, record: MBPPProblem, judge: SandboxPool) -> ProgramCases:
         """Return the one test of a problem: all of its test statements, run to the end."""
         return assert_cases("\n".join([record.setup, *record.tests]))
 
-    def _source(self, options: TaskOptions) -> Source:
+    def _read(self, options: TaskOptions, split: str) -> tuple[Rows, str]:
+        """Return the rows of a split on the hub, or all rows of other data."""
         part = one_of(options.extra, "set", _SETS, _SETS[0])
         assert self.source.hub is not None
-        return replace(
-            self.source,
-            hub=replace(self.source.hub, configs=(part,)),
-            files={"test": (_FILES[part],)},
-        )
-
-    def _all(self, options: TaskOptions) -> tuple[Rows, str]:
-        return self._source(options).read(options.data, None)
+        hub = replace(self.source.hub, configs=(part,))
+        source = replace(self.source, hub=hub, files={"test": (_FILES[part],)})
+        return source.read(options.data, split if source.on_hub(options.data) else None)
 
 
 def _number(row: dict[str, Any], default: int) -> int:

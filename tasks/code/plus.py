@@ -17,21 +17,20 @@ EvalPlus limits each call to 1 second of wall time, or 4 times the time of the r
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.evals.task import TaskDefaults
-from treegen.tasks.code.calls import CALLS, CallCases, call_cases
+from treegen.tasks.code.calls import CALLS, call_cases
 from treegen.tasks.code.humaneval import CHAT
 from treegen.tasks.code.plus_compare import build_expected, is_expected, is_listed
-from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, whole
+from treegen.tasks.code.task import CodeTask, check_name, code_arguments, whole
 from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import Source
 from treegen.tasks.programs.report import ProgramVerdict
-from treegen.tasks.programs.task import ProgramOutcome
+from treegen.tasks.programs.task import ProgramCases, ProgramOutcome
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 Arguments = list[Any]
@@ -41,106 +40,58 @@ Arguments = list[Any]
 # table by depth: at depth 1 each argument is a tuple, at depth 2 each element of each argument.
 
 
-def _deep(depth: int, value: Any) -> Any:
+def _tuples_at(depth: int, value: Any) -> Any:
     """Return a value whose lists at a depth are tuples; at depth 1 the list itself becomes one."""
     if depth == 1:
         return tuple(value)
-    return [_deep(depth - 1, item) for item in value]
+    return [_tuples_at(depth - 1, item) for item in value]
 
 
 def _each(depth: int, arguments: Arguments) -> Arguments:
-    return [_deep(depth, argument) for argument in arguments]
+    return [_tuples_at(depth, argument) for argument in arguments]
 
 
 def _first(depth: int, arguments: Arguments) -> Arguments:
     """Convert the lists of the first argument only."""
-    return [_deep(depth, arguments[0]), *arguments[1:]]
-
-
-def _second(arguments: Arguments) -> Arguments:
-    return [arguments[0], tuple(arguments[1])]
-
-
-def _sets(arguments: Arguments) -> Arguments:
-    # EvalPlus writes an empty list for {}, which is an empty dict.
-    items = [set(item) if isinstance(item, list) and item else {} for item in arguments[0]]
-    return [items]
-
-
-def _angle(arguments: Arguments) -> Arguments:
-    return [float(arguments[0]), complex(arguments[1])]
-
-
-def _number(arguments: Arguments) -> Arguments:
-    return [complex(arguments[0])]
-
-
-def _tuples_of_tuples(arguments: Arguments) -> Arguments:
-    return [tuple([tuple(item) for item in argument]) for argument in arguments]
-
-
-def _tuple_of_any(arguments: Arguments) -> Arguments:
-    items = [tuple(item) if isinstance(item, list) else item for item in arguments[0]]
-    return [tuple(items)]
-
-
-def _tuple_values(arguments: Arguments) -> Arguments:
-    return [{key: tuple(value) for key, value in arguments[0].items()}, *arguments[1:]]
+    return [_tuples_at(depth, arguments[0]), *arguments[1:]]
 
 
 def _all_tuples(value: Any) -> Any:
     return tuple([_all_tuples(item) for item in value]) if isinstance(value, list) else value
 
 
-def _whole(arguments: Arguments) -> Arguments:
-    return list(_all_tuples(arguments))
+def _sets(arguments: Arguments) -> Arguments:
+    # EvalPlus writes an empty list for {}, which is an empty dict.
+    return [[set(item) if isinstance(item, list) and item else {} for item in arguments[0]]]
 
 
-_TASKS: Final[tuple[tuple[Callable[[Arguments], Arguments], tuple[int, ...]], ...]] = (
-    (
-        partial(_each, 1),
-        (
-            2,
-            116,
-            132,
-            143,
-            222,
-            261,
-            273,
-            394,
-            399,
-            421,
-            424,
-            429,
-            470,
-            560,
-            579,
-            596,
-            616,
-            630,
-            726,
-            740,
-            744,
-            809,
-        ),
-    ),
-    (
-        partial(_each, 2),
-        (63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780),
-    ),
-    (partial(_first, 2), (75, 413, 444, 753)),
-    (_second, (106, 750)),
-    (_sets, (115,)),
-    (_angle, (124,)),
-    (partial(_first, 1), (250, 307, 405, 446, 617, 720, 763, 808)),
-    (_tuples_of_tuples, (259, 401, 445)),
-    (_tuple_of_any, (278,)),
-    (_tuple_values, (722,)),
-    (_number, (252,)),
-    (_whole, (580, 615, 791)),
+def _tuple_of_any(arguments: Arguments) -> Arguments:
+    return [tuple(tuple(item) if isinstance(item, list) else item for item in arguments[0])]
+
+
+def _tuple_values(arguments: Arguments) -> Arguments:
+    return [{key: tuple(value) for key, value in arguments[0].items()}, *arguments[1:]]
+
+
+_EACH: Final = (
+    "2 116 132 143 222 261 273 394 399 421 424 429 470 560 579 596 616 630 726 740 744 809"
 )
-_OF_TASK: Final[Mapping[int, Callable[[Arguments], Arguments]]] = {
-    number: change for change, numbers in _TASKS for number in numbers
+_TASKS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
+    _EACH: partial(_each, 1),
+    "63 64 70 94 120 237 272 299 400 409 417 438 473 614 780": partial(_each, 2),
+    "75 413 444 753": partial(_first, 2),
+    "106 750": lambda arguments: [arguments[0], tuple(arguments[1])],
+    "115": _sets,
+    "124": lambda arguments: [float(arguments[0]), complex(arguments[1])],
+    "250 307 405 446 617 720 763 808": partial(_first, 1),
+    "259 401 445": lambda arguments: [tuple(map(tuple, argument)) for argument in arguments],
+    "278": _tuple_of_any,
+    "722": _tuple_values,
+    "252": lambda arguments: [complex(arguments[0])],
+    "580 615 791": lambda arguments: list(_all_tuples(arguments)),
+}
+_OF_TASK: Final = {
+    number: change for numbers, change in _TASKS.items() for number in numbers.split()
 }
 
 
@@ -154,8 +105,7 @@ def mbpp_arguments(task_id: str, arguments: Arguments) -> Arguments:
     Raises:
         ValueError: The arguments do not have the form that this task needs.
     """
-    number = task_id.rpartition("/")[2]
-    change = _OF_TASK.get(int(number)) if number.isdecimal() else None
+    change = _OF_TASK.get(task_id.rpartition("/")[2])
     if change is None:
         return arguments
     try:
@@ -165,6 +115,8 @@ def mbpp_arguments(task_id: str, arguments: Arguments) -> Arguments:
 
 
 _STOPS: Final = ("\nif __name__", "\ndef main(", "\nprint(")
+# Temperature and top_p as for HumanEval.
+_SAMPLING: Final = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=768)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,33 +137,14 @@ class PlusBase(CodeTask):
     filters = ("plus", "base")
     kind: ClassVar[str]
     """Which of the two it is, for the rules of single tasks."""
-    stops: ClassVar[tuple[str, ...]]
-    """Stop strings in addition to those of both."""
-    arguments: ClassVar[Mapping[str, str]] = {
-        "form": FORM,
-        "timeout": TIMEOUT.format(10).replace("test", f"{CALLS} calls"),
-        "memory": MEMORY,
-    }
+    arguments: ClassVar[Mapping[str, str]] = code_arguments(10, of=f"{CALLS} calls")
     given_limits = Limits(cpu_seconds=10.0, output=4 << 20)
-
-    @property
-    def defaults(self) -> TaskDefaults:
-        """Temperature and top_p as for HumanEval."""
-        chat = self.extract == "chat"
-        sampling = SamplingParams(
-            temperature=0.2,
-            top_p=0.95,
-            max_tokens=2048 if chat else 768,
-            stop=() if chat else (*_STOPS, *self.stops),
-        )
-        return TaskDefaults(sampling=sampling, num_samples=20, num_fewshot=0)
 
     def record(self, row: dict[str, Any]) -> tuple[str, str, PlusTask]:
         """Return the id, the prompt and the record of a row."""
         name = text_field(row, "task_id")
         entry_point = text_field(row, "entry_point")
-        if not entry_point.isidentifier():
-            raise ValueError(f"entry_point {entry_point[:40]!r} is not a Python name")
+        check_name(entry_point, "entry_point")
         atol = row.get("atol", 0)
         if isinstance(atol, bool) or not isinstance(atol, int | float):
             raise ValueError("atol must be a number")
@@ -239,7 +172,7 @@ class PlusBase(CodeTask):
             return f"{task.prompt}{text}"
         return block_that_defines(text, [task.entry_point])
 
-    def make_cases(self, record: PlusTask, judge: SandboxPool) -> CallCases:
+    def make_cases(self, record: PlusTask, judge: SandboxPool) -> ProgramCases:
         """Return the calls of a function, those with the published inputs first."""
         kind, name = self.kind, record.entry_point
         return call_cases(
@@ -264,7 +197,9 @@ class HumanEvalPlus(PlusBase):
     name = "humaneval-plus"
     version = "2"
     kind = "humaneval"
-    stops = ("\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert ")
+    sampling = replace(
+        _SAMPLING, stop=(*_STOPS, "\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert ")
+    )
     source = Source(
         task="humaneval-plus",
         bundled="humaneval_plus_sample.jsonl",
@@ -278,7 +213,7 @@ class MBPPPlus(PlusBase):
     name = "mbpp-plus"
     version = "2"
     kind = "mbpp"
-    stops = ('\n"""', "\nassert")
+    sampling = replace(_SAMPLING, stop=(*_STOPS, '\n"""', "\nassert"))
     source = Source(
         task="mbpp-plus",
         bundled="mbpp_plus_sample.jsonl",

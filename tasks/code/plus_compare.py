@@ -84,7 +84,7 @@ def build_expected(
             the calls after it.
         results: The results of the reference solution.
     """
-    found = []
+    expected = []
     for result in results:
         value = result.value
         if kind == "mbpp" and name in ONLY_WHETHER:
@@ -92,8 +92,8 @@ def build_expected(
         before = atol
         if atol == 0 and _floats(value):
             atol = _FLOAT_TOLERANCE
-        found.append(ExpectedResult(value, result.type, before, atol))
-    return found
+        expected.append(ExpectedResult(value, result.type, before, atol))
+    return expected
 
 
 def is_expected(

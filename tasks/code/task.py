@@ -10,19 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
+from treegen.common.params import SamplingParams
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
-from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore
 from treegen.runs import RunDir
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source, describe_problems, make_data_label
 from treegen.tasks.common.text_task import select_task_data, with_examples
-from treegen.tasks.programs.report import ProgramVerdict, report_programs
+from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.scoring import SandboxScoring
 from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
 from treegen.tasks.sandbox import Limits, SandboxPool
@@ -36,6 +35,18 @@ TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by 
 MEMORY: Final = "per program, such as 512MiB; default 1GiB"
 
 
+def code_arguments(seconds: int, of: str = "test", **more: str) -> dict[str, str]:
+    """Return the arguments of a task in two forms, with a line of help each.
+
+    Args:
+        seconds: The default time limit.
+        of: What has this limit.
+        more: The task's further arguments.
+    """
+    timeout = TIMEOUT.format(seconds).replace("test", of)
+    return {"form": FORM, **more, "timeout": timeout, "memory": MEMORY}
+
+
 class CodeTask(ProgramTask):
     """Programs by pass@k. Subclasses define how rows become prompts and tests.
 
@@ -44,6 +55,10 @@ class CodeTask(ProgramTask):
 
     source: ClassVar[Source]
     given_limits: ClassVar[Limits]
+    sampling: ClassVar[SamplingParams]
+    """How the form "completion" is sampled; chats are longer, and have no stop strings."""
+    num_samples: ClassVar[int] = 20
+    num_shots: ClassVar[int] = 0
     extract = FORMS[0]
 
     def __init__(self) -> None:
@@ -53,9 +68,13 @@ class CodeTask(ProgramTask):
         self.records: dict[str, Any] = {}
 
     @property
-    @abstractmethod
     def defaults(self) -> TaskDefaults:
         """How the task is sampled in its form."""
+        if self.extract != FORMS[1]:
+            return TaskDefaults(self.sampling, self.num_samples, self.num_shots)
+        return TaskDefaults(
+            replace(self.sampling, max_tokens=2048, stop=()), self.num_samples, num_fewshot=0
+        )
 
     def configure(self, arguments: Mapping[str, str]) -> None:
         """Set the form from the task's arguments."""
@@ -144,22 +163,15 @@ class CodeTask(ProgramTask):
         """
         return SandboxScoring(self, run, execution)
 
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return pass@k, failure rates, and pass@1 by difficulty if the data have difficulties."""
-        return report_programs(
-            scores,
-            options,
-            task=self.name,
-            version=self.version,
-            filters=self.filters,
-            headline="pass@1",
-            difficulties=("easy", "medium", "hard"),
-            by_test=False,
-        )
-
     def read_cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:
         """Return the tests of a loaded problem."""
         return self.make_cases(self.records[problem_id], judge)
+
+
+def check_name(value: object, field: str) -> None:
+    """Raise ValueError if a field is not a Python name."""
+    if not isinstance(value, str) or not value.isidentifier():
+        raise ValueError(f"{field} {str(value)[:40]!r} is not a Python name")
 
 
 def whole(outcome: ProgramOutcome) -> ProgramVerdict:

@@ -84,32 +84,13 @@ _VULGAR: Final = {
 }
 _OTHER_MARKS: Final = str.maketrans(
     {
-        "\u066a": "%",
-        "\u066b": ".",
-        "\u066c": ",",
-        "\uff04": "$",
-        "\uff05": "%",
-        "\uff08": "(",
-        "\uff09": ")",
-        "\uff0a": "*",
-        "\uff0b": "+",
-        "\uff0c": ",",
-        "\uff0d": "-",
-        "\uff0e": ".",
-        "\uff0f": "/",
-        "\uff1d": "=",
-        "\u2044": "/",
+        **dict(zip("\u066a\u066b\u066c\u2044", "%.,/", strict=True)),
+        **{chr(ord(mark) + 0xFEE0): mark for mark in "$%()*+,-./="},  # full-width forms
         **_VULGAR,
     }
 )
 _SAME: Final = {
-    "\u2212": "-",
-    "\u2013": "-",
-    "\u00d7": "*",
-    "x": "*",
-    "X": "*",
-    "\u00b7": "*",
-    "\u00f7": "/",
+    **dict(zip("\u2212\u2013\u00d7xX\u00b7\u00f7", "--****/", strict=True)),
     "\\times": "*",
     "\\cdot": "*",
     "\\div": "/",

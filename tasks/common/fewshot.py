@@ -70,7 +70,7 @@ def pick_turns(
 
 def pick_examples(
     options: TaskOptions,
-    taken: Mapping[Any, str],
+    problem_ids: Mapping[Any, str],
     default: int | None,
     make: Make[_Example],
     train: Train | None = None,
@@ -88,12 +88,12 @@ def pick_examples(
 
     Args:
         options: Few-shot options and seed of the run.
-        taken: The keys of the run's problems, with their ids.
+        problem_ids: The keys of the run's problems, with their ids.
         default: Number of examples if the user gives none; None if there is no default.
         make: Makes an example from a row.
         train: Returns the rows of the train split for `options.data`; None if the task has no train
             split.
-        key: Returns the key of an example, which is compared with the keys in `taken`.
+        key: Returns the key of an example, which is compared with the keys in `problem_ids`.
         text: Returns the text of an example, whose hash decides the order of the draw.
         bundled: File of the task's own examples; if empty, they come from the train split.
         read: Changes the rows of a file or split. Its second argument is their name for messages.
@@ -112,7 +112,11 @@ def pick_examples(
         wanted = options.num_fewshot or len(examples)
     elif options.fewshot_data is None and bundled:
         rows, source = bundled_rows(bundled), "the bundled few-shot file"
-        examples = [each for each in _make_examples(rows, bundled, make) if key(each) not in taken]
+        examples = [
+            example
+            for example in _make_examples(rows, bundled, make)
+            if key(example) not in problem_ids
+        ]
     else:
         if options.fewshot_data in (None, "train"):
             assert train is not None, "a task without a train split refuses to draw examples"
@@ -123,7 +127,7 @@ def pick_examples(
         for _, row in read(rows, source):  # skip bad rows, because the split has enough good ones
             with suppress(ValueError):
                 examples.append(make(row))
-        examples = [each for each in examples if key(each) not in taken]
+        examples = [example for example in examples if key(example) not in problem_ids]
         examples.sort(key=lambda example: rank(options.seed, text(example)))
     if wanted is None:
         raise InputError(
@@ -136,9 +140,9 @@ def pick_examples(
             "lower it, give more, or run fewer problems"
         )
     for number, example in enumerate(examples[:wanted], start=1):
-        if key(example) in taken:
+        if key(example) in problem_ids:
             raise DataError(
-                f"example {number} of {source} is problem {taken[key(example)]!r} itself; "
+                f"example {number} of {source} is problem {problem_ids[key(example)]!r} itself; "
                 "remove it from one of the two files"
             )
     return examples[:wanted]

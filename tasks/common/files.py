@@ -5,7 +5,8 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +15,9 @@ from treegen.common.files.reading import (
     describe_read_error,
     most_unpacked,
     open_regular,
-    read_bytes,
 )
 from treegen.errors import DataError
-from treegen.tasks.common.jsonl import parse_rows, text_field
+from treegen.tasks.common.jsonl import parse_rows, read_data, text_field
 
 KINDS: Final = (".jsonl", ".csv", ".parquet")
 """Allowed endings of a split's file."""
@@ -44,11 +44,7 @@ def read_any(path: Path) -> Rows:
         return csv_rows(path)
     if path.suffix == ".parquet":
         return _parquet_rows(path)
-    try:
-        content = read_bytes(path)
-    except OSError as error:
-        raise DataError(describe_read_error(path, error)) from None
-    return parse_content(content, str(path))
+    return parse_content(read_data(path), str(path))
 
 
 def parse_content(content: bytes, source: str) -> Rows:
@@ -73,15 +69,15 @@ def _decompress(content: bytes, source: str) -> bytes:
     most = most_unpacked(len(content))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            found = file.read(most + 1)
+            unpacked = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a gzip file: {error}; unpack or rename it") from None
-    if len(found) > most:
+    if len(unpacked) > most:
         raise DataError(
             f"{source} unpacks to more than {most >> 20:,} MiB, far more than data of its size do; "
             "if you trust it, unpack it with gunzip and name the file that comes out"
         )
-    return found
+    return unpacked
 
 
 def read_text(path: Path) -> str:
@@ -91,20 +87,29 @@ def read_text(path: Path) -> str:
         DataError: The file cannot be read, or is not UTF-8.
     """
     try:
-        return read_bytes(path).decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(describe_read_error(path, error)) from None
+        return read_data(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8; save it as UTF-8") from None
 
 
 def csv_rows(path: Path) -> Rows:
     """Return the rows of a CSV file with a header."""
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    start = 2
+    head: list[str] | None = None
+    for line, cells in csv_lines(path):
+        if head is None:
+            head = cells
+        else:
+            yield line, dict(zip_longest(head, cells))
+
+
+def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number from 1, cells) for every line of a CSV file that is not empty."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    start = 1
     try:
-        for row in reader:
-            yield start, row
+        for cells in reader:
+            if cells:
+                yield start, cells
             start = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
@@ -118,7 +123,7 @@ def _parquet_rows(path: Path) -> Rows:
         import pyarrow.parquet as parquet
     except ImportError:
         raise DataError(f"{path} needs the package pyarrow: pip install pyarrow") from None
-    found: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     try:
         most = most_unpacked(path.stat().st_size)
         with open(open_regular(path), "rb") as stream, parquet.ParquetFile(stream) as file:
@@ -130,8 +135,8 @@ def _parquet_rows(path: Path) -> Rows:
             rows = min(max(_LEAST // max(longest, 1), 1), _BATCH)
             batches = file.iter_batches(batch_size=rows)
             while size <= most and (batch := next(batches, None)) is not None:
-                found += batch.to_pylist()
-                size += _length(found[-batch.num_rows :])
+                table += batch.to_pylist()
+                size += _length(table[-batch.num_rows :])
     except NotRegularError as error:
         raise DataError(describe_read_error(path, error)) from None
     except Exception as error:
@@ -142,7 +147,7 @@ def _parquet_rows(path: Path) -> Rows:
             f"{path} unpacks to more than {most >> 20:,} MiB, far more than data of its size do; "
             "if you trust it, save its rows as JSON Lines and name that file"
         )
-    return enumerate(found, start=1)
+    return enumerate(table, start=1)
 
 
 def _length(value: object) -> int:

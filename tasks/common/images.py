@@ -25,7 +25,7 @@ class RowImages:
             folder: Folder that paths are relative to; None if the data are not files.
         """
         self._folder = folder
-        self._kept = None if options.kept is None else RunImages.read(options.kept)
+        self._stored = None if options.kept is None else RunImages.read(options.kept)
 
     def read(self, value: Any, problem_id: str, number: int) -> ImageFile:
         """Return one image.
@@ -41,9 +41,8 @@ class RowImages:
         """
         data, name = value, ""
         if isinstance(value, Mapping) and set(value) <= {"bytes", "path"}:
-            data, name = value.get("bytes"), str(value.get("path") or "")
-            if data is None:
-                data = name
+            name = str(value.get("path") or "")
+            data = name if value.get("bytes") is None else value["bytes"]
         if isinstance(data, bytes) or (isinstance(data, str) and data.startswith("data:")):
             try:
                 image = ImageFile.within(data, name)
@@ -55,32 +54,24 @@ class RowImages:
                 f"image {number + 1} is a {type(value).__name__}; give a path, a data URL or bytes"
             )
         try:
-            return ImageFile.of(data if self._is_place(data) else self._path(data))
+            return ImageFile.of(data if "://" in data else self._path(data))
         except InputError as error:
-            if kept := self._of_run(problem_id, number, data):
-                return kept
-            raise ValueError(f"{error}{self._remedy(data)}") from None
+            if stored := self._of_run(problem_id, number, data):
+                return stored
+            remedy = f"; paths go from {self._folder}: mend the path, or put the file there"
+            is_path = "://" not in data and not Path(data).is_absolute()
+            raise ValueError(f"{error}{remedy if self._folder and is_path else ''}") from None
 
     def _path(self, text: str) -> Path:
         if self._folder is None:
             raise InputError(f"image {text} has a path, but the data are in no folder")
         return self._folder / text
 
-    @staticmethod
-    def _is_place(text: str) -> bool:
-        return "://" in text
-
-    def _remedy(self, text: str) -> str:
-        if self._is_place(text) or self._folder is None or Path(text).is_absolute():
-            return ""
-        return f"; paths go from {self._folder}: mend the path, or put the file there"
-
     def _of_run(self, problem_id: str, number: int, path: str) -> ImageFile | None:
-        mine = () if self._kept is None else self._kept.of(problem_id)
-        if self._kept is None or number >= len(mine):
+        if self._stored is None or number >= len(images := self._stored.of(problem_id)):
             return None
-        image = mine[number]
-        data = self._kept.content(image.sha256)
+        image = images[number]
+        data = self._stored.content(image.sha256)
         # An image without stored bytes gets the path from the data, so that a reader can open it.
         name = str(self._folder / path) if data is None and self._folder else image.name
         return ImageFile(name, image.sha256, image.size, data)

@@ -19,7 +19,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     Only \n ends a line. `splitlines` would also split at U+2028 and similar characters in texts.
     """
-    return parse_rows(_read(path), str(path))
+    return parse_rows(read_data(path), str(path))
 
 
 def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -36,7 +36,8 @@ def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any
             yield number, _parse(line, f"{source}, line {number}")
 
 
-def _read(path: Path) -> bytes:
+def read_data(path: Path) -> bytes:
+    """Return the content of a data file; raise DataError if it cannot be read."""
     try:
         return read_bytes(path)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Base class of most tasks: problems below solved examples, answered by text."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -11,13 +11,16 @@ from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import Turn, with_turns
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, summarise
 from treegen.evals.statistics.tables import problem_values, table_by
-from treegen.evals.task import Task, TaskData, TaskOptions
+from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore
 from treegen.prompts.images.loading import ImageFile, is_image
 from treegen.prompts.tree import Message, Node
+from treegen.tasks.common.fewshot import pick_turns
+from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import (
+    Source,
     describe_examples,
     describe_problems,
     make_data_label,
@@ -25,25 +28,6 @@ from treegen.tasks.common.sources import (
 )
 
 _PLACE: Final = re.compile(r"<image (\d{1,3})>")
-
-
-def examples_above_problems(
-    data: TaskData, num_samples: int, ask: Callable[[Problem], str]
-) -> Node:
-    """Return the tree examples -> problems -> samples, with two levels that samples share.
-
-    Problems with images become chat messages.
-
-    Args:
-        data: Problems and solved examples.
-        num_samples: Samples per problem.
-        ask: Returns the prompt of a problem, to be placed below the examples.
-    """
-    children = [
-        Node(build_content(problem, ask(problem)), samples=num_samples, id=problem.id)
-        for problem in data.problems
-    ]
-    return with_turns(Node(data.fewshot, children=children), data.turns)
 
 
 def build_content(problem: Problem, text: str) -> str | list[Message]:
@@ -65,14 +49,14 @@ def interleave_images(text: str, images: Sequence[ImageFile]) -> list[dict[str, 
     named = {int(number) for number in pieces[1::2]}
     before = [image.part for number, image in enumerate(images, 1) if number not in named]
     parts: list[dict[str, Any]] = []
-    said = pieces[0]
+    pending = pieces[0]
     for number, after in zip(pieces[1::2], pieces[2::2], strict=True):
         if not 0 < int(number) <= len(images):
-            said += f"<image {number}>{after}"
+            pending += f"<image {number}>{after}"
             continue
-        parts += [{"type": "text", "text": said}, images[int(number) - 1].part]
-        said = after
-    parts.append({"type": "text", "text": said})
+        parts += [{"type": "text", "text": pending}, images[int(number) - 1].part]
+        pending = after
+    parts.append({"type": "text", "text": pending})
     return [*before, *(part for part in parts if part.get("text") != "")]
 
 
@@ -87,6 +71,19 @@ def _with_images(message: Message, images: Sequence[ImageFile]) -> Message:
 # Settings of DeepSeek-R1's evaluation (2025): temperature 0.6, top-p 0.95, 32,768 tokens.
 REASONING: Final = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=32_768)
 
+
+def greedy(max_tokens: int, stop: Sequence[str] = (), num_fewshot: int = 0) -> TaskDefaults:
+    """Return the defaults of a task with one greedy sample of each problem.
+
+    Args:
+        max_tokens: Maximum tokens of a sample.
+        stop: Strings that end a sample.
+        num_fewshot: Solved examples before each problem.
+    """
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop=tuple(stop))
+    return TaskDefaults(sampling=sampling, num_samples=1, num_fewshot=num_fewshot)
+
+
 Loaded = tuple[Sequence[Problem], tuple[Skipped, ...], str]
 """Problems, the rows of the data that cannot be used, and the name of the data."""
 
@@ -94,27 +91,66 @@ Loaded = tuple[Sequence[Problem], tuple[Skipped, ...], str]
 class TextTask(Task):
     """A task whose problems are asked below its solved examples.
 
-    Subclasses define `name`, `filters`, `defaults` and `score`, and override what differs. A
-    subclass without solved examples defines `read`; others define their own `load`.
+    Subclasses define `name`, `filters`, `defaults` and `score`, and override what differs: `source`
+    and `make_problem`, or `read`; `own_examples` and `make_example`, or `load`.
     """
 
     version = "1"
+    source: ClassVar[Source]
+    """The places from which rows can come."""
+    own_examples: ClassVar[str] = ""
+    """The file of the task's own solved examples; empty for a task without examples."""
+    noun: ClassVar[str] = "problem"
+    """The word for a problem in errors."""
     groups: ClassVar[tuple[str, ...]] = ()
     """Fields of the metadata by which accuracy is also reported."""
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the problems that the options select.
+        """Read the problems that the options select, and solved examples if the task has some.
+
+        A problem is never one of its own examples.
 
         Raises:
-            InputError: An option is invalid.
-            DataError: The problems cannot be read.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: Problems or examples cannot be read, or an example is a problem.
         """
         check_arguments(self.name, options.extra, self.arguments)
-        self.check_no_examples(options)
-        return select_task_data(*self.read(options), options)
+        if not self.own_examples:
+            self.check_no_examples(options)
+        data = select_task_data(*self.read(options), options)
+        if not self.own_examples:
+            return data
+        is_drawn = options.fewshot_data is not None
+        shown = pick_turns(
+            options,
+            data.problems,
+            self.defaults.num_fewshot,
+            lambda row: self.make_example(row, is_drawn=is_drawn),
+            self.source.train,
+            bundled=self.own_examples,
+        )
+        turns = [(self.ask_question(question), answer) for question, answer in shown]
+        return with_own_examples(data, turns, options)
 
     def read(self, options: TaskOptions) -> Loaded:
         """Return all problems of the data."""
+        rows, source = self.source.read(options.data, options.split)
+        return *problems_of(rows, source, self.make_problem, noun=self.noun), source
+
+    def make_problem(self, row: dict[str, Any], line: int) -> Problem:
+        """Return the problem of a row; raise ValueError with the reason if it has none."""
+        raise NotImplementedError
+
+    def make_example(self, row: dict[str, Any], *, is_drawn: bool) -> Turn:
+        """Return the question and the answer of a solved example.
+
+        Args:
+            row: The row.
+            is_drawn: Whether the row is from a split, not from a file of examples.
+
+        Raises:
+            ValueError: The row is unusable; the message has the reason.
+        """
         raise NotImplementedError
 
     def check_no_examples(self, options: TaskOptions) -> None:
@@ -126,17 +162,42 @@ class TextTask(Task):
 
     def ask(self, problem: Problem) -> str:
         """Return the prompt of a problem, to be placed below the examples."""
-        return problem.question
+        return self.ask_question(problem.question)
+
+    def ask_question(self, question: str) -> str:
+        """Return the prompt of a question, up to where its answer begins."""
+        return question
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return the tree examples -> problems -> samples, with two levels that samples share."""
-        return examples_above_problems(data, num_samples, self.ask)
+        """Return the tree examples -> problems -> samples, with two levels that samples share.
+
+        Problems with images become chat messages.
+        """
+        children = [
+            Node(build_content(problem, self.ask(problem)), samples=num_samples, id=problem.id)
+            for problem in data.problems
+        ]
+        return with_turns(Node(data.fewshot, children=children), data.turns)
 
     def overall(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""
         return summarise(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
+
+    def metric_row(
+        self, metric: str, filter: str, options: ReportOptions, **values: Any
+    ) -> MetricRow:
+        """Return a further row of the report.
+
+        Args:
+            metric: Name of the metric.
+            filter: Name of the filter.
+            options: Options of the report.
+            values: The other fields of the row, such as those of `mean_row`.
+        """
+        head: dict[str, Any] = {"task": self.name, "version": self.version, "filter": filter}
+        return MetricRow(**head, num_fewshot=options.num_fewshot, metric=metric, **values)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return the report of `overall` with accuracy by each of the groups."""

@@ -17,9 +17,9 @@ Check = Callable[[str], bool]
 """Returns whether an answer follows an instruction, in time linear in the answer."""
 
 
-def number(given: Mapping[str, Any], name: str) -> int:
+def number(arguments: Mapping[str, Any], name: str) -> int:
     """Return a whole number from 0; raise ValueError if it is missing or invalid."""
-    value = given.get(name)
+    value = arguments.get(name)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -27,31 +27,31 @@ def number(given: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def text(given: Mapping[str, Any], name: str) -> str:
+def text(arguments: Mapping[str, Any], name: str) -> str:
     """Return a text; raise ValueError if it is missing or invalid."""
-    return text_field(dict(given), name)
+    return text_field(dict(arguments), name)
 
 
-def texts(given: Mapping[str, Any], name: str) -> list[str]:
+def texts(arguments: Mapping[str, Any], name: str) -> list[str]:
     """Return a list of texts; raise ValueError if it is missing or invalid."""
-    values = given.get(name)
+    values = arguments.get(name)
     if not isinstance(values, list) or not values:
         raise ValueError(f"{name} is not a list of texts")
     return [text_field({name: value}, name) for value in values]
 
 
-def relation(given: Mapping[str, Any], name: str, bound: int) -> Callable[[int], bool]:
+def relation(arguments: Mapping[str, Any], name: str, bound: int) -> Callable[[int], bool]:
     """Return the test of a count against a bound.
 
     Args:
-        given: Arguments of the instruction.
+        arguments: Arguments of the instruction.
         name: Name of the argument with the relation: "less than" or "at least".
         bound: The bound.
 
     Raises:
         ValueError: The relation is unknown.
     """
-    word = given.get(name)
+    word = arguments.get(name)
     if word == "less than":
         return lambda count: count < bound
     if word == "at least":
@@ -69,9 +69,9 @@ _DOUBLE: Final = re.compile(r"\*\*[^\n*]*+\*\*")
 _RESPONSES: Final = "******"
 
 
-def number_placeholders(given: Mapping[str, Any]) -> Check:
+def number_placeholders(arguments: Mapping[str, Any]) -> Check:
     """Require at least a number of texts in square brackets, each within a line."""
-    wanted = number(given, "num_placeholders")
+    wanted = number(arguments, "num_placeholders")
     return lambda answer: sum(map(_brackets, answer.split("\n"))) >= wanted
 
 
@@ -82,9 +82,9 @@ def _brackets(line: str) -> int:
     return count
 
 
-def postscript(given: Mapping[str, Any]) -> Check:
+def postscript(arguments: Mapping[str, Any]) -> Check:
     """Require the mark of a postscript; marks are patterns, as published."""
-    marker = text(given, "postscript_marker").strip()
+    marker = text(arguments, "postscript_marker").strip()
     if marker in _POSTSCRIPTS:
         pattern = re.compile(_POSTSCRIPTS[marker])
         return lambda answer: pattern.search(answer.lower()) is not None
@@ -92,22 +92,22 @@ def postscript(given: Mapping[str, Any]) -> Check:
     return lambda answer: bool(counted.count(answer.lower()))
 
 
-def number_bullet_lists(given: Mapping[str, Any]) -> Check:
+def number_bullet_lists(arguments: Mapping[str, Any]) -> Check:
     """Require an exact number of lines that begin with a star or a dash."""
-    wanted = number(given, "num_bullets")
+    wanted = number(arguments, "num_bullets")
     return lambda answer: (
         sum(1 for pattern in (_STARS, _DASHES) for _ in pattern.finditer(answer)) == wanted
     )
 
 
-def constrained_response(given: Mapping[str, Any]) -> Check:
+def constrained_response(arguments: Mapping[str, Any]) -> Check:
     """Require one of three sentences."""
     return lambda answer: any(option in answer for option in _OPTIONS)
 
 
-def number_highlighted_sections(given: Mapping[str, Any]) -> Check:
+def number_highlighted_sections(arguments: Mapping[str, Any]) -> Check:
     """Require at least a number of texts between stars; texts between double stars count too."""
-    wanted = number(given, "num_highlights")
+    wanted = number(arguments, "num_highlights")
 
     def check(answer: str) -> bool:
         single = (match[0].strip("*") for match in _HIGHLIGHT.finditer(answer))
@@ -117,14 +117,14 @@ def number_highlighted_sections(given: Mapping[str, Any]) -> Check:
     return check
 
 
-def multiple_sections(given: Mapping[str, Any]) -> Check:
+def multiple_sections(arguments: Mapping[str, Any]) -> Check:
     """Require at least a number of marks such as "Section 2"; the word is a pattern."""
-    wanted, word = number(given, "num_sections"), text(given, "section_spliter").strip()
+    wanted, word = number(arguments, "num_sections"), text(arguments, "section_spliter").strip()
     mark = CountedPattern(word, r"\s?{}\s?\d+\s?")
     return lambda answer: (mark.count(answer) or 0) >= wanted
 
 
-def json_format(given: Mapping[str, Any]) -> Check:
+def json_format(arguments: Mapping[str, Any]) -> Check:
     """Require that the whole answer is JSON, with or without a fence."""
 
     def check(answer: str) -> bool:
@@ -141,7 +141,7 @@ def json_format(given: Mapping[str, Any]) -> Check:
     return check
 
 
-def title(given: Mapping[str, Any]) -> Check:
+def title(arguments: Mapping[str, Any]) -> Check:
     """Require a line with a text between << and >>."""
 
     def has_title(line: str) -> bool:
@@ -151,11 +151,11 @@ def title(given: Mapping[str, Any]) -> Check:
     return lambda answer: any(map(has_title, answer.split("\n")))
 
 
-def _bare(found: str) -> str:
-    return found.lstrip("<").rstrip(">").strip()
+def _bare(mark: str) -> str:
+    return mark.lstrip("<").rstrip(">").strip()
 
 
-def two_responses(given: Mapping[str, Any]) -> Check:
+def two_responses(arguments: Mapping[str, Any]) -> Check:
     """Require two different texts with ****** between them; only the ends may be empty."""
 
     def check(answer: str) -> bool:
@@ -166,19 +166,19 @@ def two_responses(given: Mapping[str, Any]) -> Check:
     return check
 
 
-def repeat_prompt(given: Mapping[str, Any]) -> Check:
+def repeat_prompt(arguments: Mapping[str, Any]) -> Check:
     """Require that the answer begins with the request, ignoring case."""
-    request = text(given, "prompt_to_repeat").strip().lower()
+    request = text(arguments, "prompt_to_repeat").strip().lower()
     return lambda answer: answer.strip().lower().startswith(request)
 
 
-def end_checker(given: Mapping[str, Any]) -> Check:
+def end_checker(arguments: Mapping[str, Any]) -> Check:
     """Require that the answer ends with a phrase, ignoring case and quotation marks after it."""
-    phrase = text(given, "end_phrase").strip().lower()
+    phrase = text(arguments, "end_phrase").strip().lower()
     return lambda answer: answer.strip().strip('"').lower().endswith(phrase)
 
 
-def quotation(given: Mapping[str, Any]) -> Check:
+def quotation(arguments: Mapping[str, Any]) -> Check:
     """Require that the whole answer is between double quotation marks."""
 
     def check(answer: str) -> bool:
@@ -193,16 +193,16 @@ _DIVIDER: Final = re.compile(r"\s?\*\*\*\s?")
 _AFTER_WORD: Final = re.compile("[.,?!'\"]")
 
 
-def existence(given: Mapping[str, Any]) -> Check:
+def existence(arguments: Mapping[str, Any]) -> Check:
     """Require every keyword, ignoring case; keywords are patterns, as published."""
-    wanted = [CountedPattern(word, ignore_case=True) for word in texts(given, "keywords")]
+    wanted = [CountedPattern(word, ignore_case=True) for word in texts(arguments, "keywords")]
     return lambda answer: all(pattern.count(answer) for pattern in wanted)
 
 
-def frequency(given: Mapping[str, Any]) -> Check:
+def frequency(arguments: Mapping[str, Any]) -> Check:
     """Require a number of occurrences of a keyword."""
-    word = CountedPattern(text(given, "keyword").strip(), ignore_case=True)
-    holds = relation(given, "relation", number(given, "frequency"))
+    word = CountedPattern(text(arguments, "keyword").strip(), ignore_case=True)
+    holds = relation(arguments, "relation", number(arguments, "frequency"))
 
     def check(answer: str) -> bool:
         count = word.count(answer)
@@ -211,36 +211,36 @@ def frequency(given: Mapping[str, Any]) -> Check:
     return check
 
 
-def forbidden_words(given: Mapping[str, Any]) -> Check:
+def forbidden_words(arguments: Mapping[str, Any]) -> Check:
     """Require that no keyword occurs as a separate word."""
     words = [
         CountedPattern(word, r"\b{}\b", ignore_case=True)
-        for word in texts(given, "forbidden_words")
+        for word in texts(arguments, "forbidden_words")
     ]
     return lambda answer: all(pattern.count(answer) == 0 for pattern in words)
 
 
-def letter_frequency(given: Mapping[str, Any]) -> Check:
+def letter_frequency(arguments: Mapping[str, Any]) -> Check:
     """Require a number of occurrences of a letter, ignoring case.
 
     If the argument is not a letter of the alphabet, the published code draws a letter at random.
     """
-    letter = text(given, "letter").strip().lower()
+    letter = text(arguments, "letter").strip().lower()
     if len(letter) != 1:
         raise ValueError("letter must be one letter")
-    holds = relation(given, "let_relation", number(given, "let_frequency"))
+    holds = relation(arguments, "let_relation", number(arguments, "let_frequency"))
     return lambda answer: holds(answer.lower().count(letter))
 
 
-def number_words(given: Mapping[str, Any]) -> Check:
+def number_words(arguments: Mapping[str, Any]) -> Check:
     """Require a number of words, which are runs of letters, digits and underscores."""
-    holds = relation(given, "relation", number(given, "num_words"))
+    holds = relation(arguments, "relation", number(arguments, "num_words"))
     return lambda answer: holds(sum(1 for _ in _WORD.finditer(answer)))
 
 
-def number_paragraphs(given: Mapping[str, Any]) -> Check:
+def number_paragraphs(arguments: Mapping[str, Any]) -> Check:
     """Require an exact number of paragraphs with *** between them; only the ends may be empty."""
-    wanted = number(given, "num_paragraphs")
+    wanted = number(arguments, "num_paragraphs")
 
     def check(answer: str) -> bool:
         parts = _DIVIDER.split(answer)
@@ -250,10 +250,10 @@ def number_paragraphs(given: Mapping[str, Any]) -> Check:
     return check
 
 
-def nth_paragraph_first_word(given: Mapping[str, Any]) -> Check:
+def nth_paragraph_first_word(arguments: Mapping[str, Any]) -> Check:
     """Require a number of paragraphs between blank lines, one of which begins with a word."""
-    wanted, place = number(given, "num_paragraphs"), number(given, "nth_paragraph")
-    word = text(given, "first_word").lower()
+    wanted, place = number(arguments, "num_paragraphs"), number(arguments, "nth_paragraph")
+    word = text(arguments, "first_word").lower()
 
     def check(answer: str) -> bool:
         parts = answer.split("\n\n")
@@ -268,6 +268,6 @@ def nth_paragraph_first_word(given: Mapping[str, Any]) -> Check:
     return check
 
 
-def no_comma(given: Mapping[str, Any]) -> Check:
+def no_comma(arguments: Mapping[str, Any]) -> Check:
     """Require that there is no comma."""
     return lambda answer: "," not in answer

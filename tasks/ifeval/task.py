@@ -19,18 +19,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.errors import InputError, install
 from treegen.evals.arguments import one_of
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, clusters_of, mean_row
 from treegen.evals.statistics.tables import table_by
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.common.text_task import Loaded, TextTask
+from treegen.tasks.common.text_task import Loaded, TextTask, greedy
 from treegen.tasks.ifeval import checks, language
 from treegen.tasks.ifeval.checks import Check
 
@@ -198,20 +196,19 @@ class IFEval(TextTask):
     """Instructions that can be checked, over prompts and over instructions."""
 
     name = "ifeval"
+    noun = "prompt"
     filters = ("strict", "loose")
     arguments: ClassVar = {
         "sentences": "punkt (default): sentences by nltk, as published, which needs its data; or "
         "rule: by a rule of our own",
     }
-    source: Final = Source(
+    source = Source(
         task="ifeval",
         bundled="ifeval_sample.jsonl",
         hub=HubTable("google/IFEval", ("train",)),
         files={"train": ("input_data.jsonl",)},
     )
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=1280), num_samples=1, num_fewshot=0
-    )
+    defaults: Final = greedy(max_tokens=1280)
 
     def __init__(self) -> None:
         """Split sentences as published until `load` sets another way."""
@@ -236,8 +233,7 @@ class IFEval(TextTask):
         ways = (language.PUNKT, language.RULE)
         self._way = one_of(options.extra, "sentences", ways, language.PUNKT)
         self._checks.cache_clear()
-        rows, source = self.source.read(options.data, options.split)
-        return *problems_of(rows, source, self._problem, noun="prompt"), source
+        return super().read(options)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return which instructions an answer follows, by the strict and by the loose rule."""
@@ -247,8 +243,8 @@ class IFEval(TextTask):
             return dict.fromkeys(self.filters, nothing)
         strict = [check(text) for check in checks]
         loose = [
-            found or followed_loosely(check, text)
-            for check, found in zip(checks, strict, strict=True)
+            is_strict or followed_loosely(check, text)
+            for check, is_strict in zip(checks, strict, strict=True)
         ]
         return {"strict": _verdict(strict), "loose": _verdict(loose)}
 
@@ -256,7 +252,8 @@ class IFEval(TextTask):
         """Return the accuracy over prompts and over instructions, also by kind."""
         return by_instruction(self.overall(scores, options), scores, options)
 
-    def _problem(self, row: dict[str, Any], line: int) -> Problem:
+    def make_problem(self, row: dict[str, Any], line: int) -> Problem:
+        """Return the prompt of a row and its instructions, which are checked here."""
         kinds, arguments = row.get("instruction_id_list"), row.get("kwargs")
         if not isinstance(kinds, list) or not kinds:
             raise ValueError("instruction_id_list must be a list of instructions")

@@ -12,11 +12,10 @@ its answer, if it has no target) and a blank line.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError, arg
 from treegen.evals.answer_types import AnswerType
@@ -24,7 +23,7 @@ from treegen.evals.arguments import check_arguments, one_of, whole_number
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.canonical import (
     CanonicalAnswer,
@@ -39,7 +38,7 @@ from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.images import RowImages
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
-from treegen.tasks.common.text_task import TextTask
+from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.jsonl.templates import Template, chat_of, chat_text, field_text, parse_template
 
 ANSWERS: Final = ("text", "contains", "number", "math", "choice", "regex")
@@ -90,15 +89,9 @@ class QuestionAnswer(TextTask):
         "id_field": "the field with a problem's id; default: id, if rows have one, else the line",
     }
     # A blank line ends an answer, because one follows each example.
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=256, stop=("\n\n",)),
-        num_samples=1,
-        num_fewshot=0,
-    )
+    defaults: Final = greedy(max_tokens=256, stop=("\n\n",))
 
-    def __init__(self) -> None:
-        """Compare whole texts until `load` sets another answer type."""
-        self._answer: CanonicalAnswer | MathAnswer = TextAnswer()
+    _answer: CanonicalAnswer | MathAnswer = TextAnswer()  # until `load` sets another type
 
     @property
     def answer_types(self) -> dict[str, AnswerType]:
@@ -121,14 +114,10 @@ class QuestionAnswer(TextTask):
         numbered, source = _SOURCE.read(options.data, options.split)
         rows = list(numbered)
         answer_field = options.extra.get("answer_field", "answer")
-        group_field = options.extra.get("group_field")
-        image_field = options.extra.get("image_field")
-        messages_field = options.extra.get("messages_field")
-        fields = (group_field, image_field, messages_field)
-        named = [answer_field, *(field for field in fields if field)]
+        others = [options.extra.get(f"{kind}_field") for kind in ("group", "image", "messages")]
         _check_together(options)
-        asked_by = () if messages_field else template.fields
-        _check_fields([*asked_by, *named], rows, source)
+        prompt_fields = () if options.extra.get("messages_field") else template.fields
+        _check_fields([*prompt_fields, answer_field, *filter(None, others)], rows, source)
         if not isinstance(self._answer, ChoiceAnswer):
             _check_free(rows, source)
         images = RowImages(options, Path(source).parent)
@@ -165,19 +154,15 @@ class QuestionAnswer(TextTask):
             raise InputError(f"{option} has no use for ignore_case; leave it out")
         if "choices" in extra and kind != "choice":
             raise InputError(f"{option} has no use for choices; leave it out, or use answer=choice")
-        match kind:
-            case "number":
-                self._answer = NumberAnswer()
-            case "math":
-                self._answer = MathAnswer()
-            case "choice":
-                self._answer = ChoiceAnswer(whole_number(extra, "choices") or 4)
-            case "contains":
-                self._answer = ContainedAnswer(ignore_case=ignore_case)
-            case "regex":
-                self._answer = PatternAnswer(extra["pattern"], ignore_case=ignore_case)
-            case _:
-                self._answer = TextAnswer(ignore_case=ignore_case)
+        make: Mapping[str, Callable[[], CanonicalAnswer | MathAnswer]] = {
+            "text": lambda: TextAnswer(ignore_case=ignore_case),
+            "contains": lambda: ContainedAnswer(ignore_case=ignore_case),
+            "number": NumberAnswer,
+            "math": MathAnswer,
+            "choice": lambda: ChoiceAnswer(whole_number(extra, "choices") or 4),
+            "regex": lambda: PatternAnswer(extra["pattern"], ignore_case=ignore_case),
+        }
+        self._answer = make[kind]()
 
     def _problem(
         self,
@@ -191,25 +176,22 @@ class QuestionAnswer(TextTask):
         if all(self._answer.canonical(answer) is None for answer in answers):
             raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
         problem_id = _id(row, line, extra.get("id_field"))
-        field = extra.get("group_field")
-        group = row.get(field) if field else None
-        group = "" if group is None else str(group)
+        group_field, image_field = extra.get("group_field"), extra.get("image_field")
+        group = row.get(group_field) if group_field else None
         if chat := extra.get("messages_field"):
             messages, image_values = chat_of(row, chat)
             question = chat_text(messages)
         else:
             messages, question = (), template.fill(row)
-            name = extra.get("image_field")
-            value = row.get(name) if name else None
-            image_values = (
-                value if isinstance(value, list) else [] if value in (None, "") else [value]
-            )
+            value = row.get(image_field) if image_field else None
+            listed = [] if value in (None, "") else [value]
+            image_values = value if isinstance(value, list) else listed
         return Problem(
             problem_id,
             question,
             json.dumps(answers),
             {"line": line},
-            group=group,
+            group="" if group is None else str(group),
             images=tuple(
                 images.read(image, problem_id, at) for at, image in enumerate(image_values)
             ),
@@ -248,19 +230,22 @@ def _unescape(text: str) -> str:
 def _check_fields(
     fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, Any]]], source: str
 ) -> None:
-    known = {name for _, row in rows for name in row}
+    field_names = {name for _, row in rows for name in row}
     for name in fields:
-        if name not in known:
-            have = did_you_mean(name, known) or f"; there are {', '.join(sorted(known)[:20])}"
-            how = _name_fields(known) if name in ("question", "answer") else ""
+        if name not in field_names:
+            have = (
+                did_you_mean(name, field_names)
+                or f"; there are {', '.join(sorted(field_names)[:20])}"
+            )
+            how = _name_fields(field_names) if name in ("question", "answer") else ""
             raise DataError(f"no row of {source} has a field {name!r}{have}{how}")
 
 
-def _name_fields(known: Collection[str]) -> str:
+def _name_fields(field_names: Collection[str]) -> str:
     """Return how to name the fields of the question and the answer, as far as names tell."""
     question, answer = (
-        next((name for name in names if name in known), usual)
-        for names, usual in ((_QUESTIONS, "FIELD"), (_ANSWERS, "FIELD"))
+        next((name for name in names if name in field_names), "FIELD")
+        for names in (_QUESTIONS, _ANSWERS)
     )
     return f"; name them: -T template='{{{question}}}' -T answer_field={answer}"
 

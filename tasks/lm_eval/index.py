@@ -77,21 +77,21 @@ class _Reader:
     """Reads the keys that name things, including those of included files; reads each file once."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, dict[str, Any]] = {}
+        self._cache: dict[Path, dict[str, Any]] = {}
 
     def __call__(self, path: Path) -> dict[str, Any]:
-        if path not in self._known:
-            self._known[path] = {}  # ends the recursion if files include each other
-            self._known[path] = self._read(path)
-        return self._known[path]
+        if path not in self._cache:
+            self._cache[path] = {}  # ends the recursion if files include each other
+            self._cache[path] = self._read(path)
+        return self._cache[path]
 
     def _read(self, path: Path) -> dict[str, Any]:
         keys = keys_of(path)
         included = keys.pop("include", [])
-        found: dict[str, Any] = {}
+        inherited: dict[str, Any] = {}
         for name in included if isinstance(included, list) else [included]:
-            found |= self(Path(os.path.normpath(path.parent / str(name))))
-        return found | keys
+            inherited |= self(Path(os.path.normpath(path.parent / str(name))))
+        return inherited | keys
 
 
 def keys_of(path: Path) -> dict[str, Any]:

@@ -94,16 +94,23 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         _check_safe(entry.name, entry)
         return entry.name, {**index, entry.name: entry}
     wanted, at, place = name.removeprefix(LM_EVAL).partition("@")
-    if at and not (place and Path(place).is_dir()):  # Path("") would be the working directory
-        raise InputError(
-            f"{place!r} is no folder; give {arg('include_path=')} one with YAML files of tasks"
-        )
-    index = index_with(Path(place)) if at else dict(own_index())
+    index = _index_with_folder(place if at else None)
     if wanted not in index:
         hint = did_you_mean(wanted, index) or "; `treegen tasks --lm-eval PATTERN` lists them"
         raise InputError(f"lm-eval has no task {wanted!r}{hint}")
     _check_safe(wanted, index[wanted])
     return wanted, index
+
+
+def _index_with_folder(place: str | None) -> dict[str, Any]:
+    """Return the index of lm-eval's own tasks, and of the tasks in a folder if it is not None."""
+    if place is None:
+        return dict(own_index())
+    if not (place and Path(place).is_dir()):  # Path("") would be the working directory
+        raise InputError(
+            f"{place!r} is no folder; give {arg('include_path=')} one with YAML files of tasks"
+        )
+    return index_with(Path(place))
 
 
 def _check_safe(name: str, entry: Any) -> None:
@@ -284,11 +291,7 @@ def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
         InputError: lm-eval is not installed, or there is no such folder.
     """
     lm_eval_version()
-    if place is not None and not Path(place).is_dir():
-        raise InputError(
-            f"{place!r} is no folder; give {arg('include_path=')} one with YAML files of tasks"
-        )
-    index = own_index() if place is None else index_with(Path(place))
+    index = _index_with_folder(place)
     wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
     names = sorted(name for name in index if fnmatchcase(name.lower(), wanted.lower()))
     return [_make_listing(name, index[name]) for name in names]

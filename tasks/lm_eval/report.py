@@ -54,10 +54,10 @@ def build_report(
     for part in parts:
         mine = [samples[problem] for problem in part.docs if problem in samples]
         values = _values(part, mine)
-        found = [*_rows(part, values), *_missing(part, values)]
-        rows += found
+        part_rows = [*_rows(part, values), *_missing(part, values)]
+        rows += part_rows
         entry: dict[str, Any] = {"name": part.name, "alias": part.name, "sample_len": len(mine)}
-        for row in found:
+        for row in part_rows:
             entry[f"{row.metric},{row.filter}"] = row.value
             entry[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
         theirs[part.name] = entry
@@ -75,15 +75,15 @@ def build_report(
 
 
 def _values(part: TaskPart, documents: Sequence[Sequence[SampleScore]]) -> Values:
-    found: Values = {}
+    measures_of: Values = {}
     for samples in documents:
         mine: dict[tuple[str, str], list[Any]] = {}
         for name, measures in _judgements(part, samples):
             for metric, value in measures.items():
                 mine.setdefault((metric, name), []).append(value)
         for key, values in mine.items():
-            found.setdefault(key, []).append(values)
-    return found
+            measures_of.setdefault(key, []).append(values)
+    return measures_of
 
 
 def _judgements(
@@ -116,37 +116,33 @@ def _missing(part: TaskPart, values: Values) -> Iterator[MetricRow]:
     for name in part.filters if values and part.repeats > 1 else ():
         if name not in metrics:
             why = f"it takes {part.repeats} samples of each problem together; draw as many"
-            yield MetricRow(
-                task=part.name,
-                version=part.version,
-                filter=name,
-                num_fewshot=part.num_fewshot,
-                metric=next(iter(part.task.aggregation()), "metric"),
-                value=None,
-                reason=why,
-            )
+            metric = next(iter(part.task.aggregation()), "metric")
+            yield _row(part, name, metric, value=None, reason=why)
 
 
 def _rows(part: TaskPart, values: Values) -> Iterator[MetricRow]:
     aggregation, better = part.task.aggregation(), part.task.higher_is_better()
     for (metric, name), documents in values.items():
         how = aggregation.get(metric, mean)
-        head: dict[str, Any] = {
-            "task": part.name,
-            "version": part.version,
-            "filter": name,
-            "num_fewshot": part.num_fewshot,
-            "metric": metric,
-            "higher_is_better": bool(better.get(metric, True)),
-        }
         if how is mean and all(is_number(v) for mine in documents for v in mine):
-            yield MetricRow(**head, **_mean([_average(mine) for mine in documents]))
+            values_of = [math.fsum(map(float, mine)) / len(mine) for mine in documents]
+            fields = _mean(values_of)
         else:
-            yield MetricRow(**head, **_aggregate_corpus(how, documents))
+            fields = _aggregate_corpus(how, documents)
+        yield _row(part, name, metric, higher_is_better=bool(better.get(metric, True)), **fields)
 
 
-def _average(values: Sequence[Any]) -> float:
-    return math.fsum(map(float, values)) / len(values)
+def _row(part: TaskPart, name: str, metric: str, **fields: Any) -> MetricRow:
+    """Return the row of a metric.
+
+    Args:
+        part: The task.
+        name: Name of the filter.
+        metric: Name of the metric.
+        fields: The other fields of the row.
+    """
+    head: dict[str, Any] = {"task": part.name, "version": part.version, "filter": name}
+    return MetricRow(**head, num_fewshot=part.num_fewshot, metric=metric, **fields)
 
 
 def _mean(values: Sequence[float]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
-from treegen.common.params import PENALTIES, SamplingParams
+from treegen.common.params import REQUEST_FIELDS, SamplingParams
 from treegen.errors import InputError, ModelWarning, TaskError, arg
 from treegen.evals.config.eval_settings import EvalSettings
 from treegen.evals.multiple_choice import ChoicePrompt, common_length
@@ -38,19 +38,7 @@ if TYPE_CHECKING:
 MAX_GEN_TOKS: Final = 256
 """Maximum tokens of an answer if a task sets none, as with lm-eval's `hf`."""
 # Parameters that gen_kwargs may set; the seed comes from the run.
-_OF_TASK: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "max_tokens",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "logit_bias",
-    *PENALTIES,
-)
+_OF_TASK: Final = {*REQUEST_FIELDS, "max_tokens", "stop"} - {"seed"}
 
 
 def build_requests(
@@ -145,14 +133,7 @@ def _texts(settings: EvalSettings, tokenizer: Any) -> HarnessTokenizer:
                 f"{arg('apply_chat_template')} needs a tokenizer with a chat template; leave it out"
             )
         template = reasoning_arguments({NAME: settings.reasoning}, tokenizer)
-    return HarnessTokenizer(
-        tokenizer,
-        add_bos_token=None,
-        prefix_token_id=None,
-        think_end_token=None,
-        enable_thinking=None,
-        chat_template_args=template,
-    )
+    return HarnessTokenizer(tokenizer, chat_template_args=template)
 
 
 def _instances(

@@ -42,7 +42,7 @@ def score_responses(
         text: The answer to report if the task scores given texts.
     """
     task, kind = part.task, part.task.OUTPUT_TYPE
-    kept = responses[0] if part.repeats > 1 else None
+    response_of_sample = responses[0] if part.repeats > 1 else None
     better = task.higher_is_better()
     verdicts = {}
     # Repeat the response, because filters that use the first 8 responses require as many.
@@ -62,7 +62,7 @@ def score_responses(
         elif answer is None and correct:
             answer = ""
         partial = credit if credit is not None and 0 < credit < 1 else None
-        verdicts[name] = MetricVerdict(answer, correct, partial, measures, kept)
+        verdicts[name] = MetricVerdict(answer, correct, partial, measures, response_of_sample)
     return verdicts
 
 

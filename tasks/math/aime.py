@@ -33,32 +33,14 @@ _OF_YEAR: Final = {
     "2025": HubTable("math-ai/aime25", ("test",)),
     "2026": HubTable("MathArena/aime_2026", ("train",)),
 }
+_OTHER_2025: Final = HubTable("opencompass/AIME2025", ("test",), ("AIME2025-I", "AIME2025-II"))
 _TABLES: Final = {
     **{table.name: (year, table) for year, table in _OF_YEAR.items()},
     "Maxwell-Jia/AIME_2024": ("2024", HubTable("Maxwell-Jia/AIME_2024", ("train",))),
-    "opencompass/AIME2025": (
-        "2025",
-        HubTable("opencompass/AIME2025", ("test",), ("AIME2025-I", "AIME2025-II")),
-    ),
+    _OTHER_2025.name: ("2025", _OTHER_2025),
 }
 # Some tables write 336^\circ for an angle of 336 degrees.
 _ANSWER: Final = re.compile(r"\$?([0-9]{1,3})(?:\.0)?(?:\s*\^\{?\\circ\}?)?\$?")
-
-
-def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> Loaded:
-    """Return the problems of some years, the rows that cannot be used, and their source.
-
-    Args:
-        data: Path of a file, name of a table, or "hf" for the tables of all years.
-        split: The split to read; None for the default.
-        years: The years to select; empty for all.
-
-    Raises:
-        InputError: There is no such split, or a file does not name the year of its problems.
-        DataError: The data cannot be read, or have no usable problem.
-    """
-    problems, skipped, source = problems_of_all(_tables(data, split, years or YEARS))
-    return _of_years(problems, years if data != "hf" else (), source), skipped, source
 
 
 def _tables(data: str | None, split: str | None, years: Sequence[str]) -> Iterator[RowsToRead]:
@@ -105,12 +87,9 @@ def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) ->
         return problems
     selected = [problem for problem in problems if problem.metadata["year"] in years]
     if not selected:
-        available = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
-        have = (
-            f"has those of {', '.join(available)}"
-            if available
-            else "does not tell the year of its rows"
-        )
+        in_data = {str(problem.metadata["year"]) for problem in problems} - {"None"}
+        available = ", ".join(sorted(in_data))
+        have = f"has those of {available}" if available else "does not tell the year of its rows"
         raise InputError(
             f"{source} has no problem of {' or '.join(years)}; it {have}; "
             "leave out -T year or give another"
@@ -137,4 +116,7 @@ class AIME(Competition):
                     f"hf has AIME of {', '.join(YEARS)}, not of {year!r}; "
                     "give one of these, or a file"
                 )
-        return load_problems(options.data, options.split, years)
+        tables = _tables(options.data, options.split, years or YEARS)
+        problems, skipped, source = problems_of_all(tables)
+        chosen = problems if options.data == "hf" else _of_years(problems, years, source)
+        return chosen, skipped, source

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.reading import describe_read_error, read_bytes
 from treegen.errors import DataError
 from treegen.evals.problem import Problem
 from treegen.tasks.answers.maths import without_dollars
 from treegen.tasks.common.files import Rows, column, optional
+from treegen.tasks.common.jsonl import read_data
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.math.boxed import extract_boxed
 
@@ -68,9 +68,8 @@ def read_problem(row: dict[str, Any], line: int) -> Problem:
     """Return the problem of a row; raise ValueError with the reason if it has none."""
     level = re.search(r"[1-5]", optional(row, ("level",)) or "")
     subject = optional(row, ("subject", "type")) or ""
-    problem_id = optional(row, ("unique_id", "id"))
     return Problem(
-        id=f"math-{line - 1}" if problem_id is None else problem_id,
+        id=optional(row, ("unique_id", "id")) or f"math-{line - 1}",
         question=column(row, ("problem", "question")),
         answer=final_answer(row),
         metadata={
@@ -90,10 +89,9 @@ def _folder_rows(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             f"{folder} has no file such as algebra/1.json; give the folder with train/ and test/"
         )
     for number, path in enumerate(paths, start=1):
+        content = read_data(path)
         try:
-            row = json.loads(read_bytes(path))
-        except OSError as error:
-            raise DataError(describe_read_error(path, error)) from None
+            row = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is not JSON: {error}; download it again") from None
         if not isinstance(row, dict):

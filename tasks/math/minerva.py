@@ -37,49 +37,16 @@ _SUBSTITUTED: Final = (
     ("\\text{and}", ","),
     ("\\text{m}", "\\text{}"),
 )
+# Units and marks that are removed, in this order.
+_WORDS: Final = r"""
+square ways integers dollars mph inches ft hours km units \ldots sue points feet minutes digits
+cents degrees cm gm pounds meters meals edges students childrentickets multiples \text{s} \text{.}
+"""
+_MARKS: Final = r"""\text{} \mathrm{th} ^\circ ^{\circ} \; ,\! {,} " \dots"""
 _UNITS: Final = (
-    "square",
-    "ways",
-    "integers",
-    "dollars",
-    "mph",
-    "inches",
-    "ft",
-    "hours",
-    "km",
-    "units",
-    "\\ldots",
-    "sue",
-    "points",
-    "feet",
-    "minutes",
-    "digits",
-    "cents",
-    "degrees",
-    "cm",
-    "gm",
-    "pounds",
-    "meters",
-    "meals",
-    "edges",
-    "students",
-    "childrentickets",
-    "multiples",
-    "\\text{s}",
-    "\\text{.}",
-    "\\text{\ns}",
-    "\\text{}^2",
-    "\\text{}^3",
-    "\\text{\n}",
-    "\\text{}",
-    r"\mathrm{th}",
-    r"^\circ",
-    r"^{\circ}",
-    r"\;",
-    r",\!",
-    "{,}",
-    '"',
-    "\\dots",
+    *_WORDS.split(),
+    *("\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}"),
+    *_MARKS.split(),
 )
 _COMMAND: Final = re.compile(r"(\\[a-zA-Z]+)")
 

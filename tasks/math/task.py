@@ -18,24 +18,15 @@ examples and one solution:
 Qwen.
 """
 
-from typing import Final
+from typing import Any, Final
 
-from treegen.common.params import SamplingParams
 from treegen.evals.answer_types import AnswerType
-from treegen.evals.arguments import check_arguments
+from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskDefaults
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.maths import MathAnswer
-from treegen.tasks.common.fewshot import pick_turns
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.text_task import (
-    REASONING,
-    Loaded,
-    TextTask,
-    select_task_data,
-    with_own_examples,
-)
+from treegen.tasks.common.text_task import REASONING, TextTask, greedy
 from treegen.tasks.math.boxed import hendrycks_verdict
 from treegen.tasks.math.data import MATH, MATH_500, read_problem
 from treegen.tasks.math.minerva import MinervaAnswer, read_example
@@ -57,9 +48,13 @@ class Competition(TextTask):
         """Answer types by filter: math-verify groups equal answers, the other compares texts."""
         return {"math-verify": self._math}
 
-    def ask(self, problem: Problem) -> str:
+    def make_problem(self, row: dict[str, Any], line: int) -> Problem:
+        """Return the problem of a row."""
+        return read_problem(row, line)
+
+    def ask_question(self, question: str) -> str:
         """Return the prompt that asks for a boxed answer."""
-        return f"{problem.question}\n{_BOXED}"
+        return f"{question}\n{_BOXED}"
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter."""
@@ -78,13 +73,11 @@ class Math(Competition):
     """
 
     name = "math"
+    source = MATH
+    own_examples = "math_fewshot.jsonl"
     filters = ("math-verify", "minerva", "hendrycks")
     groups = ("subject", "level")
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=1024, stop=("Problem:",)),
-        num_samples=1,
-        num_fewshot=4,
-    )
+    defaults: Final = greedy(max_tokens=1024, stop=("Problem:",), num_fewshot=4)
 
     def __init__(self) -> None:
         """Create the answer types."""
@@ -96,30 +89,13 @@ class Math(Competition):
         """Answer types by filter: both filters that compare mathematics group equal answers."""
         return {**super().answer_types, "minerva": self._minerva}
 
-    def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples. A problem is never one of its own examples.
+    def make_example(self, row: dict[str, Any], *, is_drawn: bool) -> Turn:
+        """Return a problem and its solution."""
+        return read_example(row)
 
-        Raises:
-            InputError: An option is invalid, or there are too few examples.
-            DataError: Problems or examples cannot be read, or an example is a problem.
-        """
-        check_arguments(self.name, options.extra, ())
-        rows, source = MATH.read(options.data, options.split)
-        data = select_task_data(*problems_of(rows, source, read_problem), source, options)
-        shown = pick_turns(
-            options,
-            data.problems,
-            self.defaults.num_fewshot,
-            read_example,
-            MATH.train,
-            bundled="math_fewshot.jsonl",
-        )
-        turns = [(_ask(problem), solution) for problem, solution in shown]
-        return with_own_examples(data, turns, options)
-
-    def ask(self, problem: Problem) -> str:
+    def ask_question(self, question: str) -> str:
         """Return the problem, up to where its solution begins."""
-        return _ask(problem.question)
+        return f"Problem:\n{question}\n\nSolution:"
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter."""
@@ -133,14 +109,6 @@ class Math500(Competition):
     """MATH-500 in the form used for reasoning models: no examples, a boxed answer."""
 
     name = "math500"
+    source = MATH_500
     groups = ("subject", "level")
     defaults: Final = TaskDefaults(sampling=REASONING, num_samples=4, num_fewshot=0)
-
-    def read(self, options: TaskOptions) -> Loaded:
-        """Return all problems of the data."""
-        rows, source = MATH_500.read(options.data, options.split)
-        return *problems_of(rows, source, read_problem), source
-
-
-def _ask(problem: str) -> str:
-    return f"Problem:\n{problem}\n\nSolution:"

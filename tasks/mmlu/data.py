@@ -5,9 +5,7 @@ to 3. Both are accepted. Cells stay texts, because a reader that guesses types w
 "None" and turn "0.50" into 0.5.
 """
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +13,7 @@ from typing import Any, Final
 from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
-from treegen.tasks.common.files import read_text
+from treegen.tasks.common.files import csv_lines
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import load_table
 
@@ -124,29 +122,13 @@ def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Qu
     Raises:
         DataError: The file cannot be read, counts answers from 1, or has an unusable row.
     """
-    rows = list(_csv_rows(read_text(path), str(path)))
+    rows = list(csv_lines(path))
     if rows and rows[0][1][-1].strip().casefold() in _ANSWER_HEADS:
         del rows[0]
     if any(row[-1].strip() == str(len(LETTERS)) for _, row in rows):
         raise DataError(f"{path} counts answers from 1; they must be A to D, or 0 to 3")
-    return _collect(
-        ((line, index, _of_row(row)) for index, (line, row) in enumerate(rows)),
-        subject,
-        str(path),
-        skipped,
-    )
-
-
-def _csv_rows(content: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(content, newline=""))
-    start = 1
-    try:
-        for row in reader:
-            if row:
-                yield start, row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{source}, line {start}: {error}; mend or remove the line") from None
+    numbered = ((line, index, _of_row(row)) for index, (line, row) in enumerate(rows))
+    return _collect(numbered, subject, str(path), skipped)
 
 
 def _of_row(row: Sequence[str]) -> dict[str, Any]:

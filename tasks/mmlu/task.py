@@ -24,20 +24,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError, arg
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.chat import with_role, with_turns
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.truncation import droppable
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.letters import first_capital, letter_answer
 from treegen.tasks.common.problems import TASK_PAGE
-from treegen.tasks.common.text_task import TextTask
+from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.mmlu.by_subject import by_subject, subject_of
 from treegen.tasks.mmlu.data import LETTERS, Question, load_questions
 
@@ -62,9 +61,7 @@ class MMLU(TextTask):
         **_ARGUMENTS,
     }
     # Nothing is sampled. The only sample of a problem is its likeliest choice.
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=1), num_samples=1, num_fewshot=_SHOTS
-    )
+    defaults: Final = greedy(max_tokens=1, num_fewshot=_SHOTS)
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read the questions, and each subject's examples from the dev split in their order.
@@ -119,12 +116,8 @@ class MMLUGenerate(TextTask):
     filters = ("letter", "first-capital")
     arguments = _ARGUMENTS
     # The original has no stop string. This one begins a question that the model makes up.
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(
-            temperature=0.0, max_tokens=32, stop=("There is a single choice question",)
-        ),
-        num_samples=1,
-        num_fewshot=_SHOTS,
+    defaults: Final = greedy(
+        max_tokens=32, stop=("There is a single choice question",), num_fewshot=_SHOTS
     )
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -161,8 +154,7 @@ class MMLUGenerate(TextTask):
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy over all questions, over subjects, by category and by subject."""
-        overall = self.overall(scores, options)
-        return by_subject(overall, scores, options)
+        return by_subject(self.overall(scores, options), scores, options)
 
 
 def _as_acc(row: MetricRow) -> MetricRow:
@@ -177,20 +169,18 @@ def _stripped_block(question: Question) -> str:
     return replace(question, text=question.text.strip()).block
 
 
-def _header(subject: str) -> Node:
+def _header(subject: str, gap: str = "  ") -> Node:
     # The original writes a space before each word of the subject, so there are two before the
     # first.
     words_of = subject.replace("_", " ")
     return Node(
-        f"The following are multiple choice questions (with answers) about  {words_of}.\n\n"
+        f"The following are multiple choice questions (with answers) about{gap}{words_of}.\n\n"
     )
 
 
 def _description(subject: str) -> Node:
     # lm-eval puts the description in the system turn of a chat.
-    words_of = subject.replace("_", " ")
-    text = f"The following are multiple choice questions (with answers) about {words_of}.\n\n"
-    return with_role(Node(text), "system")
+    return with_role(_header(subject, " "), "system")
 
 
 def _ask(subject: str, block: str) -> str:

@@ -19,15 +19,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.statistics.tables import Grid, problem_values, table_by
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.common.text_task import TextTask
+from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.needle.options import (
     ARGUMENT,
     SHORTER,
@@ -54,11 +53,7 @@ class NeedleGrid(TextTask):
 
     name = "needle-grid"
     filters = ("contains",)
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=64, stop=("\nQuestion:",)),
-        num_samples=1,
-        num_fewshot=0,
-    )
+    defaults: Final = greedy(max_tokens=64, stop=("\nQuestion:",))
     shorter: Final = SHORTER
     arguments: ClassVar = {
         "lengths": "lengths of the text: 4000,8000 or 1000-16000/16 (default: "

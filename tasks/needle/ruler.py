@@ -17,16 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, mean_row
+from treegen.evals.statistics.metrics import Report, ReportOptions, mean_row
 from treegen.evals.statistics.tables import Table, by_decile, problem_values, table_by
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
-from treegen.tasks.common.text_task import TextTask
+from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.needle.options import (
     ARGUMENT,
     SHORTER,
@@ -51,9 +50,7 @@ class Ruler(TextTask):
     variant: Variant
 
     filters = ("contains-all",)
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=128), num_samples=1, num_fewshot=0
-    )
+    defaults: Final = greedy(max_tokens=128)
     shorter: Final = SHORTER
     arguments: ClassVar = {
         "lengths": "lengths of prompt and answer: 16000,32000 or 8000-64000/8 (default: "
@@ -152,14 +149,8 @@ class Ruler(TextTask):
         """Return accuracy and string_match_all, also by length and, for one needle, by depth."""
         report = self.overall(scores, options)
         values = problem_values(scores, self.filters[0])
-        match = MetricRow(
-            task=self.name,
-            version=self.version,
-            filter=self.filters[0],
-            num_fewshot=options.num_fewshot,
-            metric="string_match_all",
-            **mean_row(list(values.values())),
-        )
+        mean = mean_row(list(values.values()))
+        match = self.metric_row("string_match_all", self.filters[0], options, **mean)
         tables = _tables(options.problems, values) if options.problems else ()
         return replace(report, metrics=(match, *report.metrics), tables=tables)
 

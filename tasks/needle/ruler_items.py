@@ -9,48 +9,11 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from treegen.errors import InputError
-from treegen.tasks.needle.text import Document, Haystack, insert
+from treegen.tasks.needle.names import WORDS
+from treegen.tasks.needle.text import Document, Haystack, insert, join_pieces
 
-_ADJECTIVES: Final = """
-able agile airy amber ample ancient arctic ardent arid ashen autumn bashful bitter blunt bold
-brave breezy brief bright brisk broad bronze calm candid careful chilly civil clever coastal
-cosmic crisp curly dainty damp daring deep dense dim distant drowsy dusky eager early earnest
-easy elder elegant even faint fancy fearless fertile fierce final flat fluent foggy fond frank
-fresh frosty frugal gentle gilded glad gloomy glossy grand grassy hardy hasty hazy hearty heavy
-hidden hollow honest humble icy ideal idle inner ivory jolly keen kind lanky lasting lavish lazy
-level lively lofty lonely loyal lucid lunar mellow merry mighty mild misty modest mossy muted
-narrow neat nimble noble novel oaken odd open ornate outer pale patient placid plain polite
-proud prudent quaint quick quiet rapid rare ready regal remote robust rocky rough round rustic
-salty sandy scarce secret serene shady sharp shiny silent silken simple sincere sleepy slender
-smooth snug sober solar solemn solid sparse spry stable steady stern still stout subtle sunny
-supple swift tall tame tender thick thorny thrifty tidy timid tranquil true upper urban vacant
-vague valiant vast verdant vivid warm wary wavy weary western whole wide wild willing windy wise
-witty wooden worthy young zealous
-"""
-ADJECTIVES: Final = tuple(_ADJECTIVES.split())
-
-_NOUNS: Final = """
-abbey alcove almanac anvil apron arbor arch arrow attic axle bakery balcony ballad banner barge
-barrel basin basket beacon bell bench bicycle blanket bobbin bonnet bottle boulder bridge brook
-bucket buckle bugle cabin cable candle canoe canvas canyon carpet castle cellar chalk chapel
-chimney chisel cider cliff cloak clock cloud coach cobweb comb compass copse coral corner
-cottage cradle crane crate crown crystal cupboard curtain cushion dagger dairy desk dome door
-drum dune easel engine envelope estuary fable fan farm feather fence fern ferry fiddle flag
-flagon flask flute folder forest forge fork fountain funnel garden gate geyser glacier glove
-goblet grotto guitar hamlet hammer hammock harbor harness harp hatchet hedge helmet hinge hive
-horizon inkwell island jacket jetty jug kennel kettle key kiln kite ladder lagoon lamp lantern
-latch lathe lattice ledger lens lighthouse locket loft loom lute magnet mallet mantle map market
-marsh meadow medal mirror mitten monument moor mortar mosaic mug needle nest notebook oar oasis
-orchard organ oven paddle palace parcel pasture pebble pendulum pier pillar pillow pipe plateau
-plough pocket pond porch prairie prism pulley quarry quill quilt raft railway rampart ravine
-ribbon ridge river roof rope rudder saddle satchel scarf scroll shelf shield shovel sickle
-signal sled spade spindle spoon spring stable staircase statue stove stream summit table
-tapestry teapot temple tent thimble timber tower trellis trumpet tunnel turret umbrella valley
-vase vault velvet viaduct village violin wagon walnut waterfall wharf wheel whistle window
-workshop wreath yard
-"""
-NOUNS: Final = tuple(_NOUNS.split())
-
+ADJECTIVES: Final = WORDS["adjectives"]
+NOUNS: Final = WORDS["nouns"]
 
 Values = Literal["numbers", "uuids"]
 
@@ -188,18 +151,13 @@ class RulerItem:
 
 
 def _insert_lines(lines: list[str], needles: list[tuple[float, str]]) -> Document:
-    parts: list[str] = []
-    starts: list[int] = []
-    done = position = 0
+    pieces: list[tuple[str, bool]] = []
+    done = 0
     for depth, needle in needles:
         upto = round(depth * len(lines))
-        parts += lines[done:upto]
-        position += sum(len(line) + 1 for line in lines[done:upto])
+        pieces += [*((line, False) for line in lines[done:upto]), (needle, True)]
         done = upto
-        starts.append(position)
-        parts.append(needle)
-        position += len(needle) + 1
-    return Document("\n".join([*parts, *lines[done:]]), tuple(starts))
+    return join_pieces([*pieces, *((line, False) for line in lines[done:])], "\n")
 
 
 @lru_cache(maxsize=1)

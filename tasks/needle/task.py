@@ -30,15 +30,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
+from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.statistics.tables import by_decile, problem_values, table_by
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.common.text_task import TextTask
+from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.needle.names import COLOURS, draw_colours, draw_names
 from treegen.tasks.needle.options import ARGUMENT, NeedleOptions, fit_length, measure_of
 from treegen.tasks.needle.text import Document, check_absent, insert, load_haystack
@@ -51,14 +50,10 @@ _COLOUR: Final = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
 class _Dogs:
     """The dogs, numbered in their order in the text."""
 
-    names: tuple[str, ...]
-    """Their names."""
-    colours: Mapping[int, str]
-    """The colour of each number."""
-    shots: tuple[int, ...]
-    """The numbers of dogs in solved questions."""
-    asked: tuple[int, ...]
-    """The numbers of dogs in the questions of the run."""
+    names: tuple[str, ...]  # their names
+    colours: Mapping[int, str]  # the colour of each number
+    shots: tuple[int, ...]  # the numbers of dogs in solved questions
+    targets: tuple[int, ...]  # the numbers of dogs in the questions of the run
 
     def needles(self) -> list[tuple[float, str]]:
         """Return (depth, sentence) of each dog."""
@@ -92,11 +87,7 @@ class Needle(TextTask):
     filters = ("strict-match", "flexible-extract")
     # Greedy and ten tokens, as published: enough for a colour, but not for a chain of thought. A
     # stop string begins a question that the model makes up, which no filter reads.
-    defaults: Final = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=10, stop=("\n\n", "Question:")),
-        num_samples=1,
-        num_fewshot=5,
-    )
+    defaults: Final = greedy(max_tokens=10, stop=("\n\n", "Question:"), num_fewshot=5)
     shorter: Final = "shorten the text with -T length=N (characters, or tokens of -T tokenizer=DIR)"
     arguments: ClassVar = {
         "questions": "dogs that are asked for (default: 256)",
@@ -139,7 +130,7 @@ class Needle(TextTask):
                 answer=dogs.answer(index),
                 metadata={"depth": document.depth(index)},
             )
-            for number, index in enumerate(dogs.asked)
+            for number, index in enumerate(dogs.targets)
         ]
         length_text = (
             "" if measure.unit == "characters" else f", {measure.count(document.text):,} tokens"
@@ -180,21 +171,11 @@ class Needle(TextTask):
         if not options.problems:
             return report
         (_, most), *_ = Counter(problem.answer for problem in options.problems).most_common(1)
-        constant = MetricRow(
-            task=self.name,
-            version=self.version,
-            filter="none",
-            num_fewshot=options.num_fewshot,
-            metric="constant_answer",
-            value=most / len(options.problems),
-        )
+        share = most / len(options.problems)
+        constant = self.metric_row("constant_answer", "none", options, value=share)
         groups = by_decile({problem.id: problem.metadata["depth"] for problem in options.problems})
-        table = table_by(
-            f"Accuracy by depth ({self.filters[0]})",
-            "Depth",
-            groups,
-            problem_values(scores, self.filters[0]),
-        )
+        values = problem_values(scores, self.filters[0])
+        table = table_by(f"Accuracy by depth ({self.filters[0]})", "Depth", groups, values)
         return replace(report, metrics=(*report.metrics, constant), tables=(table,))
 
 
@@ -205,9 +186,9 @@ def _ask(question: str) -> str:
 def _draw_dogs(draw: random.Random, num: int, num_shots: int) -> _Dogs:
     names = draw_names(draw, num + num_shots)
     order = draw.sample(range(len(names)), len(names))
-    shots, asked = order[:num_shots], order[num_shots:]
+    shots, targets = order[:num_shots], order[num_shots:]
     # Balance the colours of solved and unsolved questions separately, so that answers do not follow
     # from the colours in the solved questions.
     colours = dict(zip(shots, draw_colours(draw, num_shots), strict=True))
-    colours |= zip(asked, draw_colours(draw, num), strict=True)
-    return _Dogs(tuple(names), colours, tuple(shots), tuple(asked))
+    colours |= zip(targets, draw_colours(draw, num), strict=True)
+    return _Dogs(tuple(names), colours, tuple(shots), tuple(targets))

@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -113,23 +113,25 @@ def insert(text: str, needles: Sequence[tuple[float, str]], *, reach: int = 500)
     """
     ends = _ends(text)
     cuts = [0, *(_cut(text, ends, round(depth * len(text)), reach) for depth, _ in needles)]
+    pieces: list[tuple[str, bool]] = []
+    for (previous, cut), (_, needle) in zip(pairwise(cuts), needles, strict=True):
+        pieces += [(text[previous:cut].strip(" "), False), (needle, True)]
+    pieces.append((text[cuts[-1] :].strip(" "), False))
+    return join_pieces(pieces, " ")
+
+
+def join_pieces(pieces: Iterable[tuple[str, bool]], gap: str) -> Document:
+    """Return the document of (text, whether it is a needle), without the texts that are empty."""
     parts: list[str] = []
     starts: list[int] = []
     position = 0
-
-    def add(part: str) -> None:
-        nonlocal position
-        parts.append(part)
-        position += len(part) + 1
-
-    for (previous, cut), (_, needle) in zip(pairwise(cuts), needles, strict=True):
-        if between := text[previous:cut].strip(" "):
-            add(between)
-        starts.append(position)
-        add(needle)
-    if rest := text[cuts[-1] :].strip(" "):
-        add(rest)
-    return Document(" ".join(parts), tuple(starts))
+    for text, is_needle in pieces:
+        if is_needle:
+            starts.append(position)
+        if text:
+            parts.append(text)
+            position += len(text) + len(gap)
+    return Document(gap.join(parts), tuple(starts))
 
 
 # The same filler is used repeatedly, with needles in other places.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from treegen.evals.statistics.metrics import (
     MetricRow,
@@ -50,8 +50,8 @@ def report_programs(
     version: str,
     filters: Sequence[str],
     difficulties: Sequence[str],
-    headline: str = "strict_accuracy",
-    by_test: bool = True,
+    headline: str,
+    by_test: bool,
 ) -> Report:
     """Return accuracy, pass@k, test-case average, failure rates and a table by difficulty.
 
@@ -75,7 +75,11 @@ def report_programs(
         pass_ks = tuple(k for k in pass_ks if k != 1)
     summary_options = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
     overall = summarise(scores, summary_options, task=task, version=version, filters=tuple(filters))
-    rows = [_rename_headline(row, headline) for row in overall.metrics if row.metric != "invalid"]
+    rows = [
+        replace(row, metric=headline) if row.metric == "exact_match" else row
+        for row in overall.metrics
+        if row.metric != "invalid"
+    ]
     cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
     rows[cut:cut] = _outcome_rows(scores, rows[0], by_test=by_test)
     tables = _difficulty_tables(
@@ -101,30 +105,20 @@ def _outcome_rows(
         grouped.setdefault(sample.problem_id, []).append(verdict)
 
     def row(metric: str, values: list[float], *, higher_is_better: bool = False) -> MetricRow:
-        """Return the row of a metric.
-
-        Args:
-            metric: Name of the metric.
-            values: Its value for each problem.
-            higher_is_better: Whether a higher value is better.
-        """
-        return MetricRow(
-            task=like.task,
-            version=like.version,
-            filter=like.filter,
-            num_fewshot=like.num_fewshot,
-            metric=metric,
-            higher_is_better=higher_is_better,
-            **mean_row(values),
-        )
+        empty: dict[str, Any] = {"stderr": None, "low": None, "high": None, "reason": None}
+        fields = {**empty, **mean_row(values), "higher_is_better": higher_is_better}
+        return replace(like, metric=metric, **fields)
 
     # fsum does not depend on the order of the samples.
     passed = [math.fsum(v.credit or 0.0 for v in group) / len(group) for group in grouped.values()]
-    rates = [
-        row(str(outcome), [_share(group, outcome) for group in grouped.values()])
-        for outcome in _RATES
-    ]
-    return [*([row("test_case_average", passed, higher_is_better=True)] if by_test else []), *rates]
+    rows = [row("test_case_average", passed, higher_is_better=True)] if by_test else []
+    for outcome in _RATES:
+        shares = [
+            sum(verdict.outcome == outcome for verdict in group) / len(group)
+            for group in grouped.values()
+        ]
+        rows.append(row(str(outcome), shares))
+    return rows
 
 
 def _difficulty_tables(
@@ -157,14 +151,6 @@ def _difficulty_tables(
         values = problem_values(scores, filter)
         tables.append(table_by("test-case average by difficulty", "Difficulty", groups, values))
     return tables
-
-
-def _rename_headline(row: MetricRow, headline: str) -> MetricRow:
-    return replace(row, metric=headline) if row.metric == "exact_match" else row
-
-
-def _share(group: Sequence[ProgramVerdict], outcome: str) -> float:
-    return sum(verdict.outcome == outcome for verdict in group) / len(group)
 
 
 def _by_difficulty(

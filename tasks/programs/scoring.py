@@ -5,22 +5,20 @@ A judge error is not a verdict. It is not stored, and the sample runs again next
 
 import hashlib
 import json
-import os
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.files.reading import open_regular
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.thinking import get_answer_text
-from treegen.runs import Key, RecordFile
+from treegen.runs import Key, RecordFile, open_for_append
 from treegen.runs.files import Lock
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.task import (
@@ -41,6 +39,7 @@ from treegen.tasks.sandbox import (
 )
 
 _VERSION: Final = 3
+_LOCK: Final = "verdicts.lock"
 
 
 class VerdictFile:
@@ -63,9 +62,9 @@ class VerdictFile:
             execution: How programs may run; None if they may not.
         """
         self._task, self._execution = task, execution
-        self._lock: Lock | None = None
         self.path = folder / self._name()
-        self._file = self._open(folder)
+        self._stack = ExitStack()
+        self._file = self._open()
 
     def read_stored(self) -> Iterator[tuple[Key, ProgramOutcome]]:
         """Yield the stored verdicts with the keys of their samples."""
@@ -85,12 +84,7 @@ class VerdictFile:
 
     def close(self) -> None:
         """Close the file, so that another process may write it."""
-        try:
-            if self._file is not None:
-                self._file.close()
-        finally:
-            if self._lock is not None:
-                self._lock.release()
+        self._stack.close()
 
     def settings(self) -> dict[str, Any]:
         """Return everything that a verdict depends on, except the program and its tests."""
@@ -111,19 +105,15 @@ class VerdictFile:
         digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
         return f"verdicts-{self._task.judged_by}-{digest}.jsonl"
 
-    def _open(self, folder: Path) -> RecordFile | None:
+    def _open(self) -> RecordFile | None:
         if self._execution is None:
-            return RecordFile(self.path, writable=False) if self.path.exists() else None
-        self._lock = Lock(folder / "verdicts.lock")
-        try:
-            if self._execution.anew:
-                with suppress(FileNotFoundError):
-                    self.path.unlink()
-            os.close(open_regular(self.path, os.O_WRONLY | os.O_CREAT))
-            return RecordFile(self.path, writable=True)
-        except BaseException:
-            self._lock.release()
-            raise
+            if not self.path.exists():
+                return None
+            return self._stack.enter_context(closing(RecordFile(self.path, writable=False)))
+        if self._execution.anew:
+            with Lock(self.path.with_name(_LOCK)):
+                self.path.unlink(missing_ok=True)
+        return self._stack.enter_context(open_for_append(self.path, _LOCK))
 
 
 if TYPE_CHECKING:
@@ -143,18 +133,12 @@ class _PendingProgram:
     """A program to run, once for all samples with the same program."""
 
     problem_id: str
-    program: str
-    """Its short hash."""
-    source: str
-    """Its text."""
-    keys: list[Key]
-    """The samples with this program."""
-    cases: ProgramCases | None = None
-    """The tests of its problem, once they are read."""
-    results: list[TestResult] = field(default_factory=list)
-    """The results so far."""
-    future: Future[ProgramResult] | None = None
-    """The tests that are running; None if none are."""
+    program: str  # its short hash
+    source: str  # its text
+    keys: list[Key]  # the samples with this program
+    cases: ProgramCases | None = None  # the tests of its problem, once they are read
+    results: list[TestResult] = field(default_factory=list)  # the results so far
+    future: Future[ProgramResult] | None = None  # the tests that are running; None if none are
 
 
 class SandboxScoring(AccuracyCounter):
@@ -179,7 +163,7 @@ class SandboxScoring(AccuracyCounter):
         self._execution = execution
         self._judge: SandboxPool | None = None
         self._outcomes: dict[Key, ProgramOutcome] = {}
-        self._known: dict[tuple[str, str], ProgramOutcome] = {}
+        self._outcome_of: dict[tuple[str, str], ProgramOutcome] = {}
         self._waiting: deque[_PendingProgram] = deque()
         self._flights: dict[tuple[str, str], _PendingProgram] = {}
         self._queued: dict[tuple[str, str], _PendingProgram] = {}
@@ -190,7 +174,7 @@ class SandboxScoring(AccuracyCounter):
         self._file = VerdictFile(task, run.path, execution)
         for key, outcome in self._file.read_stored():
             if outcome.program is not None:
-                outcome = self._known.setdefault((key[0], outcome.program), outcome)
+                outcome = self._outcome_of.setdefault((key[0], outcome.program), outcome)
             self._outcomes[key] = outcome
 
     def prepare(self) -> list[str]:
@@ -225,8 +209,8 @@ class SandboxScoring(AccuracyCounter):
             self._settle(key, NO_OUTCOME)
             return
         name = (key[0], program_hash(source))
-        if name in self._known:
-            self._settle(key, self._known[name])
+        if name in self._outcome_of:
+            self._settle(key, self._outcome_of[name])
         elif name in self._queued:
             self._queued[name].keys.append(key)
         else:
@@ -363,7 +347,7 @@ class SandboxScoring(AccuracyCounter):
             self._submit(flight)
             return
         outcome = outcome_of(flight.program, flight.results, num_tests, result.sandbox)
-        self._known[flight.problem_id, flight.program] = outcome
+        self._outcome_of[flight.problem_id, flight.program] = outcome
         for key in flight.keys:
             self._settle(key, outcome)
 

@@ -8,14 +8,15 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from treegen.common.formatting import parse_bytes
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
-from treegen.evals.verdict import Verdict
+from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.programs.report import NO_PROGRAM, ProgramVerdict
+from treegen.tasks.programs.report import NO_PROGRAM, ProgramVerdict, report_programs
 from treegen.tasks.sandbox import (
     Compare,
     Limits,
@@ -130,22 +131,28 @@ def judge_limits(arguments: Mapping[str, str], limits: Limits) -> Limits:
     return limits
 
 
-class ProgramCases(Protocol):
+@dataclass(frozen=True, slots=True)
+class ProgramCases:
     """The tests of a problem, and how a program runs on them."""
 
-    @property
-    def tests(self) -> Sequence[TestCase]:
-        """The test cases."""
-        ...
-
-    @property
-    def compare(self) -> Compare:
-        """The function that decides whether an output is right."""
-        ...
+    tests: tuple[TestCase, ...]
+    compare: Compare
+    """Returns whether an output is right."""
+    prelude: str
+    """Source that runs before the program."""
+    fn_name: str | None = None
+    """The function to call; None for programs that print."""
+    suffix: str = ""
+    """Source that follows the program, such as test statements."""
 
     def program(self, source: str) -> Program:
-        """Return the program that runs for a source."""
-        ...
+        """Return the program that runs for a source, which may have a `return` if it prints."""
+        return Program(
+            f"{source}{self.suffix}",
+            fn_name=self.fn_name,
+            prelude=self.prelude,
+            may_return=self.fn_name is None,
+        )
 
 
 class ProgramTask(TextTask):
@@ -158,6 +165,10 @@ class ProgramTask(TextTask):
     """After this many timeouts the remaining tests of a program fail without running."""
     all_tests: ClassVar[bool] = False
     """Whether the tests after the first failure run as well."""
+    headline: ClassVar[str] = "pass@1"
+    """The name of the accuracy metric."""
+    difficulties: ClassVar[tuple[str, ...]] = ("easy", "medium", "hard")
+    """The difficulties that the data may have, in the order of the report."""
     extract: str
     """How the program is found in a sample."""
     cases_kept: ClassVar[int] = 64
@@ -166,7 +177,7 @@ class ProgramTask(TextTask):
 
     def __init__(self) -> None:
         """Use the default options until `load` sets others."""
-        self._kept = lru_cache(maxsize=self.cases_kept)(self.read_cases)
+        self._cached_cases = lru_cache(maxsize=self.cases_kept)(self.read_cases)
 
     @property
     def judged_by(self) -> str:
@@ -195,11 +206,27 @@ class ProgramTask(TextTask):
         Raises:
             SandboxError: The reference solution cannot be run.
         """
-        return self._kept(problem_id, judge)
+        return self._cached_cases(problem_id, judge)
 
     def forget_cases(self) -> None:
         """Drop cached tests, so that they are read anew."""
-        self._kept.cache_clear()
+        self._cached_cases.cache_clear()
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return pass@k and failure rates, also by difficulty if the data have difficulties.
+
+        With `all_tests`, the test-case average is reported too.
+        """
+        return report_programs(
+            scores,
+            options,
+            task=self.name,
+            version=self.version,
+            filters=self.filters,
+            difficulties=self.difficulties,
+            headline=self.headline,
+            by_test=self.all_tests,
+        )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Raise InputError, because a program must run to be scored.

@@ -14,23 +14,10 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.problems import problems_of, row_id
+from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import Source
-from treegen.tasks.common.text_task import Loaded, TextTask
-from treegen.tasks.puzzles.countdown_text import (
-    SOLVE_HEADER,
-    VALUE_HEADER,
-    apply_steps,
-    numbers_text,
-    prompt,
-    read_step,
-    solve_block,
-    solve_head,
-    step_line,
-    value_block,
-    value_head,
-    value_label,
-)
+from treegen.tasks.common.text_task import TextTask
+from treegen.tasks.puzzles import countdown_text as texts
 from treegen.tasks.puzzles.puzzle import Number, PuzzleState, PuzzleStep, is_legal, moves, state_of
 
 # Score of each judgement, as in the tree-of-thoughts paper.
@@ -62,9 +49,10 @@ def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> s
         whole: Whether every result must be a whole number from 0 on.
     """
     blocks = [
-        value_block(left, goal, value_label(left, goal, whole=whole)) for left, goal in _JUDGED
+        texts.value_block(left, goal, texts.value_label(left, goal, whole=whole))
+        for left, goal in _JUDGED
     ]
-    return prompt(VALUE_HEADER, blocks, value_head(state, target))
+    return texts.prompt(texts.VALUE_HEADER, blocks, texts.value_head(state, target))
 
 
 def read_judgement(text: str) -> float:
@@ -86,8 +74,8 @@ def propose_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
         steps = moves(left, whole=whole)
         # Show steps from the whole list, because the first ones all combine the same two numbers.
         shown = steps[:: max(1, len(steps) // _NUM_PROPOSED)][:_NUM_PROPOSED]
-        blocks.append(_propose_head(left, goal) + "\n".join(map(step_line, shown)))
-    return prompt(_PROPOSE_HEADER, blocks, _propose_head(state, target))
+        blocks.append(_propose_head(left, goal) + "\n".join(map(texts.step_line, shown)))
+    return texts.prompt(_PROPOSE_HEADER, blocks, _propose_head(state, target))
 
 
 def read_proposals(text: str, state: PuzzleState, *, whole: bool) -> list[str]:
@@ -100,14 +88,14 @@ def read_proposals(text: str, state: PuzzleState, *, whole: bool) -> list[str]:
     """
     proposals: dict[str, None] = {}
     for line in text.split("\n"):
-        step = read_step(line.strip())
+        step = texts.read_step(line.strip())
         if step is not None and is_legal(state, step, whole=whole):
-            proposals[f"{step_line(step)}\n"] = None
+            proposals[f"{texts.step_line(step)}\n"] = None
     return list(proposals)
 
 
 def _propose_head(numbers: Sequence[Number], target: Number) -> str:
-    return f"Numbers: {numbers_text(numbers)}\nTarget: {target}\nPossible next steps:\n"
+    return f"Numbers: {texts.numbers_text(numbers)}\nTarget: {target}\nPossible next steps:\n"
 
 
 if TYPE_CHECKING:
@@ -180,7 +168,7 @@ class PuzzleTask(TextTask, SearchTask):
         return TaskData(
             problems=problems,
             source=source,
-            fewshot=prompt(SOLVE_HEADER, map(self.example, examples)),
+            fewshot=texts.prompt(texts.SOLVE_HEADER, map(self.example, examples)),
             num_fewshot=len(examples),
             skipped=skipped,
             turns=self._turns(examples),
@@ -188,11 +176,11 @@ class PuzzleTask(TextTask, SearchTask):
 
     def head(self, puzzle: Puzzle) -> str:
         """Return the prompt's text of a puzzle, up to where its solution begins."""
-        return solve_head(puzzle.numbers, puzzle.target)
+        return texts.solve_head(puzzle.numbers, puzzle.target)
 
     def example(self, puzzle: Puzzle) -> str:
         """Return a puzzle with its solution."""
-        return solve_block(puzzle.numbers, puzzle.target, puzzle.steps)
+        return texts.solve_block(puzzle.numbers, puzzle.target, puzzle.steps)
 
     def ask(self, problem: Problem) -> str:
         """Return the text of a problem, up to where its solution begins."""
@@ -208,7 +196,7 @@ class PuzzleTask(TextTask, SearchTask):
     def root(self, data: TaskData, problem: Problem) -> str:
         """Return the prompt up to where the steps begin."""
         puzzle = puzzle_of(problem)
-        return data.fewshot + solve_head(puzzle.numbers, puzzle.target)
+        return data.fewshot + texts.solve_head(puzzle.numbers, puzzle.target)
 
     def state(self, problem: Problem, text: str) -> str | None:
         """Return the numbers that are left; None after an illegal or unfinished step."""
@@ -216,7 +204,7 @@ class PuzzleTask(TextTask, SearchTask):
         # A step without its newline is unfinished, unless one number is left.
         if left is None or (len(left) > 1 and text and not _ends_a_step(text)):
             return None
-        return numbers_text(left)
+        return texts.numbers_text(left)
 
     def done(self, problem: Problem, text: str) -> bool:
         """Return whether one number is left."""
@@ -282,12 +270,12 @@ class PuzzleTask(TextTask, SearchTask):
         turns = []
         for number, puzzle in enumerate(examples):
             head = self.head(puzzle)
-            question = head if number else prompt(SOLVE_HEADER, (), head)
+            question = head if number else texts.prompt(texts.SOLVE_HEADER, (), head)
             turns.append((question, self.example(puzzle).removeprefix(head).lstrip(" ")))
         return tuple(turns)
 
     def _remaining_numbers(self, problem: Problem, text: str) -> PuzzleState | None:
-        return apply_steps(puzzle_of(problem).numbers, text, whole=self.whole)
+        return texts.apply_steps(puzzle_of(problem).numbers, text, whole=self.whole)
 
     def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> list[Puzzle]:
         if options.fewshot_data is not None:
@@ -299,16 +287,16 @@ class PuzzleTask(TextTask, SearchTask):
             {(problem.question, problem.answer): problem.id for problem in problems},
             self.defaults.num_fewshot,
             self._read_solved,
-            key=lambda puzzle: (numbers_text(puzzle.numbers), str(puzzle.target)),
+            key=lambda puzzle: (texts.numbers_text(puzzle.numbers), str(puzzle.target)),
             bundled=self.examples,
         )
 
     def _read_solved(self, row: dict[str, Any]) -> Puzzle:
         numbers, target = read_puzzle(row)
         lines = text_field(row, "solution").strip().split("\n")
-        if apply_steps(numbers, "\n".join(lines), whole=self.whole) != (target,):
+        if texts.apply_steps(numbers, "\n".join(lines), whole=self.whole) != (target,):
             raise ValueError("its solution does not reach its target; mend the steps")
-        steps = tuple(step for step in map(read_step, lines) if step is not None)
+        steps = tuple(step for step in map(texts.read_step, lines) if step is not None)
         return Puzzle(numbers, target, steps)
 
 
@@ -337,7 +325,7 @@ def as_problem(problem_id: str, numbers: PuzzleState, target: int, **metadata: A
         target: The number to reach.
         metadata: Metadata of the problem.
     """
-    return Problem(problem_id, numbers_text(numbers), str(target), metadata)
+    return Problem(problem_id, texts.numbers_text(numbers), str(target), metadata)
 
 
 def puzzle_of(problem: Problem) -> Puzzle:
@@ -354,9 +342,6 @@ def _ends_a_step(text: str) -> bool:
     return text.endswith("\n") and not text.endswith("\n\n") and text != "\n"
 
 
-_SOURCE: Final = Source(task="countdown", bundled="countdown_sample.jsonl")
-
-
 class Countdown(PuzzleTask):
     """Puzzles with their own targets; results are whole numbers from 0 on.
 
@@ -366,14 +351,11 @@ class Countdown(PuzzleTask):
     """
 
     name = "countdown"
+    source = Source(task="countdown", bundled="countdown_sample.jsonl")
+    noun = "puzzle"
     whole = True
     examples = "countdown_fewshot.jsonl"
 
-    def read(self, options: TaskOptions) -> Loaded:
-        """Return the puzzles of a file, or the bundled ones."""
-        rows, source = _SOURCE.read(options.data, options.split)
-        return *problems_of(rows, source, _problem, noun="puzzle"), source
-
-
-def _problem(row: dict[str, Any], line: int) -> Problem:
-    return as_problem(row_id(row, line, "countdown"), *read_puzzle(row), line=line)
+    def make_problem(self, row: dict[str, Any], line: int) -> Problem:
+        """Return the puzzle of a row."""
+        return as_problem(row_id(row, line, "countdown"), *read_puzzle(row), line=line)

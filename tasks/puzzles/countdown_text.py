@@ -112,13 +112,12 @@ def read_step(line: str) -> PuzzleStep | None:
     match = _STEP.fullmatch(line.rstrip())
     if match is None:
         return None
-    a, b, c = (read_number(match[i]) for i in (1, 3, 4))
-    left = [read_number(word) for word in match[5].split(" ")]
-    if a is None or b is None or c is None or None in left:
+    words = (match[1], match[3], match[4], *match[5].split(" "))
+    numbers = [number for word in words if (number := read_number(word)) is not None]
+    if len(numbers) < len(words):
         return None
-    return PuzzleStep(
-        a, match[2], b, c, state_of([number for number in left if number is not None])
-    )
+    a, b, c, *left = numbers
+    return PuzzleStep(a, match[2], b, c, state_of(left))
 
 
 def read_number(text: str) -> Number | None:

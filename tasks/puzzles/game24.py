@@ -152,9 +152,7 @@ class Game24(PuzzleTask):
     examples = "game24_fewshot.jsonl"
     arguments: ClassVar = {"form": "how solutions are written: steps or expression; default: steps"}
 
-    def __init__(self) -> None:
-        """Use the form "steps" until `load` sets another."""
-        self._form = "steps"
+    _form = "steps"  # until `load` sets another
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read puzzles and examples, as `PuzzleTask.load` does.
@@ -233,8 +231,8 @@ class Game24(PuzzleTask):
         reached = super().answer(problem, text)
         if reached is not None:
             return reached
-        _, said, after = text.rpartition("Answer:")
-        line = (after if said else text).strip().partition("\n")[0]
+        _, marker, after = text.rpartition("Answer:")
+        line = (after if marker else text).strip().partition("\n")[0]
         value = value_with(line, puzzle_of(problem).numbers)
         return None if value is None else str(value)
 

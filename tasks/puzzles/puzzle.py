@@ -5,11 +5,13 @@ ints, all others Fractions. Under the rule `whole`, every result must be a whole
 Without it, as in the Game of 24, everything except division by zero is allowed.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
+from typing import Final
 
 Number = int | Fraction
 PuzzleState = tuple[Number, ...]
@@ -26,6 +28,9 @@ class PuzzleStep:
     left: PuzzleState
 
 
+_OPERATIONS: Final = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
 def state_of(numbers: Sequence[Number]) -> PuzzleState:
     """Return the state with these numbers left."""
     return tuple(sorted(numbers))
@@ -39,13 +44,9 @@ def combine(a: Number, op: str, b: Number) -> Number | None:
         op: Operator: one of + - * /.
         b: Right operand.
     """
-    if op == "+":
-        return _plain(a + b)
-    if op == "-":
-        return _plain(a - b)
-    if op == "*":
-        return _plain(a * b)
-    return _plain(Fraction(a) / b) if b else None
+    if op == "/":
+        return _plain(Fraction(a) / b) if b else None
+    return _plain(_OPERATIONS[op](a, b))
 
 
 def is_allowed(number: Number, *, whole: bool) -> bool:
@@ -73,14 +74,8 @@ def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
     for i, j in combinations(range(len(state)), 2):
         rest = [number for k, number in enumerate(state) if k not in (i, j)]
         small, large = state[i], state[j]
-        for a, op, b in (
-            (large, "+", small),
-            (large, "-", small),
-            (large, "*", small),
-            (large, "/", small),
-            (small, "-", large),
-            (small, "/", large),
-        ):
+        choices = [(large, op, small) for op in "+-*/"] + [(small, op, large) for op in "-/"]
+        for a, op, b in choices:
             c = combine(a, op, b)
             if c is not None and is_allowed(c, whole=whole):
                 steps[PuzzleStep(a, op, b, c, state_of((*rest, c)))] = None

@@ -367,8 +367,8 @@ class _ExclusiveGate:
         with self._condition:
             started = time.monotonic()
             judged = self._shared_seconds / self._workers
-            taken = self._waiting or self._running < 0  # another program is or will be alone
-            alone = not taken and self._alone_seconds <= _ALONE_SHARE * judged
+            is_reserved = self._waiting or self._running < 0  # another program is or will be alone
+            alone = not is_reserved and self._alone_seconds <= _ALONE_SHARE * judged
             self._waiting += alone
         if not alone:
             with self.run_shared():

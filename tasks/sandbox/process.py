@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from treegen.errors import InputError
@@ -162,14 +162,14 @@ class SandboxProcess:
         """
         caps = {stdout: cap, report: cap + 4096}
         unread = _TIMES_STDERR * self.limits.output
-        taken = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
+        received = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
         ended: dict[str, Any] | None = None
         killed = False
         small_wakes = 0
         deadline = time.monotonic() + self.limits.wall + _GRACE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
-            for handle in taken:
+            for handle in received:
                 selector.register(handle, selectors.EVENT_READ)
             while ended is None:
                 events = selector.select(deadline - time.monotonic())
@@ -183,7 +183,7 @@ class SandboxProcess:
                             raise self._death("while a program ran")
                         ended = json.loads(message)
                         continue
-                    took = _take(key.fd, taken[key.fd], caps.get(key.fd))
+                    took = _take(key.fd, received[key.fd], caps.get(key.fd))
                     most = max(most, took)
                     if not took:
                         selector.unregister(key.fd)
@@ -192,15 +192,17 @@ class SandboxProcess:
                 small_wakes += most < _CHUNK // 2
                 if ended is None and small_wakes > _SMALL_WAKES:
                     time.sleep(_GATHER_SECONDS)
-                if not killed and (unread < 0 or _overflow(taken, caps)):
+                if not killed and (unread < 0 or _overflow(received, caps)):
                     self._control.send(KILL)
                     killed = True
-        for handle, data in taken.items():  # read what the dead process left in its pipes
+        for handle, data in received.items():  # read what the dead process left in its pipes
             for _ in range(_PIPE_CHUNKS):
                 if not _take(handle, data, caps.get(handle)):
                     break
-        output, errors, report_bytes = (bytes(taken[handle]) for handle in (stdout, stderr, report))
-        overflow = unread < 0 or _overflow(taken, caps)
+        output, errors, report_bytes = (
+            bytes(received[handle]) for handle in (stdout, stderr, report)
+        )
+        overflow = unread < 0 or _overflow(received, caps)
         return ProcessOutcome(ended, output, errors, report_bytes, cap, overflow)
 
     def _last_words(self) -> str:
@@ -279,9 +281,7 @@ def _one_way() -> tuple[int, int]:
 
 
 def _limits(limits: Limits, *, alone: bool) -> bytes:
-    names = ("cpu_seconds", "memory", "threads", "scratch", "files", "open_files")
-    chosen = {name: getattr(limits, name) for name in names}
-    return json.dumps(chosen | {"wall_seconds": limits.wall, "alone": alone}).encode()
+    return json.dumps({**asdict(limits), "wall_seconds": limits.wall, "alone": alone}).encode()
 
 
 def _make_sealed_file(data: bytes) -> int:
@@ -315,5 +315,5 @@ def _take(handle: int, data: bytearray, cap: int | None) -> int:
     return len(chunk)
 
 
-def _overflow(taken: dict[int, bytearray], caps: dict[int, int]) -> bool:
-    return any(len(taken[handle]) > cap for handle, cap in caps.items())
+def _overflow(received: dict[int, bytearray], caps: dict[int, int]) -> bool:
+    return any(len(received[handle]) > cap for handle, cap in caps.items())

@@ -20,42 +20,12 @@ from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
 from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
 
 # The helper imports these once, so that programs get them without cost.
-PRELOAD: Final = (
-    "abc",
-    "array",
-    "bisect",
-    "cmath",
-    "collections",
-    "collections.abc",
-    "contextlib",
-    "copy",
-    "ctypes",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "enum",
-    "fractions",
-    "functools",
-    "heapq",
-    "io",
-    "itertools",
-    "json",
-    "math",
-    "numbers",
-    "operator",
-    "os",
-    "queue",
-    "random",
-    "re",
-    "statistics",
-    "string",
-    "struct",
-    "sys",
-    "threading",
-    "time",
-    "traceback",
-    "typing",
-)
+_PRELOAD: Final = """
+abc array bisect cmath collections collections.abc contextlib copy ctypes dataclasses datetime
+decimal enum fractions functools heapq io itertools json math numbers operator os queue random re
+statistics string struct sys threading time traceback typing
+"""
+PRELOAD: Final = tuple(_PRELOAD.split())
 # /dev/zero is left out: a shared mapping of it is memory that no limit counts.
 DEVICES: Final = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")

@@ -193,11 +193,11 @@ def _can_change_user() -> bool:
 
 def _unused_uid() -> int:
     """Return an unused user id, so that its limits and signals affect only one helper."""
-    taken = {entry.pw_uid for entry in pwd.getpwall()}
+    used_uids = {entry.pw_uid for entry in pwd.getpwall()}
     # A process can only take ids that exist in its user namespace.
     spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     top = max(int(start) + int(length) for start, _, length in spans)
-    free = [uid for uid in _UIDS if uid not in taken and uid < top] or [65_534]
+    free = [uid for uid in _UIDS if uid not in used_uids and uid < top] or [65_534]
     return random.SystemRandom().choice(free)
 
 

@@ -103,7 +103,7 @@ def _unpack(value: Any, depth: int) -> Any:
         real, imaginary = body
         return complex(float(real), float(imaginary))
     if kind == "fraction":
-        return _fraction(*[_unpack(each, depth + 1) for each in body])
+        return _fraction(*[_unpack(part, depth + 1) for part in body])
     if kind == "decimal":
         return _decimal(body)
     if kind == "tuple":

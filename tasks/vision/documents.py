@@ -17,12 +17,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from treegen.evals.problem import Problem
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, mean_row
+from treegen.evals.statistics.metrics import Report, ReportOptions, mean_row
 from treegen.evals.statistics.tables import problem_values
-from treegen.evals.task import TaskDefaults
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.common.files import column
+from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.sources import HubTable
+from treegen.tasks.common.text_task import greedy
 from treegen.tasks.vision.task import Images, VisionTask
 
 _TOLERANCE: Final = 0.05
@@ -56,14 +56,14 @@ def anls(text: str, answers: Sequence[str]) -> float:
     are ignored. This is anls of lmms-eval (api/metrics.py), from https://arxiv.org/abs/1907.00490.
     """
     best = 0.0
-    found = " ".join(text.lower().split())
+    answer_text = " ".join(text.lower().split())
     for answer in answers:
         right = " ".join(answer.lower().split())
         length = max(len(answer.upper()), len(text.upper()))
         # The difference of the lengths bounds the edits, so distant texts need no count.
-        if length and 1 - abs(len(right) - len(found)) / length < _WORST:
+        if length and 1 - abs(len(right) - len(answer_text)) / length < _WORST:
             continue
-        best = max(best, 1 - _edits(right, found) / length if length else 1.0)
+        best = max(best, 1 - _edits(right, answer_text) / length if length else 1.0)
     return best if best >= _WORST else 0.0
 
 
@@ -82,7 +82,6 @@ def _edits(a: str, b: str) -> int:
 
 
 _FINAL: Final = re.compile(r"answer\W*?:[\s*]*([^\n]*)", re.IGNORECASE)
-_SHORT: Final = replace(VisionTask.defaults.sampling, max_tokens=64)
 
 
 class ChartQA(VisionTask):
@@ -95,23 +94,17 @@ class ChartQA(VisionTask):
     name = "chartqa"
     filters = ("relaxed", "final")
     bundled = "chartqa_sample.jsonl"
+    table = HubTable("HuggingFaceM4/ChartQA", ("test", "val", "train"))
     groups = ("type",)
-    defaults = TaskDefaults(sampling=_SHORT, num_samples=1, num_fewshot=0)
+    defaults = greedy(max_tokens=64)
 
-    def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the table of the hub."""
-        return HubTable("HuggingFaceM4/ChartQA", ("test", "val", "train"))
-
-    def problem(
-        self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
-    ) -> Problem:
+    def problem(self, row: dict[str, Any], line: int, images: Images) -> Problem:
         """Return the problem of a row, with the columns of its authors or of the hub.
 
         Args:
             row: The row.
             line: Line number of the row, from 1.
             images: Reads images of the row, given the problem's id and their values.
-            extra: Arguments of the task.
         """
         name = _name(row, line, self.name)
         image = row.get("image")
@@ -133,9 +126,9 @@ class ChartQA(VisionTask):
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the text is close to a right answer, and whether its last answer is."""
         answers = json.loads(problem.answer)
-        found = _FINAL.findall(text)
+        finals = _FINAL.findall(text)
         # Keep a full stop at the start, because it may begin a number such as .5.
-        last = found[-1].strip(" *_").rstrip(".* _") if found else text.strip()
+        last = finals[-1].strip(" *_").rstrip(".* _") if finals else text.strip()
         return {"relaxed": _near(text.strip(), answers), "final": _near(last, answers)}
 
 
@@ -145,22 +138,16 @@ class DocVQA(VisionTask):
     name = "docvqa"
     filters = ("anls",)
     bundled = "docvqa_sample.jsonl"
-    defaults = TaskDefaults(sampling=_SHORT, num_samples=1, num_fewshot=0)
+    table = HubTable("lmms-lab/DocVQA", ("validation", "test"), ("DocVQA",))
+    defaults = greedy(max_tokens=64)
 
-    def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the table of the hub."""
-        return HubTable("lmms-lab/DocVQA", ("validation", "test"), ("DocVQA",))
-
-    def problem(
-        self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
-    ) -> Problem:
+    def problem(self, row: dict[str, Any], line: int, images: Images) -> Problem:
         """Return the problem of a row.
 
         Args:
             row: The row.
             line: Line number of the row, from 1.
             images: Reads images of the row, given the problem's id and their values.
-            extra: Arguments of the task.
         """
         name = _name(row, line, self.name)
         question = (
@@ -180,16 +167,9 @@ class DocVQA(VisionTask):
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return the mean ANLS above accuracy, pass@k and maj@k."""
         report = super().aggregate(scores, options)
-        values = problem_values(scores, "anls")
-        mean = MetricRow(
-            task=self.name,
-            version=self.version,
-            filter="anls",
-            num_fewshot=options.num_fewshot,
-            metric="anls",
-            **mean_row(list(values.values())),
-        )
-        return replace(report, metrics=(mean, *report.metrics))
+        mean = mean_row(list(problem_values(scores, "anls").values()))
+        row = self.metric_row("anls", "anls", options, **mean)
+        return replace(report, metrics=(row, *report.metrics))
 
 
 def _near(text: str, answers: Sequence[str]) -> Verdict:
@@ -204,17 +184,14 @@ def _near(text: str, answers: Sequence[str]) -> Verdict:
 
 
 def _name(row: Mapping[str, Any], line: int, task: str) -> str:
-    for name in ("id", "questionId", "question_id"):
-        if isinstance(value := row.get(name), str | int) and str(value).strip():
-            return str(value)
-    return f"{task}-{line - 1}"
+    return optional(row, ("id", "questionId", "question_id")) or f"{task}-{line - 1}"
 
 
 def _texts(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     for name in names:
         if (value := row.get(name)) is not None:
             values = value if isinstance(value, list) else [value]
-            texts = [str(each).strip() for each in values if isinstance(each, str | int | float)]
+            texts = [str(item).strip() for item in values if isinstance(item, str | int | float)]
             if texts and all(texts):
                 return texts
             raise ValueError(f"{name} has no text; the test split has no answers")

@@ -22,34 +22,16 @@ from treegen.evals.verdict import Verdict
 from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import row_id
-from treegen.tasks.common.sources import HubTable
+from treegen.tasks.common.sources import HubTable, bundled_rows
 from treegen.tasks.vision.mmmu_answers import LETTERS, guess, mmmu_letter, mmmu_pro_letter, readings
 from treegen.tasks.vision.task import Images, VisionTask, numbered_images
 
-DISCIPLINES: Final = {
-    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
-    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
-    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
-    "Health and Medicine": (
-        "Basic_Medical_Science",
-        "Clinical_Medicine",
-        "Diagnostics_and_Laboratory_Medicine",
-        "Pharmacy",
-        "Public_Health",
-    ),
-    "Humanities and Social Science": ("History", "Literature", "Psychology", "Sociology"),
-    "Tech and Engineering": (
-        "Agriculture",
-        "Architecture_and_Engineering",
-        "Computer_Science",
-        "Electronics",
-        "Energy_and_Power",
-        "Materials",
-        "Mechanical_Engineering",
-    ),
+_DISCIPLINE: Final = {
+    subject: row["discipline"]
+    for _, row in bundled_rows("mmmu_disciplines.jsonl")
+    for subject in row["subjects"]
 }
-SUBJECTS: Final = tuple(subject for subjects in DISCIPLINES.values() for subject in subjects)
-_DISCIPLINE: Final = {subject: name for name, mine in DISCIPLINES.items() for subject in mine}
+SUBJECTS: Final = tuple(_DISCIPLINE)
 _ID: Final = re.compile(r"[^_]+_(.+)_\d+")
 _SETTINGS: Final = {
     "standard": "standard (10 options)",
@@ -60,16 +42,14 @@ _LAST_LINE: Final = (
     "The last line of your response should be of the following format: 'Answer: $LETTER' (without "
     "quotes) where LETTER is one of options."
 )
+_DIRECT: Final = "Answer with the option letter from the given choices directly."
+_COT: Final = f"{_LAST_LINE} Think step by step before answering."
+# The prompts of MMMU-Pro, by whether the question is in the image.
 _PRO: Final = {
-    ("cot", True): "Write out the multiple-choice question in the image and then solve it. "
-    f"{_LAST_LINE} Think step by step before answering.",
-    ("cot", False): "Answer the preceding multiple choice question. "
-    f"{_LAST_LINE} Think step by step before answering.",
-    (
-        "direct",
-        True,
-    ): f"Answer with the option letter from the given choices directly. {_LAST_LINE}",
-    ("direct", False): "Answer with the option letter from the given choices directly.",
+    ("cot", True): f"Write out the multiple-choice question in the image and then solve it. {_COT}",
+    ("cot", False): f"Answer the preceding multiple choice question. {_COT}",
+    ("direct", True): f"{_DIRECT} {_LAST_LINE}",
+    ("direct", False): _DIRECT,
 }
 
 
@@ -86,25 +66,24 @@ class MMMU(VisionTask):
     bundled = "mmmu_sample.jsonl"
     groups = ("discipline", "subject", "type")
 
-    def hub(self, extra: Mapping[str, str]) -> HubTable:
+    def hub(self) -> HubTable:
         """Return the table with the parts of the requested subjects."""
-        return HubTable("MMMU/MMMU", ("validation", "dev", "test"), _subjects(extra) or SUBJECTS)
+        return HubTable(
+            "MMMU/MMMU", ("validation", "dev", "test"), _subjects(self.extra) or SUBJECTS
+        )
 
-    def is_selected(self, problem: Problem, extra: Mapping[str, str]) -> bool:
+    def is_selected(self, problem: Problem) -> bool:
         """Return whether a problem's subject is requested."""
-        wanted = _subjects(extra)
+        wanted = _subjects(self.extra)
         return not wanted or problem.metadata["subject"] in wanted
 
-    def problem(
-        self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
-    ) -> Problem:
+    def problem(self, row: dict[str, Any], line: int, images: Images) -> Problem:
         """Return the problem of a row, with choices or with a free answer.
 
         Args:
             row: The row.
             line: Line number of the row, from 1.
             images: Reads images of the row, given the problem's id and their values.
-            extra: Arguments of the task.
         """
         name, question = row_id(row, line, self.name), text_field(row, "question")
         is_choice = (optional(row, ("question_type",)) or "multiple-choice") == "multiple-choice"
@@ -129,10 +108,10 @@ class MMMU(VisionTask):
         expected = json.loads(problem.answer)
         if "options" in expected:
             letter = mmmu_letter(text, expected["options"])
-            return _by_letter(letter, problem, text, expected, self.filters)
-        found = readings(text)
-        right = found.has(expected["answer"]) and bool(found.shown)
-        return dict.fromkeys(self.filters, Verdict(found.shown or None, right))
+            return dict(zip(self.filters, _by_letter(letter, problem, text, expected), strict=True))
+        answers = readings(text)
+        right = answers.has(expected["answer"]) and bool(answers.shown)
+        return dict.fromkeys(self.filters, Verdict(answers.shown or None, right))
 
 
 class MMMUPro(VisionTask):
@@ -148,24 +127,21 @@ class MMMUPro(VisionTask):
     bundled = "mmmu_pro_sample.jsonl"
     groups = ("subject",)
 
-    def hub(self, extra: Mapping[str, str]) -> HubTable:
+    def hub(self) -> HubTable:
         """Return the table with the part of the requested setting."""
-        return HubTable("MMMU/MMMU_Pro", ("test",), (_SETTINGS[_setting(extra)],))
+        return HubTable("MMMU/MMMU_Pro", ("test",), (_SETTINGS[_setting(self.extra)],))
 
-    def problem(
-        self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
-    ) -> Problem:
+    def problem(self, row: dict[str, Any], line: int, images: Images) -> Problem:
         """Return the problem of a row.
 
         Args:
             row: The row.
             line: Line number of the row, from 1.
             images: Reads images of the row, given the problem's id and their values.
-            extra: Arguments of the task.
         """
         name, options = row_id(row, line, self.name), _options(row)
-        prompt = one_of(extra, "prompt", ("cot", "direct"), "cot")
-        is_seen = _setting(extra) == "vision"
+        prompt = one_of(self.extra, "prompt", ("cot", "direct"), "cot")
+        is_seen = _setting(self.extra) == "vision"
         question = _PRO[prompt, is_seen]
         if is_seen:
             if row.get("image") is None:
@@ -183,21 +159,16 @@ class MMMUPro(VisionTask):
         """Return the verdicts with and without guesses."""
         expected = json.loads(problem.answer)
         letter = mmmu_pro_letter(text, expected["options"])
-        return _by_letter(letter, problem, text, expected, self.filters)
+        return dict(zip(self.filters, _by_letter(letter, problem, text, expected), strict=True))
 
 
 def _by_letter(
-    letter: str | None,
-    problem: Problem,
-    text: str,
-    metadata: Mapping[str, Any],
-    filters: tuple[str, ...],
-) -> dict[str, Verdict]:
-    guessed = letter or guess(problem.id, text, len(metadata["options"]))
-    published = Verdict(guessed, guessed == metadata["answer"])
-    return dict(
-        zip(filters, (published, Verdict(letter, letter == metadata["answer"])), strict=True)
-    )
+    letter: str | None, problem: Problem, text: str, expected: Mapping[str, Any]
+) -> tuple[Verdict, Verdict]:
+    """Return the verdicts with and without a guess where no letter is read."""
+    guessed = letter or guess(problem.id, text, len(expected["options"]))
+    right = expected["answer"]
+    return Verdict(guessed, guessed == right), Verdict(letter, letter == right)
 
 
 def _setting(extra: Mapping[str, str]) -> str:

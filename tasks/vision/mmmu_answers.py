@@ -8,7 +8,7 @@ right reading is enough.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,10 +24,9 @@ def mmmu_letter(text: str, options: Sequence[str]) -> str | None:
     """
     text = _bare(text)
     for form in (_in_brackets, _alone):
-        if letter_found := _last(
-            text, [(letter, form(letter)) for letter in LETTERS[: len(options)]]
-        ):
-            return letter_found
+        forms = [(letter, form(letter)) for letter in LETTERS[: len(options)]]
+        if last := _last(text, forms):
+            return last
     return _find_quoted_option(text, options)
 
 
@@ -41,14 +40,14 @@ def mmmu_pro_letter(text: str, options: Sequence[str]) -> str | None:
     """
     letters = LETTERS[: len(options)]
     _, announced, after = text.rpartition("Answer:")
-    if announced and len(letters_found := [letter for letter in letters if letter in after]) == 1:
-        return letters_found[0]
+    if announced and len(named := [letter for letter in letters if letter in after]) == 1:
+        return named[0]
     text = _bare(text)
-    if found_last := _last(text, [(letter, _in_brackets(letter)) for letter in letters]):
-        return found_last
+    if last := _last(text, [(letter, _in_brackets(letter)) for letter in letters]):
+        return last
     for end in (" ", "."):
-        if letters_found := [letter for letter in letters if f"{letter}{end}" in text]:
-            return max(letters_found, key=lambda letter: text.rfind(_alone(letter)))
+        if named := [letter for letter in letters if f"{letter}{end}" in text]:
+            return max(named, key=lambda letter: text.rfind(_alone(letter)))
     return _find_quoted_option(text, options)
 
 
@@ -64,9 +63,6 @@ def guess(problem_id: str, text: str, num: int) -> str:
     """
     digest = hashlib.sha256(f"{problem_id}\n{text}".encode("utf-8", "surrogatepass")).digest()
     return LETTERS[int.from_bytes(digest[:8], "big") % num]
-
-
-_Form = Callable[[str], str]
 
 
 def _in_brackets(letter: str) -> str:
@@ -122,7 +118,7 @@ _WHOLE: Final = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
 class ParsedAnswers:
     """The possible answers in a text."""
 
-    found: frozenset[Reading]
+    readings: frozenset[Reading]
     """Its readings; numbers are rounded to two places."""
     shown: str
     """The reading used for votes: the last number, otherwise the last words."""
@@ -133,7 +129,7 @@ class ParsedAnswers:
         words = [reading for reading in right if isinstance(reading, str)]
         return any(
             any(word in reading for word in words) if isinstance(reading, str) else reading in right
-            for reading in self.found
+            for reading in self.readings
         )
 
 
@@ -141,11 +137,11 @@ def readings(text: str) -> ParsedAnswers:
     """Return the possible answers in a text."""
     stated = _find_stated(text)
     numbers = [number for part in stated for number in _numbers(part)]
-    found = frozenset(reading for part in (*stated, *numbers) for reading in _normal(part))
+    all_readings = frozenset(reading for part in (*stated, *numbers) for reading in _normal(part))
     last = _WHOLE.findall(stated[-1])
     # Adding 0 turns -0 into 0.
     shown = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(stated[-1].split())
-    return ParsedAnswers(found, shown)
+    return ParsedAnswers(all_readings, shown)
 
 
 def _find_stated(text: str) -> list[str]:

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from treegen.common.params import SamplingParams
 from treegen.evals.problem import Problem
-from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.evals.task import TaskOptions
 from treegen.prompts.images.loading import ImageFile
 from treegen.tasks.common.images import RowImages
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.common.text_task import Loaded, TextTask
+from treegen.tasks.common.text_task import Loaded, TextTask, greedy
 
 MOST_IMAGES: Final = 7
 """Maximum number of columns image_1, image_2 and so on of a row."""
@@ -27,34 +26,34 @@ class VisionTask(TextTask):
     """
 
     bundled: ClassVar[str]
-    defaults = TaskDefaults(
-        sampling=SamplingParams(temperature=0.0, max_tokens=1024), num_samples=1, num_fewshot=0
-    )
+    table: ClassVar[HubTable]
+    """The table on the hub, unless `hub` chooses one by the task's arguments."""
+    extra: Mapping[str, str] = {}
+    """The task's arguments."""
+    defaults = greedy(max_tokens=1024)
 
-    def hub(self, extra: Mapping[str, str]) -> HubTable:
+    def hub(self) -> HubTable:
         """Return the table of the hub that the task's arguments select."""
-        raise NotImplementedError
+        return self.table
 
-    def problem(
-        self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
-    ) -> Problem:
+    def problem(self, row: dict[str, Any], line: int, images: Images) -> Problem:
         """Return the problem of a row; raise ValueError with the reason if it has none.
 
         Args:
             row: The row.
             line: Line number of the row, from 1.
             images: Reads images of the row, given the problem's id and their values.
-            extra: Arguments of the task.
         """
         raise NotImplementedError
 
-    def is_selected(self, problem: Problem, extra: Mapping[str, str]) -> bool:
+    def is_selected(self, problem: Problem) -> bool:
         """Return whether the task's arguments select a problem."""
         return True
 
     def read(self, options: TaskOptions) -> Loaded:
         """Return the questions that the task's arguments select, with their images."""
-        table = self.hub(options.extra)
+        self.extra = options.extra
+        table = self.hub()
         files = {split: (f"{split}-00000-of-00001.parquet",) for split in table.splits}
         places = Source(task=self.name, bundled=self.bundled, hub=table, files=files)
         rows, source = places.read(options.data, options.split)
@@ -64,11 +63,10 @@ class VisionTask(TextTask):
         def images(problem_id: str, values: Sequence[Any]) -> tuple[ImageFile, ...]:
             return tuple(of_row.read(value, problem_id, at) for at, value in enumerate(values))
 
-        made, skipped = problems_of(
-            rows, source, lambda row, line: self.problem(row, line, images, options.extra)
+        problems, skipped = problems_of(
+            rows, source, lambda row, line: self.problem(row, line, images)
         )
-        kept = [problem for problem in made if self.is_selected(problem, options.extra)]
-        return kept, skipped, source
+        return list(filter(self.is_selected, problems)), skipped, source
 
 
 def numbered_images(row: Mapping[str, Any]) -> list[Any]:

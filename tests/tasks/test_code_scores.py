@@ -22,12 +22,13 @@ from program_mutants import mutant
 
 from treegen.tasks import TaskOptions, get_task
 from treegen.tasks.code.humaneval import HumanEval
-from treegen.tasks.code.lcb_tests import PRELUDE, LCBCases, packed_text
+from treegen.tasks.code.lcb_tests import PRELUDE, packed_text
 from treegen.tasks.code.livecodebench import LiveCodeBench
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import PlusBase
 from treegen.tasks.code.task import CodeTask
 from treegen.tasks.common.files import read_any
+from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import ProgramStatus, SandboxPool
 
 SECONDS = 2.0  # of CPU time for each test
@@ -323,7 +324,7 @@ os.write(end, json.dumps(list(result) if isinstance(result, tuple) else result).
 """
 
 
-def passes_contest(folder: Path, source: str, cases: LCBCases) -> bool:
+def passes_contest(folder: Path, source: str, cases: ProgramCases) -> bool:
     path = folder / f"{uuid.uuid4().hex}.py"
     path.write_text(f"{PRELUDE}\n{source}", "utf-8", "replace")
     for test in cases.tests:

@@ -321,7 +321,7 @@ def test_scores_are_those_of_the_published_code(monkeypatch: pytest.MonkeyPatch)
         assert mmmu_letter(text, options) == theirs, (text, options)
         answers = [draw.choice(WORDS).strip() or "x" for _ in range(draw.choice([1, 2]))]
         found = published.parse_open_response(text)
-        assert sorted(map(repr, set(found))) == sorted(map(repr, readings(text).found)), text
+        assert sorted(map(repr, set(found))) == sorted(map(repr, readings(text).readings)), text
         says = published.eval_open(answers, found)
         problem = Problem("a", "?", json.dumps({"answer": answers}))
         assert readings(text).has(answers) == says, (text, answers)

@@ -30,6 +30,19 @@ PENALTIES: Mapping[str, Any] = {
     "no_repeat_ngram_size": 0,
     "bad_words": (),
 }
+# Parameters that a request of another tool, such as a body of the server, sets by the same names.
+REQUEST_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "logit_bias",
+    "seed",
+    *PENALTIES,
+)
 MAX_COUNT = 2**31 - 1  # larger numbers of tokens have no use, and overflow
 
 

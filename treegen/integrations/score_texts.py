@@ -230,7 +230,10 @@ def score_texts(
         texts = read_texts(path)
         _pass(texts, at, path, folder)
         for part_texts, requests in _parts(llm, texts, top, part):
-            with llm.score_stream([_pair(request) for request in requests], top=top) as stream:
+            pairs: list[Any] = [
+                (r.tokens[: r.score_from], r.tokens[r.score_from :]) for r in requests
+            ]
+            with llm.score_stream(pairs, top=top) as stream:
                 by_index = dict(stream)
                 stream.check_complete()
             scores = [by_index[index] for index in range(len(by_index))]
@@ -311,11 +314,6 @@ def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
                 between = "" if reason[:1] in (" ", ":") else ": "
                 raise type(problem)(f"{text.where}{between}{reason}") from None
         raise error
-
-
-def _pair(request: Request) -> tuple[Any, Any]:
-    assert request.score_from is not None
-    return request.tokens[: request.score_from], request.tokens[request.score_from :]
 
 
 def read_texts(path: Path) -> Iterator[InputText]:

@@ -122,21 +122,24 @@ class RolloutResult(dict[str, Any]):
 class _TrainerLLM:
     """The LLM of a trainer."""
 
-    llm: LLM | None = None
-    """The LLM; None before the first rollout."""
-    step: int = -1
-    """The training step of the last rollout."""
+    llm: LLM | None = None  # the LLM; None before the first rollout
+    step: int = -1  # the training step of the last rollout
+    # Number of rollouts in that step, in training (True) and in evaluation (False).
     calls: Counter[bool] = field(default_factory=Counter)
-    """Number of rollouts in that step, in training (True) and in evaluation (False)."""
 
     def seed(self, trainer: Any) -> int:
-        """Return the seed of the next rollout. The module's mode tells training from evaluation."""
+        """Return the seed of the next rollout, which is the same in each run of the trainer.
+
+        The module's mode tells training from evaluation.
+        """
         step, trains = trainer.state.global_step, trainer.model.training
         if self.step != step:
             self.step, self.calls = step, Counter()
         # Count evaluations apart, because a resumed training does not repeat earlier evaluations.
+        place = (trainer.accelerator.process_index, step, self.calls[trains])
         self.calls[trains] += 1
-        return _seed_of(trainer, self.calls[trains] - 1, trains=trains)
+        parts = (trainer.args.seed, *place, *(() if trains else (1,)))
+        return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 class Rollouts:
@@ -200,14 +203,11 @@ class Rollouts:
         served = self._served[trainer]
         if served.llm is None or not _still_serves(served.llm, module):
             served.llm = None  # first, so that two caches never exist at once
-            served.llm = self._llm(trainer, module)
+            options = dict(self._options)
+            if options["memory"] is None and module.device.type == "cuda":
+                options["memory"] = int(_SHARE * torch.cuda.mem_get_info(module.device)[0])
+            served.llm = LLM(from_module(module), tokenizer=trainer._tokenizer, **options)
         return served.llm
-
-    def _llm(self, trainer: Any, module: Any) -> LLM:
-        options = dict(self._options)
-        if options["memory"] is None and module.device.type == "cuda":
-            options["memory"] = int(_SHARE * torch.cuda.mem_get_info(module.device)[0])
-        return LLM(from_module(module), tokenizer=trainer._tokenizer, **options)
 
 
 rollout: Final = Rollouts()
@@ -280,16 +280,3 @@ def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
         stop_token_ids=[ends] if isinstance(ends, int) else ends,
         logprobs_mode="processed_logprobs",
     )
-
-
-def _seed_of(trainer: Any, call: int, *, trains: bool) -> int:
-    """Return the seed of a rollout: new in each call, and the same in each run of the trainer.
-
-    Args:
-        trainer: The trainer.
-        call: Number of earlier rollouts in this step, counted apart for training and evaluation.
-        trains: Whether the rollout is for training; otherwise it is for evaluation.
-    """
-    place = (trainer.accelerator.process_index, trainer.state.global_step, call)
-    parts = (trainer.args.seed, *place, *(() if trains else (1,)))
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -23,7 +23,7 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall, ToolInfo
 
 from treegen.common.outputs import Completion, Score
-from treegen.common.params import SamplingParams
+from treegen.common.params import REQUEST_FIELDS, SamplingParams
 from treegen.errors import InputError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.replies import ReplyReader
@@ -85,28 +85,17 @@ def template_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]] | None:
 
 # Fields of SamplingParams, by their names in Inspect.
 _NAMES: Final = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "max_tokens": "max_tokens",
-    "seed": "seed",
+    **{
+        name: name
+        for name in (*REQUEST_FIELDS, "max_tokens", "prompt_logprobs")
+        if name in GenerateConfig.model_fields
+    },
     "num_choices": "n",
     "stop_seqs": "stop",
-    "logit_bias": "logit_bias",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
     "reasoning_tokens": "max_thinking_tokens",
-    "prompt_logprobs": "prompt_logprobs",
 }
-_EXTRA: Final = (
-    "min_p",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "bad_words",
-)
+# Fields that extra_body may have.
+_EXTRA: Final = tuple(name for name in REQUEST_FIELDS if name not in _NAMES)
 _REFUSED: Final = (
     "best_of",
     "modalities",

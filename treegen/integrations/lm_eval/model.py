@@ -107,7 +107,10 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         check_known(options, "model_args", own_names)
         if options and isinstance(pretrained, BaseLLM):
             raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
-        _check_numbers(seed, max_gen_toks, max_length)
+        check_int("seed", seed, least=0)
+        check_int("max_gen_toks", max_gen_toks, least=1)
+        if max_length is not None:
+            check_int("max_length", max_length, least=2)
         if enable_thinking and think_end_token is None:
             raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
         if sampling not in ("neutral", "recommended"):
@@ -286,13 +289,6 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         tokens = self._texts.encode_prompt(context)
         tokens = truncate_prompt(tokens, settings.params.max_tokens, self.max_length)
         return SampledPrompt.of(tokens, settings.params), settings
-
-
-def _check_numbers(seed: int, max_gen_toks: int, max_length: int | None) -> None:
-    check_int("seed", seed, least=0)
-    check_int("max_gen_toks", max_gen_toks, least=1)
-    if max_length is not None:
-        check_int("max_length", max_length, least=2)
 
 
 def _config(llm: BaseLLM) -> Any:

@@ -7,26 +7,9 @@ from typing import Any, Final
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
-from treegen.common.params import SamplingParams
+from treegen.common.params import REQUEST_FIELDS, SamplingParams
 from treegen.errors import InputError, arg
 
-# Supported settings, in addition to `until`, `do_sample`, and max_gen_toks under its four names.
-_HONOURED: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "logit_bias",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "bad_words",
-)
 # Settings of other engines, each with the value that changes nothing.
 _NEUTRAL: Final[Mapping[str, object]] = {
     "num_beams": 1,
@@ -58,6 +41,8 @@ def gen_settings(
 ) -> GenSettings:
     """Return the settings in a request's gen_kwargs, where None means that a setting is not given.
 
+    Supported are REQUEST_FIELDS, `until`, `do_sample`, and max_gen_toks under its four names.
+
     Args:
         gen_kwargs: Generation settings of the request.
         max_gen_toks: Maximum number of tokens of an answer, if gen_kwargs give none.
@@ -85,15 +70,17 @@ def gen_settings(
     refused = [
         f"{name}={value!r}"
         for name, value in normalized.items()
-        if name not in _HONOURED and (name not in _NEUTRAL or value != _NEUTRAL[name])
+        if name not in REQUEST_FIELDS and (name not in _NEUTRAL or value != _NEUTRAL[name])
     ]
     if refused:
         raise InputError(
             f"treegen cannot honour {', '.join(refused)} of {arg('gen_kwargs')}; leave out what it "
             f"does not know: it knows until, {arg('do_sample')}, max_gen_toks, "
-            f"{', '.join(_HONOURED)}"
+            f"{', '.join(REQUEST_FIELDS)}"
         )
-    honoured: dict[str, Any] = {name: normalized[name] for name in _HONOURED if name in normalized}
+    honoured: dict[str, Any] = {
+        name: normalized[name] for name in REQUEST_FIELDS if name in normalized
+    }
     if "temperature" not in set_kwargs:  # lm-eval fills in 0
         honoured.pop("temperature", None)
     settings = {**usual, **honoured}

@@ -21,11 +21,11 @@ class HarnessTokenizer:
         self,
         tokenizer: Any,
         *,
-        add_bos_token: bool | None,
-        prefix_token_id: int | None,
-        think_end_token: str | int | None,
-        enable_thinking: bool | None,
-        chat_template_args: Mapping[str, Any] | None,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+        think_end_token: str | int | None = None,
+        enable_thinking: bool | None = None,
+        chat_template_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Wrap a tokenizer; the other arguments are those of lm-eval's `hf`.
 
@@ -52,9 +52,11 @@ class HarnessTokenizer:
         begin: int | None = tokenizer.bos_token_id
         candidates = (prefix_token_id, begin, self.eos_token_id)
         self.prefix_token_id = next((token for token in candidates if token is not None), None)
-        self.eos = None if self.eos_token_id is None else tokenizer.decode([self.eos_token_id])
-        prefix = self.prefix_token_id
-        self._prefix = None if prefix is None else tokenizer.decode([prefix])
+        self.eos = self._decode(self.eos_token_id)
+        self._prefix = self._decode(self.prefix_token_id)
+
+    def _decode(self, token: int | None) -> str | None:
+        return None if token is None else self._tokenizer.decode([token])
 
     @property
     def think(self) -> bool:

@@ -218,12 +218,12 @@ class Server:
             ask.check_told(sum(map(len, read)))
         if params is not None:
             read, completions = await self._served.generate(prompts, params, **how)
-            scores = [each[0].prompt_logprobs for each in completions]
+            scores = [samples[0].prompt_logprobs for samples in completions]
         answer.prompts = [tokens.tolist() for tokens in read]
         if params is None and ask.num_prompt_top is not None:
             long = [tokens for tokens in answer.prompts if len(tokens) > 1]
-            known = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
-            scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
+            scored = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
+            scores = [next(scored) if len(tokens) > 1 else None for tokens in answer.prompts]
         # Encoding many log-probabilities takes a while, so do it without blocking other requests.
         return await asyncio.to_thread(
             lambda: _encode_json(answer.build_response(completions, scores))
@@ -282,10 +282,10 @@ async def _cancel_on_disconnect(request: Request, call: Awaitable[Any]) -> Any:
             return work.result()
         raise ClientDisconnect
     finally:
-        for each in (work, gone):
-            each.cancel()
+        for task in (work, gone):
+            task.cancel()
             with suppress(asyncio.CancelledError, Exception):
-                await each
+                await task
 
 
 async def _wait_for_disconnect(request: Request) -> None:
@@ -317,8 +317,8 @@ async def _not_found(request: Request, error: Exception) -> Response:
     path = request.url.path
     message = f"{request.method} {path}: {error.detail}"
     if error.status_code == 404:
-        own = next((hint for start, hint in _ELSEWHERE.items() if path.startswith(start)), "")
-        message = f"there is no {request.method} {path} here; {own}{_ROUTES}"
+        advice = next((hint for start, hint in _ELSEWHERE.items() if path.startswith(start)), "")
+        message = f"there is no {request.method} {path} here; {advice}{_ROUTES}"
     return _error(error.status_code, message, headers=error.headers)
 
 

@@ -9,32 +9,16 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from treegen.common.params import STRUCTURES, SamplingParams
+from treegen.common.params import REQUEST_FIELDS, STRUCTURES, SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, TreegenError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.tree import Message
 
-# Fields of SamplingParams that requests may have under the same names; the last ones follow vLLM's
-# server.
-_SAMPLING: Final = (
-    "temperature",
-    "top_p",
-    "seed",
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "min_tokens",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "ignore_eos",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "bad_words",
-    "max_thinking_tokens",
-)
+# Fields of SamplingParams that requests may have under the same names, as in vLLM's server.
+_SAMPLING: Final = {*REQUEST_FIELDS, "n", "allowed_token_ids", "max_thinking_tokens"} - {
+    "logit_bias"
+}
 # Fields that change no answer, and are ignored.
 _HARMLESS: Final = (
     "user",
@@ -82,19 +66,20 @@ class RequestError(InputError):
         self.field = field
 
 
-class _Options(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Options(_Strict):
     include_usage: bool | None = False
     include_obfuscation: bool | None = False
 
 
-class _Function(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Function(_Strict):
     name: str
 
 
-class _Named(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Named(_Strict):
     type: Literal["function"]
     function: _Function
 
@@ -111,7 +96,7 @@ class CompletionRequest(BaseModel):
     max_tokens: _Length | None = None
     stop: Annotated[
         list[Annotated[str, Field(max_length=1_000)]],
-        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+        BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop),
         Field(max_length=64),
     ] = []
     logit_bias: dict[_Token, Any] = {}
@@ -205,14 +190,13 @@ class CompletionRequest(BaseModel):
             RequestError: The prompt is malformed.
         """
         if self.messages is not None:
-            return [[_message(each) for each in self.messages]]
+            return [[_message(message) for message in self.messages]]
         prompt = self.prompt
         if isinstance(prompt, str) or _is_tokens(prompt):
             return [prompt]
-        if isinstance(prompt, list) and prompt and all(_is_tokens(p) for p in prompt):
-            return prompt
-        if isinstance(prompt, list) and prompt and all(isinstance(p, str) for p in prompt):
-            return prompt
+        texts = prompt if isinstance(prompt, list) else []
+        if texts and (all(map(_is_tokens, texts)) or all(isinstance(text, str) for text in texts)):
+            return texts
         raise RequestError(
             "prompt must be a string, token ids, or a list of strings or of token ids", "prompt"
         )
@@ -235,11 +219,12 @@ class CompletionRequest(BaseModel):
         """
         most = room if self.is_chat else _DEFAULT_MAX_TOKENS
         limits = [self.max_completion_tokens, self.max_tokens, most]
+        limit = next(limit for limit in limits if limit is not None)
         params = SamplingParams(
             **{**usual, **self.sampling, **({"grammar": grammar} if grammar else {})},
             reasoning_tags="auto" if self.separate_reasoning else None,
-            max_tokens=next(each for each in limits if each is not None) if self.is_sampled else 1,
-            stop=[each for each in self.stop if each],
+            max_tokens=limit if self.is_sampled else 1,
+            stop=[text for text in self.stop if text],
             logprobs=self.num_top or 0,
             prompt_logprobs=self.num_prompt_top,
             logit_bias=self.logit_bias or None,
@@ -288,12 +273,12 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     Raises:
         RequestError: A field is unknown, malformed or not supported.
     """
-    known = {*CompletionRequest.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
-    known -= set(_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS)
+    supported = {*CompletionRequest.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
+    supported -= set(_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS)
     for name in body:
-        if name not in known:
+        if name not in supported:
             instead = f"; {_INSTEAD[name]}" if is_chat and name in _INSTEAD else ""
-            hint = instead or did_you_mean(name[:80], known) or "; leave it out"
+            hint = instead or did_you_mean(name[:80], supported) or "; leave it out"
             raise RequestError(f"{name} is not supported{hint}", name[:80])
     sampling = {name: body[name] for name in _SAMPLING if name in body} | parse_structure(body)
     needed: dict[str, Any] = {"messages": []} if is_chat else {}
@@ -301,7 +286,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         ask = CompletionRequest.model_validate({**needed, **body, "sampling": sampling})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = [str(each)[:80] for each in first["loc"]]
+        where = [str(part)[:80] for part in first["loc"]]
         if where[0] == "tool_choice":
             raise RequestError(
                 f"tool_choice {body['tool_choice']!r:.80} is not supported; use auto, none, "
@@ -329,9 +314,9 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         in ask.chat_template_kwargs,
         "return_token_ids cannot be streamed": ask.return_token_ids and ask.stream,
     }
-    for told, is_so in refused.items():
+    for problem, is_so in refused.items():
         if is_so:
-            raise RequestError(f"{told}; leave it out or change it", told.split()[0])
+            raise RequestError(f"{problem}; leave it out or change it", problem.split()[0])
     return ask
 
 
@@ -340,7 +325,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 def _part(part: Any) -> dict[str, Any]:

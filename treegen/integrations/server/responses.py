@@ -48,17 +48,17 @@ class CompletionResponse:
             "model": model,
         }
         # By choice of a stream: the last tokens that were sent, and the number of characters sent.
-        self._told: dict[int, tuple[list[int], int]] = {}
+        self._sent: dict[int, tuple[list[int], int]] = {}
         self._num_calls: dict[int, int] = {}
 
     # Whole responses
     def build_response(
-        self, found: Sequence[Sequence[Completion]], scores: Sequence[Score | None]
+        self, completions: Sequence[Sequence[Completion]], scores: Sequence[Score | None]
     ) -> Any:
         """Return the JSON of a whole response.
 
         Args:
-            found: The completions of each prompt; empty if nothing was sampled.
+            completions: The completions of each prompt; empty if nothing was sampled.
             scores: The score of each prompt where it is needed: for echo with logprobs, and for
                 prompt_logprobs.
         """
@@ -70,16 +70,16 @@ class CompletionResponse:
                 echoed = self._text.of([], prompt)
             score = scores[place] if scores else None
             if self.ask.echo and self.ask.num_top is not None:
-                known = (None, *(score.logprobs if score else ()))
-                tops = ((), *(score.top.pairs() if score and score.top else [()] * len(known[1:])))
+                scored = (None, *(score.logprobs if score else ()))
+                tops = ((), *(score.top.pairs() if score and score.top else [()] * len(scored[1:])))
                 tops = tuple(top[: self.ask.num_top] for top in tops)
-                its_own = _by_name(list(self._text.iter_named_tokens([], prompt, known, tops)), 0)
-            for drawn in found[place] if found else [_NOTHING]:
-                said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
+                its_own = _by_name(list(self._text.iter_named_tokens([], prompt, scored, tops)), 0)
+            for drawn in completions[place] if completions else [_NOTHING]:
+                content = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
                 logprobs = self._logprobs(prompt, drawn, len(echoed))
                 if logprobs and its_own:
                     logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
-                choice = self._build_final_choice(place, drawn, said, logprobs)
+                choice = self._build_final_choice(place, drawn, content, logprobs)
                 if self.ask.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._of_prompt(prompt, score)
                 if ids:
@@ -100,15 +100,15 @@ class CompletionResponse:
             zip(score.tokens, score.logprobs, tops, strict=True), 1
         ):
             named: dict[int, tuple[float, int | None]] = {token: (logprob, None)}
-            named |= {each: (value, rank) for rank, (each, value) in enumerate(top[:num], 1)}
+            named |= {token: (value, rank) for rank, (token, value) in enumerate(top[:num], 1)}
             entries.append(
                 {
-                    str(each): {
+                    str(name): {
                         "logprob": value,
                         "rank": rank,
-                        "decoded_token": self._text.token(prompt[:at], each),
+                        "decoded_token": self._text.token(prompt[:at], name),
                     }
-                    for each, (value, rank) in named.items()
+                    for name, (value, rank) in named.items()
                 }
             )
         return entries
@@ -125,7 +125,7 @@ class CompletionResponse:
             message["reasoning_content"] = reply.thoughts
         if reply.calls:
             message["content"] = reply.text or None
-            message["tool_calls"] = [_call(*each) for each in enumerate(reply.calls)]
+            message["tool_calls"] = [_call(*numbered) for numbered in enumerate(reply.calls)]
         return message
 
     # Streamed responses
@@ -154,16 +154,16 @@ class CompletionResponse:
 
     def _further(self, place: int, news: SampleDelta) -> Iterator[Any]:
         index = place * self._num + news.sample
-        before, num_sent = self._told.get(index, (self.prompts[place], 0))
+        before, num_sent = self._sent.get(index, (self.prompts[place], 0))
         logprobs = self._logprobs(before, news, num_sent) if news.tokens else None
         after = [*before[-CONTEXT_TOKENS:], *news.tokens][-CONTEXT_TOKENS:]
-        self._told[index] = after, num_sent + len(news.text)
-        said: list[Any] = [news.text] if news.text else []
+        self._sent[index] = after, num_sent + len(news.text)
+        content: list[Any] = [news.text] if news.text else []
         if self.ask.parses_reply:
-            said = [self._delta(index, part) for part in news.parts]
-        if logprobs and not said:
-            said = [""]
-        for delta in said:
+            content = [self._delta(index, part) for part in news.parts]
+        if logprobs and not content:
+            content = [""]
+        for delta in content:
             yield self._piece(self._choice(index, delta, logprobs))
             logprobs = None
 
@@ -189,22 +189,22 @@ class CompletionResponse:
 
     # Shared by whole and streamed responses
     def _build_final_choice(
-        self, place: int, drawn: Completion, said: Any, logprobs: Any
+        self, place: int, drawn: Completion, content: Any, logprobs: Any
     ) -> dict[str, Any]:
         self._num_drawn += drawn.num_tokens
-        calls = isinstance(said, dict) and "tool_calls" in said
+        calls = isinstance(content, dict) and "tool_calls" in content
         reason = "tool_calls" if calls else drawn.finish_reason
-        return self._choice(place * self._num + drawn.sample_index, said, logprobs, reason)
+        return self._choice(place * self._num + drawn.sample_index, content, logprobs, reason)
 
     def _choice(
-        self, index: int, said: Any, logprobs: Any = None, reason: str | None = None
+        self, index: int, content: Any, logprobs: Any = None, reason: str | None = None
     ) -> dict[str, Any]:
         key = "text"
         if self.ask.is_chat:
             key = "delta" if self.ask.stream else "message"
-            if isinstance(said, str):
-                said = {"content": said} if said else {}
-        return {"index": index, key: said, "logprobs": logprobs, "finish_reason": reason}
+            if isinstance(content, str):
+                content = {"content": content} if content else {}
+        return {"index": index, key: content, "logprobs": logprobs, "finish_reason": reason}
 
     def _usage(self) -> dict[str, int]:
         read = sum(map(len, self.prompts))
@@ -234,14 +234,14 @@ def _call(index: int, call: ToolCall) -> dict[str, Any]:
 
 
 def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
-    offsets = accumulate((each.num_characters for each in tokens), initial=offset)
+    offsets = accumulate((token.num_characters for token in tokens), initial=offset)
     return {
-        "tokens": [each.text for each in tokens],
-        "token_logprobs": [each.logprob for each in tokens],
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
         # The first token of a prompt has no log-probability, because nothing precedes it.
         "top_logprobs": [
-            None if each.logprob is None else {other.text: other.logprob for other in each.top}
-            for each in tokens
+            None if token.logprob is None else {other.text: other.logprob for other in token.top}
+            for token in tokens
         ],
         "text_offset": list(islice(offsets, len(tokens))),
     }

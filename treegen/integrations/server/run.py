@@ -113,8 +113,8 @@ class _GracefulServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        for each in sockets or ():
-            prepare_to_listen(each)
+        for listener in sockets or ():
+            prepare_to_listen(listener)
         try:
             await super().startup(sockets)
         except OSError as error:  # two servers may bind one address before either listens

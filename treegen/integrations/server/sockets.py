@@ -35,22 +35,22 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def _bind_address(family: int, kind: int, address: Any, *, reuse: bool) -> socket.socket:
-    taken = socket.socket(family, kind)
+    bound = socket.socket(family, kind)
     try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-        taken.bind(address)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        bound.bind(address)
     except BaseException:
-        taken.close()
+        bound.close()
         raise
-    return taken
+    return bound
 
 
-def prepare_to_listen(taken: socket.socket) -> None:
+def prepare_to_listen(bound: socket.socket) -> None:
     """Let the next server bind the same address as soon as this one has ended."""
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
 
 
-def url_of(taken: socket.socket) -> str:
+def url_of(bound: socket.socket) -> str:
     """Return the URL of a server that listens on a socket."""
-    host, port, *_ = taken.getsockname()
+    host, port, *_ = bound.getsockname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
