@@ -57,7 +57,7 @@ _GROUPS: Final = (
         "Output",
         True,
         "output resume config print_config score log_tokens all_filters quiet json "
-        "_click_default_help help_all",
+        "_click_default_help help help_all",
     ),
 )
 # Alternative names of options; only --help-all shows them.
