@@ -31,7 +31,7 @@ from treegen.report.text import run_text
 from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
-    from treegen.evals.scoring.samples import RunVerdicts
+    from treegen.evals.scoring.run_verdicts import RunVerdicts
     from treegen.llm.base import BaseLLM
     from treegen.report.tables import PrintableTable
 

@@ -26,11 +26,11 @@ from treegen.runs import RunDir
 from treegen.runs.images import RunImages
 
 if TYPE_CHECKING:
-    from treegen.evals.config.early_stopping import Rounds
+    from treegen.evals.early_stopping import Rounds
     from treegen.evals.job import Job
     from treegen.evals.judging.summary import Summary
     from treegen.evals.pipeline.evaluation import EvaluationResult
-    from treegen.evals.scoring.samples import RunVerdicts
+    from treegen.evals.scoring.run_verdicts import RunVerdicts
     from treegen.report.compare import Comparison
 
 

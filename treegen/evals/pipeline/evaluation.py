@@ -47,7 +47,8 @@ from treegen.evals.scoring.code_execution import (
     as_code_execution_task,
 )
 from treegen.evals.scoring.results import write_results
-from treegen.evals.scoring.samples import RunVerdicts, restore_rounds
+from treegen.evals.scoring.run_verdicts import RunVerdicts
+from treegen.evals.scoring.samples import restore_rounds
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.task import Task
 from treegen.runs import RunDir

@@ -8,8 +8,8 @@ from treegen.evals.config.eval_settings import stored_choices
 from treegen.evals.job import AnyJob, Job
 from treegen.evals.progress.usage import load_attempts, sum_usage
 from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
+from treegen.evals.scoring.run_verdicts import RunVerdicts
 from treegen.evals.scoring.samples import (
-    RunVerdicts,
     aggregate,
     restore_rounds,
     rounds_of,
