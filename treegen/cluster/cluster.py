@@ -199,10 +199,7 @@ class Cluster(BaseLLM):
             raise InputError("another run of this Cluster is not finished; use it up or close() it")
 
     def _start(
-        self,
-        plan: Plan,
-        params: Sequence[SamplingParams],
-        samples: Sequence[Sequence[int]],
+        self, plan: Plan, params: Sequence[SamplingParams], samples: Sequence[Sequence[int]]
     ) -> Stream:
         plan.check_fits(self.facts.num_pages or 0, self.facts.page_size)
         packed = PackedPlan.of(plan, params)

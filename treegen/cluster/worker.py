@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.cluster.jobs import JobShare, Part, Result, WorkerJob
 from treegen.cluster.serialization import unpickle_job
 from treegen.common.outputs import LevelRows, Status, Usage
-from treegen.errors import (
-    CapacityError,
-    InternalError,
-    ModelWarning,
-    TreegenError,
-    WorkerError,
-)
+from treegen.errors import CapacityError, InternalError, ModelWarning, TreegenError, WorkerError
 from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:

@@ -113,10 +113,7 @@ def check_settings(
 
 
 def choice_prompts(
-    tree: Node,
-    problems: Mapping[str, Problem],
-    tokenizer: Any,
-    images: "ImageTable | None" = None,
+    tree: Node, problems: Mapping[str, Problem], tokenizer: Any, images: "ImageTable | None" = None
 ) -> list[ChoicePrompt]:
     """Return the tokens of a tree's prompts with their choices, in the tree's order.
 

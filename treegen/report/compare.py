@@ -390,11 +390,7 @@ def _value(metric: str, k: int, verdicts: Sequence[Verdict]) -> float:
 
 
 def _difference(
-    metric: str,
-    filter: str,
-    a: Sequence[float],
-    b: Sequence[float],
-    clusters: Clusters = None,
+    metric: str, filter: str, a: Sequence[float], b: Sequence[float], clusters: Clusters = None
 ) -> Difference:
     differences = [y - x for x, y in zip(a, b, strict=True)]
     num = len(differences)

@@ -152,11 +152,7 @@ def _judge(
 ) -> "tuple[tuple[ProblemView, ...], Report | None, Rounds | None]":
     """Read the samples of a run once; return its problems, its report and its rounds."""
     from treegen.evals.scoring.code_execution import as_code_execution_task
-    from treegen.evals.scoring.samples import (
-        aggregate,
-        rounds_of,
-        score_samples,
-    )
+    from treegen.evals.scoring.samples import aggregate, rounds_of, score_samples
     from treegen.evals.scoring.vote_tables import VoteInputs
 
     collected = _Problems(run, job, images)

@@ -11,14 +11,7 @@ from treegen.common.files.paths import file_name
 from treegen.errors import InputError
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.eval_settings import resolve_eval_settings
-from treegen.evals.job import (
-    Job,
-    PreparedJob,
-    first_prompt,
-    fit_job,
-    load_job,
-    prepare_job,
-)
+from treegen.evals.job import Job, PreparedJob, first_prompt, fit_job, load_job, prepare_job
 from treegen.evals.model import load_model_facts
 from treegen.evals.multiple_choice import is_multiple_choice
 from treegen.evals.pipeline.execution import (

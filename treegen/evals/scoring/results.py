@@ -9,12 +9,7 @@ from treegen.evals.job import AnyJob, Job
 from treegen.evals.progress.usage import load_attempts, sum_usage
 from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
 from treegen.evals.scoring.run_verdicts import RunVerdicts
-from treegen.evals.scoring.samples import (
-    aggregate,
-    restore_rounds,
-    rounds_of,
-    score_samples,
-)
+from treegen.evals.scoring.samples import aggregate, restore_rounds, rounds_of, score_samples
 from treegen.evals.scoring.vote_tables import VoteInputs
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.thinking import ThinkingTokens

@@ -100,8 +100,7 @@ class RunVerdicts:
             if verdicts is None:  # without a call of `_intern`, because runs have many samples
                 problem = self._problems[record["problem_id"]]
                 verdicts = self._interner(
-                    problem.id if self._types else "",
-                    score_record(self._job.task, problem, record),
+                    problem.id if self._types else "", score_record(self._job.task, problem, record)
                 )
             mine = verdicts
             if has_copies:

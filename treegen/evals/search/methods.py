@@ -116,45 +116,15 @@ def _enough(on: MethodContext) -> int | None:
 _TREE: Final = ("width", "depth", "expand", "propose", "evaluate")
 
 METHODS: Final[Mapping[str, Method]] = {
-    "sample": Method(
-        _sample,
-        ("width",),
-    ),
-    "best-of-n": Method(
-        _best_of_n,
-        ("num_samples", "evaluate"),
-    ),
-    "majority": Method(
-        _majority,
-        ("num_samples", "width"),
-        votes=True,
-    ),
-    "beam": Method(
-        _beam,
-        _TREE,
-    ),
-    "dvts": Method(
-        _dvts,
-        _TREE,
-        ends_early=False,
-    ),
-    "rebase": Method(
-        _rebase,
-        ("width", "depth", "expand", "evaluate"),
-        on_scale=True,
-    ),
-    "tot-bfs": Method(
-        _bfs,
-        _TREE,
-    ),
-    "tot-dfs": Method(
-        _dfs,
-        ("depth", "expand", "propose", "evaluate", "prune_below"),
-    ),
-    "best-first": Method(
-        _best_first,
-        ("expand", "propose", "evaluate"),
-    ),
+    "sample": Method(_sample, ("width",)),
+    "best-of-n": Method(_best_of_n, ("num_samples", "evaluate")),
+    "majority": Method(_majority, ("num_samples", "width"), votes=True),
+    "beam": Method(_beam, _TREE),
+    "dvts": Method(_dvts, _TREE, ends_early=False),
+    "rebase": Method(_rebase, ("width", "depth", "expand", "evaluate"), on_scale=True),
+    "tot-bfs": Method(_bfs, _TREE),
+    "tot-dfs": Method(_dfs, ("depth", "expand", "propose", "evaluate", "prune_below")),
+    "best-first": Method(_best_first, ("expand", "propose", "evaluate")),
     "mcts": Method(
         mcts,
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
