@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, SupportsFloat
 
-from treegen.errors import InputError, arg, install
+from treegen.errors import InputError, arg, needs
 from treegen.evals.statistics.estimators import (
     adjusted_difference,
     holm,
@@ -419,12 +419,8 @@ def _difference(
 
 
 def _student() -> Any:
-    try:
+    with needs("comparing runs needs scipy", "report"):
         from scipy.stats import t
-    except ImportError:
-        raise InputError(
-            f"comparing runs needs scipy; install it with: {install('report')}"
-        ) from None
     return t
 
 

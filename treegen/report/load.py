@@ -14,8 +14,8 @@ from treegen.errors import Message, RunError, TreegenError
 from treegen.evals.config.base import OpenRunOptions, overrides_run
 from treegen.evals.progress.timeline import read_timeline
 from treegen.evals.progress.usage import load_attempts, sum_usage
-from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
-from treegen.evals.statistics.tables import Grid, Table
+from treegen.evals.statistics.metrics import Report
+from treegen.evals.statistics.tables import Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
@@ -205,26 +205,11 @@ def _load_judgements(
 
 def _stored_report(run: RunDir) -> Report | None:
     """Return the report in results.json; None if it is missing or unreadable."""
-    with suppress(RunError, KeyError, TypeError):
-        stored = run.results()["report"]
-        return Report(
-            metrics=tuple(MetricRow(**row) for row in stored["metrics"]),
-            majority=tuple(MajorityRow(**row) for row in stored["majority"]),
-            num_problems=stored["num_problems"],
-            num_samples=stored["num_samples"],
-            incomplete=tuple(Incomplete(**row) for row in stored["incomplete"]),
-            tables=tuple(_make_row(Table, row) for row in stored["tables"]),
-            grids=tuple(_make_row(Grid, row) for row in stored["grids"]),
-            label=str(stored.get("label", "")),
-        )
+    from pydantic import TypeAdapter  # slow to import, and needed only without the problems
+
+    with suppress(RunError, KeyError, TypeError, ValueError):
+        return TypeAdapter(Report).validate_python(run.results()["report"])
     return None
-
-
-def _make_row(kind: Any, row: Mapping[str, Any]) -> Any:
-    def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-    return kind(**{name: tuples(value) for name, value in row.items()})
 
 
 class _Problems:

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, KeysView, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -46,7 +47,6 @@ class Digest(Protocol):
 
     def update(self, data: bytes, /) -> object:
         """Add bytes."""
-        ...
 
 
 class RecordFile:
@@ -97,6 +97,13 @@ class RecordFile:
     def keys(self) -> KeysView[Key]:
         """The keys of the records, as a live set in the order of the file."""
         return self._offsets.keys()
+
+    def next_indices(self) -> Counter[str]:
+        """Return the sample index that follows the largest one of each problem; 0 without one."""
+        following: Counter[str] = Counter()
+        for problem_id, index in self._offsets:
+            following[problem_id] = max(following[problem_id], index + 1)
+        return following
 
     @property
     def is_in_place(self) -> bool:

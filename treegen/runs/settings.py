@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
+from treegen.common.formatting import flatten
 from treegen.errors import InputError, RunError, arg
 from treegen.runs.fields import FREE, check_types
 from treegen.runs.files import check_id, to_json_value
@@ -207,8 +208,9 @@ def from_json(value: Any, name: str) -> RunInfo:
 
 def differences(info: RunInfo, settings: RunSettings) -> list[str]:
     """Return a text for each field of `settings` that differs from that of the run."""
-    old = _flat(_comparable_fields(info.identity, info.problem_ids, info.planned))
-    new = _flat(_comparable_fields(settings.identity, settings.problem_ids, settings.planned))
+    old = dict(flatten(_comparable_fields(info.identity, info.problem_ids, info.planned)))
+    fields = _comparable_fields(settings.identity, settings.problem_ids, settings.planned)
+    new = dict(flatten(fields))
     changes = []
     for name in [*old, *(n for n in new if n not in old)]:
         before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
@@ -236,17 +238,6 @@ def _require_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"a {kind.__name__} is expected where it has {_shorten(_text(value), 0)}")
     return value
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by dotted name."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = item
-    return flat
 
 
 def _set_by(name: str, arguments: Mapping[str, str]) -> str:

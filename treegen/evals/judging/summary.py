@@ -131,12 +131,7 @@ def summarise(
     check_jury(len(judged), weights, combine)
     first = judged[0].judging
     rubric, names = first.settings.rubric, [judge_run.judging.judge for judge_run in judged]
-    rows = [
-        (value, problem, (problem, key), number, wording)
-        for number, judge_run in enumerate(judged)
-        for (problem, key, wording), value in judge_run.values.items()
-        if not rubric.pairs or key[0] == 1  # for pairs, only the first two runs
-    ]
+    rows = [row for number, judge_run in enumerate(judged) for row in _rows_of(judge_run, number)]
     title = f"{rubric.name}, {first.settings.verdicts}"
     if not rows:
         return Summary(
@@ -206,7 +201,7 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
         rows.append(_row(f"jury, {combine}", jury))
     if len(judged) > 1:
         for judge_run in judged:
-            rows.append(_row(judge_run.judging.judge, _alone(judge_run)))
+            rows.append(_row(judge_run.judging.judge, mean_of(cells(_rows_of(judge_run, 0)))))
     about = (
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )
@@ -223,12 +218,17 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
     return Table(f"Judged by {rubric.name} ({about}, as 0 to 1)", head, tuple(rows))
 
 
-def _alone(judged: JudgementSet) -> Mean:
+def _rows_of(judged: JudgementSet, number: int) -> list[tuple[float, Any, Any, int, Any]]:
+    """Return (value, problem, answer, number of the judge, wording) of a judge run.
+
+    For pairs these are the values of the first two runs.
+    """
     pairs = judged.judging.settings.rubric.pairs
-    rows = [
-        (v, p, (p, k), 0, w) for (p, k, w), v in judged.values.items() if not pairs or k[0] == 1
+    return [
+        (value, problem, (problem, key), number, wording)
+        for (problem, key, wording), value in judged.values.items()
+        if not pairs or key[0] == 1
     ]
-    return mean_of(cells(rows))
 
 
 def _row(name: str, mean: Mean) -> tuple[Cell, ...]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.errors import InputError, arg, install
+from treegen.errors import InputError, arg, needs
 from treegen.evals.statistics.estimators import adjusted_rows
 
 _Floats = npt.NDArray[np.float64]
@@ -325,8 +325,6 @@ def _check(difference: float, num_samples: int, alpha: float) -> None:
 
 
 def _scipy() -> Any:
-    try:
+    with needs("power needs scipy", "report"):
         from scipy import stats
-    except ImportError:
-        raise InputError(f"power needs scipy; install it with: {install('report')}") from None
     return stats

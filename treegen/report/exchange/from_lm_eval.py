@@ -163,12 +163,9 @@ def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[Externa
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(read_bytes(path))
+        return _parse_json(read_bytes(path), str(path), "copy it again")
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"{path} cannot be read as JSON: {reason}; copy it again") from None
 
 
 def _lines(path: Path) -> list[_Line]:
@@ -181,7 +178,9 @@ def _lines(path: Path) -> list[_Line]:
                 where = f"{path}, line {number}"
                 if not text.strip():
                     continue
-                line = _Line(where, validate(_Row, _parse_json(text, where), where))
+                line = _Line(
+                    where, validate(_Row, _parse_json(text, where, "remove the line"), where)
+                )
                 _check(line)
                 key = line.row.doc_id, line.row.filter
                 if (before := seen.setdefault(key, where)) != where:
@@ -196,12 +195,12 @@ def _lines(path: Path) -> list[_Line]:
     return lines
 
 
-def _parse_json(text: bytes, where: str) -> Any:
+def _parse_json(text: bytes, where: str, remedy: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"{where} cannot be read as JSON: {reason}; remove the line") from None
+        raise InputError(f"{where} cannot be read as JSON: {reason}; {remedy}") from None
 
 
 def _check(line: _Line) -> None:

@@ -16,7 +16,18 @@ from treegen.report.calibration import (
     lengths_by_right,
     problem_points,
 )
-from treegen.report.plots.figures import BLUE, GREEN, GREY, MANY, ORANGE, PINK, Plot, PlotLink, spot
+from treegen.report.plots.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    MANY,
+    ORANGE,
+    PINK,
+    Plot,
+    PlotLink,
+    draw_legend,
+    spot,
+)
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -119,7 +130,7 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
         axes.set_ylabel("share of right votes")
         axes.set_ylim(-0.12, 1.12)
         axes.set_xlim(-0.02, 1.02)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        draw_legend(figure, 2)
 
     return Plot(
         "share_accuracy",
@@ -154,7 +165,7 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
         axes.set_ylabel("share of the top answer")
         axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(-0.02, 1.04)
-        figure.legend(loc="outside upper center", ncols=3, fontsize=10)
+        draw_legend(figure, 3)
 
     return Plot(
         "difficulty_votes",
@@ -181,7 +192,7 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
         axes.set_xlabel("generated tokens")
         axes.set_ylabel("share right")
         axes.set_ylim(-0.05, 1.05)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        draw_legend(figure, 2)
 
     return Plot(
         "tokens_accuracy",
@@ -225,7 +236,7 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
         axes.set_xlabel("generated tokens, dotted at the medians")
         axes.set_ylabel("share of its kind")
         axes.grid(axis="x", visible=False)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        draw_legend(figure, 2)
 
     return Plot(
         "lengths_by_verdict", "Lengths of right and wrong samples", description, draw, (6.4, 3.2)

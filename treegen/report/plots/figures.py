@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, install
+from treegen.errors import InputError, needs
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from treegen.evals.statistics.estimators import Estimate
 
 # Okabe and Ito's colours, which people with any colour vision can distinguish.
 GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
@@ -157,6 +160,40 @@ class Plot:
         return out.getvalue(), figure
 
 
+def draw_band(
+    axes: "Axes",
+    x: Sequence[float],
+    estimates: "Sequence[Estimate]",
+    colour: str,
+    *,
+    alpha: float = 0.15,
+    **style: Any,
+) -> None:
+    """Draw a curve of estimates, with their intervals as a band, or as a bar for a single one.
+
+    Args:
+        axes: The axes to draw on.
+        x: The place of each estimate.
+        estimates: The values and their intervals.
+        colour: The colour of curve and band.
+        alpha: The opacity of the band.
+        style: Further arguments of `Axes.plot`, such as the label.
+    """
+    axes.plot(x, [estimate.value for estimate in estimates], color=colour, **style)
+    if len(estimates) == 1:
+        only = estimates[0]
+        bounds = [[only.value - only.low], [only.high - only.value]]
+        axes.errorbar(x, [only.value], yerr=bounds, color=colour, capsize=3)
+        return
+    low, high = ([getattr(e, end) for e in estimates] for end in ("low", "high"))
+    axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
+
+
+def draw_legend(figure: "Figure", ncols: int) -> None:
+    """Draw the legend of a figure above its axes."""
+    figure.legend(loc="outside upper center", ncols=ncols, fontsize=10)
+
+
 def plain_label(text: str, limit: int = 40) -> str:
     """Return a text as a label: one line, without control characters, cut to `limit` characters."""
     line = " ".join(safe_text(text).split())
@@ -165,11 +202,9 @@ def plain_label(text: str, limit: int = 40) -> str:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    try:
+    with needs("plots need matplotlib", "report"):
         import matplotlib
         from matplotlib.rcsetup import cycler
-    except ImportError:
-        raise InputError(f"plots need matplotlib; install it with: {install('report')}") from None
     settings: dict[Any, Any] = {
         "text.color": _INK,
         "axes.labelcolor": _INK,

@@ -16,6 +16,8 @@ from treegen.report.plots.figures import (
     YELLOW,
     Plot,
     PlotLink,
+    draw_band,
+    draw_legend,
     plain_label,
     spot,
 )
@@ -97,23 +99,8 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
                 colour = f"C{number if len(curves_of) > 1 else int(passed)}"
                 dashed = "--" if passed else "-"
                 label = f"{curve.metric}, {name}" if len(curves_of) > 1 else curve.metric
-                axes.plot(
-                    curve.ks,
-                    [v.value for v in curve.values],
-                    dashed,
-                    color=colour,
-                    marker="o",
-                    markersize=3.5,
-                    label=label,
-                )
-                axes.fill_between(
-                    curve.ks,
-                    [v.low for v in curve.values],
-                    [v.high for v in curve.values],
-                    color=colour,
-                    alpha=0.15,
-                    linewidth=0,
-                )
+                style = {"linestyle": dashed, "marker": "o", "markersize": 3.5, "label": label}
+                draw_band(axes, curve.ks, curve.values, colour, **style)
         most = max(curve.ks[-1] for curves in curves_of.values() for curve in curves)
         if most > 12:
             axes.set_xscale("log")
@@ -145,22 +132,9 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
             lines = (("maj@k", group.majority, BLUE), ("stop when decided", group.rules, ORANGE))
             for label, points, colour in lines:
                 tokens = [point.tokens for point in points]
-                axes.plot(
-                    tokens,
-                    [p.vote.value for p in points],
-                    color=colour,
-                    marker="o",
-                    markersize=3,
-                    label=label,
-                )
-                axes.fill_between(
-                    tokens,
-                    [p.vote.low for p in points],
-                    [p.vote.high for p in points],
-                    color=colour,
-                    alpha=0.12,
-                    linewidth=0,
-                )
+                votes = [point.vote for point in points]
+                style = {"marker": "o", "markersize": 3, "label": label}
+                draw_band(axes, tokens, votes, colour, alpha=0.12, **style)
             axes.set_xscale("log")
             axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=10)
             axes.set_ylim(-0.02, 1.02)
@@ -294,7 +268,7 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
         axes.set_ylabel("share of samples")
         axes.set_ylim(0, 1)
         axes.margins(x=0.01)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        draw_legend(figure, 2)
 
     description = f"{len(shares):,} problems"
     if votes:

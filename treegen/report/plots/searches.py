@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treegen.evals.statistics.estimators import Estimate, estimate
-from treegen.report.plots.figures import CYCLE, Plot, plain_label
+from treegen.report.plots.figures import CYCLE, Plot, draw_band, draw_legend, plain_label
 from treegen.report.tables import PrintableTable, interval, number
 from treegen.report.trees import StoredTree
 from treegen.report.view import RunView
@@ -200,24 +200,11 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
         markers = "osD^vPX*"
         for place, (name, points) in enumerate(curves.items()):
             x = [tokens for tokens, _ in points]
-            y, low, high = (
-                [getattr(s, part) for _, s in points] for part in ("value", "low", "high")
-            )
+            shares = [share for _, share in points]
             colour = CYCLE[place % len(CYCLE)]
-            axes.plot(
-                x,
-                y,
-                color=colour,
-                marker=markers[place % len(markers)],
-                markersize=5,
-                label=plain_label(name),
-            )
-            if len(points) > 1:
-                axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
-            else:
-                axes.errorbar(
-                    x, y, yerr=[[y[0] - low[0]], [high[0] - y[0]]], color=colour, capsize=3
-                )
+            marker = markers[place % len(markers)]
+            style = {"marker": marker, "markersize": 5, "label": plain_label(name)}
+            draw_band(axes, x, shares, colour, alpha=0.12, **style)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_formatter("{x:,.0f}")
@@ -225,7 +212,7 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
         axes.set_xlabel("decoded tokens per search, in the mean")
         axes.set_ylabel("share of problems solved")
         axes.set_ylim(-0.02, 1.02)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=10)
+        draw_legend(figure, 4)
 
     title = "Solved against tokens by method, with 95% intervals"
     return Plot("methods_over_tokens", title, description, draw, (6.4, 4.2))
