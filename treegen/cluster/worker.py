@@ -127,7 +127,9 @@ class Worker:
             pid=os.getpid(),
             num_pages=llm.cache.pool.num_pages,
             warnings=tuple(
-                str(each.message) for each in caught if issubclass(each.category, ModelWarning)
+                str(warning.message)
+                for warning in caught
+                if issubclass(warning.category, ModelWarning)
             ),
         )
 

@@ -55,7 +55,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 @pause_gc()
 def load_run(
-    path: Path, verdicts: "RunVerdicts | None" = None, **asked: Unpack[OpenRunOptions]
+    path: Path, verdicts: "RunVerdicts | None" = None, **options: Unpack[OpenRunOptions]
 ) -> RunView:
     """Read a run and score its samples; programs keep their stored verdicts.
 
@@ -65,7 +65,7 @@ def load_run(
     Args:
         path: The directory of the run.
         verdicts: The verdicts that are known from drawing the samples.
-        asked: See `treegen.evals.config.base.OpenRunOptions`.
+        options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, or it is damaged.
@@ -73,10 +73,10 @@ def load_run(
     """
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / TREES) and not os.path.exists(path / "samples.jsonl"):
-        return load_search_run(path, **asked)
+        return load_search_run(path, **options)
     with RunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, asked, notices)
+        job = _job(run, options, notices)
         images = _images(path, notices)
         problems, report, rounds = _judge(run, job, images, notices, verdicts)
         decides = rounds is not None and rounds.reads_answers
@@ -129,13 +129,13 @@ def _images(path: Path, notices: list[str]) -> RunImages:
     return images
 
 
-def _job(run: RunDir, asked: OpenRunOptions, notices: list[str]) -> "Job | None":
+def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | None":
     from treegen.evals.identity import load_stored_job
 
     try:
-        job = load_stored_job(asked, run)
+        job = load_stored_job(options, run)
     except TreegenError as error:
-        if overrides_run(asked):
+        if overrides_run(options):
             raise
         reason = error.message.marked
         notices.append(Message(f"the problems cannot be read, so nothing is judged here: {reason}"))

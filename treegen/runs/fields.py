@@ -119,14 +119,14 @@ def _whole_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[str, ...
 
     Return None if more must be checked: if a type is wrong, or a field is a list or a dict.
     """
-    found = []
+    integers = []
     for name, kind in zip(names, kinds, strict=True):
         if (known := RECORD.get(name)) is not None:
             if kind not in known or kind in _HOLDERS:
                 return None
             if kind is int:
-                found.append(name)
-    return tuple(found)
+                integers.append(name)
+    return tuple(integers)
 
 
 def check_types(values: Mapping[str, Any], types: Types) -> None:

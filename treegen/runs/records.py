@@ -185,15 +185,15 @@ class RecordFile:
         Raises:
             RunError: the file cannot be read.
         """
-        found, left = hashlib.sha256(), self._end
+        hashed, left = hashlib.sha256(), self._end
         try:
             with open(open_regular(self.path), "rb") as file:
                 while left and (part := file.read(min(left, _PART))):
-                    found.update(part)
+                    hashed.update(part)
                     left -= len(part)
         except OSError as error:
             raise RunError(describe_read_error(self.path, error)) from error
-        return found.hexdigest()
+        return hashed.hexdigest()
 
     def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
         """Yield all current records, each key once, in the order of the file.
@@ -269,10 +269,10 @@ class RecordFile:
             first_number = file.read(first).count(b"\n") + 1
             earlier = file.readline()
         texts = []
-        for at, each in ((first_number, earlier), (number, line)):
+        for at, line_read in ((first_number, earlier), (number, line)):
             try:
                 # Compare text, because 1, 1.0 and True are equal in Python.
-                texts.append(json.dumps(decode_unchecked(each), sort_keys=True))
+                texts.append(json.dumps(decode_unchecked(line_read), sort_keys=True))
             except ValueError as error:
                 raise self._damage(at, str(error)) from None
         if texts[0] != texts[1]:

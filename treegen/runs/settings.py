@@ -125,14 +125,14 @@ def versions() -> dict[str, str]:
 def _versions() -> Mapping[str, str]:
     from importlib import metadata  # slow to import, and needed only to write runs
 
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    found["treegen"] = sys.modules["treegen"].__version__
+    installed = {"python": platform.python_version(), "platform": platform.platform()}
+    installed["treegen"] = sys.modules["treegen"].__version__
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def changed_versions(before: object, now: Mapping[str, str]) -> list[str]:
@@ -189,9 +189,9 @@ def from_json(value: Any, name: str) -> RunInfo:
             resumes=tuple(_require_type(r, dict) for r in _require_type(value["resumes"], list)),
         )
         began = {"free": info.free, "versions": info.versions}
-        for each in (began, *info.resumes):
-            check_types(_require_type(each["free"], dict), FREE)
-            for version in _require_type(each["versions"], dict).values():
+        for start in (began, *info.resumes):
+            check_types(_require_type(start["free"], dict), FREE)
+            for version in _require_type(start["versions"], dict).values():
                 _require_type(version, str)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{name} is damaged ({error!s}); restore it from a copy") from None
@@ -246,8 +246,8 @@ def _set_by(name: str, arguments: Mapping[str, str]) -> str:
     around = name
     while around and around not in arguments:
         around = around.rpartition(".")[0]
-    told = arguments.get(around, derived)
-    return f" ({told})" if told else ""
+    argument = arguments.get(around, derived)
+    return f" ({argument})" if argument else ""
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Writing of results.json: the settings of a run, its usage and its report."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from treegen.common.garbage_collection import pause_gc
@@ -132,8 +133,5 @@ def results_head(
         "settings": dict(choices),
         "fingerprint": info.fingerprint,
         "versions": dict(info.versions),
-        "skipped": [
-            {"source": row.source, "line": row.line, "reason": row.reason}
-            for row in job.data.skipped
-        ],
+        "skipped": [asdict(row) for row in job.data.skipped],
     }

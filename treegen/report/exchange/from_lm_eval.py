@@ -249,9 +249,9 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
     judged_each = any(line.row.by_response is not None for line in lines)
     if many > 1 and not judged_each:
         votes = {
-            each.name
-            for each in config.filter_list or ()
-            if any(step.function in _VOTES for step in each.filter)
+            filter.name
+            for filter in config.filter_list or ()
+            if any(step.function in _VOTES for step in filter.filter)
         }
         notices.append(
             f"lm-eval judged one of the {many} responses of each document; only that one is taken"
@@ -278,7 +278,7 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
         "source": f"lm_eval {results.lm_eval_version or ''}".strip(),
         "problems": tuple(problems.values()),
         "filters": tuple(names.values()),
-        "num_samples": max([each["index"] + 1 for each in samples.values()], default=1),
+        "num_samples": max([index + 1 for _, index in samples], default=1),
         "samples": tuple(
             validate(ExternalSample, each, f"{path}: problem {each['problem_id']} of {task}")
             for each in scored
@@ -418,17 +418,19 @@ def _likeliest(line: _Line) -> tuple[str, str]:
     return text, text.strip()
 
 
-def _sampling(told: _Generation | None) -> dict[str, Any]:
-    if told is None:
+def _sampling(generation: _Generation | None) -> dict[str, Any]:
+    if generation is None:
         return {}
     sampling: dict[str, Any] = {
         name: value
         for name in ("temperature", "top_p", "top_k")
-        if (value := getattr(told, name)) is not None
+        if (value := getattr(generation, name)) is not None
     }
-    if told.do_sample is False:
+    if generation.do_sample is False:
         sampling["temperature"] = 0.0
-    if told.max_gen_toks:
-        sampling["max_tokens"] = told.max_gen_toks
-    stops = (told.until,) if isinstance(told.until, str) else tuple(told.until or ())
+    if generation.max_gen_toks:
+        sampling["max_tokens"] = generation.max_gen_toks
+    stops = (
+        (generation.until,) if isinstance(generation.until, str) else tuple(generation.until or ())
+    )
     return sampling | ({"stop": stops} if stops else {})

@@ -92,8 +92,7 @@ def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         _line(axes, bins, "samples, in bins of equal size")
-        axes.set_xlabel("mean probability of a sample's tokens (geometric)")
-        axes.set_ylabel("share right")
+        axes.set(xlabel="mean probability of a sample's tokens (geometric)", ylabel="share right")
         axes.set_ylim(-0.02, 1.02)
 
     title = f"Log-probability against accuracy, {_INTERVALS}"
@@ -126,10 +125,8 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
         for right, colour, label in ((True, GREEN, "right vote"), (False, ORANGE, "wrong vote")):
             kind = [places[p.place] for p in points if (p.vote >= 0.5) == right]
             _dots(axes, [x for x, _ in kind], [y for _, y in kind], colour, label)
-        axes.set_xlabel("share of the answer with most votes")
-        axes.set_ylabel("share of right votes")
-        axes.set_ylim(-0.12, 1.12)
-        axes.set_xlim(-0.02, 1.02)
+        axes.set(xlabel="share of the answer with most votes", ylabel="share of right votes")
+        axes.set(ylim=(-0.12, 1.12), xlim=(-0.02, 1.02))
         draw_legend(figure, 2)
 
     return Plot(
@@ -162,9 +159,7 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
             if kind:
                 _dots(axes, [p.right for p in kind], [p.top for p in kind], colour, label)
         axes.set_xlabel("share of right samples (easier to the right)")
-        axes.set_ylabel("share of the top answer")
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_ylim(-0.02, 1.04)
+        axes.set(ylabel="share of the top answer", xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
         draw_legend(figure, 3)
 
     return Plot(
@@ -189,9 +184,7 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
         axes = figure.subplots()
         _dots(axes, [p.tokens for p in points], [p.right for p in points], ORANGE, "problems")
         _line(axes, bins, "samples, in bins of equal size")
-        axes.set_xlabel("generated tokens")
-        axes.set_ylabel("share right")
-        axes.set_ylim(-0.05, 1.05)
+        axes.set(xlabel="generated tokens", ylabel="share right", ylim=(-0.05, 1.05))
         draw_legend(figure, 2)
 
     return Plot(
@@ -233,8 +226,7 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
                 label=f"{label} ({len(values):,})",
             )
             axes.axvline(at, color=colour, linestyle=":", linewidth=1)
-        axes.set_xlabel("generated tokens, dotted at the medians")
-        axes.set_ylabel("share of its kind")
+        axes.set(xlabel="generated tokens, dotted at the medians", ylabel="share of its kind")
         axes.grid(axis="x", visible=False)
         draw_legend(figure, 2)
 

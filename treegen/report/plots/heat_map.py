@@ -72,8 +72,7 @@ def draw_grid(figure: Any, grid: Grid) -> None:
     rows, columns = len(grid.row_labels), len(grid.column_labels)
     axes.set_xticks(range(columns), [_plain(text) for text in grid.column_labels], rotation=45)
     axes.set_yticks(range(rows), [_plain(text) for text in grid.row_labels])
-    axes.set_xlabel(_plain(grid.column_name))
-    axes.set_ylabel(_plain(grid.row_name))
+    axes.set(xlabel=_plain(grid.column_name), ylabel=_plain(grid.row_name))
     axes.grid(visible=False)
     for i, row in enumerate(grid.values):
         for j, value in enumerate(row):

@@ -94,8 +94,7 @@ def lengths_plot(view: RunView) -> Plot:
         )
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("generated tokens")
-        axes.set_ylabel(view.unit)
+        axes.set(xlabel="generated tokens", ylabel=view.unit)
         axes.grid(axis="x", visible=False)
         draw_legend(figure, 4)
 

@@ -162,8 +162,7 @@ def solved_plot(view: RunView) -> Plot | None:
             alpha=0.15,
             linewidth=0,
         )
-        axes.set_xlabel("decoded tokens of a search")
-        axes.set_ylabel("share of searches")
+        axes.set(xlabel="decoded tokens of a search", ylabel="share of searches")
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -209,8 +208,7 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_formatter("{x:,.0f}")
         axes.tick_params(axis="x", which="both", labelsize=10, rotation=30)
-        axes.set_xlabel("decoded tokens per search, in the mean")
-        axes.set_ylabel("share of problems solved")
+        axes.set(xlabel="decoded tokens per search, in the mean", ylabel="share of problems solved")
         axes.set_ylim(-0.02, 1.02)
         draw_legend(figure, 4)
 
