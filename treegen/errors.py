@@ -153,7 +153,7 @@ def install(extra: str) -> str:
 
 
 @contextmanager
-def needs(what: str, extra: str) -> Iterator[None]:
+def require_extra(what: str, extra: str) -> Iterator[None]:
     """Raise InputError if a package that the block imports is not installed.
 
     Args:

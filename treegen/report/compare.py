@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, SupportsFloat
 
-from treegen.errors import InputError, arg, needs
+from treegen.errors import InputError, arg, require_extra
 from treegen.evals.statistics.estimators import (
     adjusted_difference,
     holm,
@@ -419,7 +419,7 @@ def _difference(
 
 
 def _student() -> Any:
-    with needs("comparing runs needs scipy", "report"):
+    with require_extra("comparing runs needs scipy", "report"):
         from scipy.stats import t
     return t
 

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.formatting import flatten, replace_surrogates
-from treegen.errors import needs
+from treegen.errors import require_extra
 from treegen.report.calibration import problem_points
 from treegen.report.view import RunView
 from treegen.runs import Key, RunDir, SearchRunDir
@@ -140,7 +140,7 @@ def _frame(rows: list[dict[str, Any]], first: list[str]) -> "pandas.DataFrame":
         {k: replace_surrogates(v) if isinstance(v, str) else v for k, v in row.items()}
         for row in rows
     ]
-    with needs("a run as frames needs pandas", "pandas"):
+    with require_extra("a run as frames needs pandas", "pandas"):
         import pandas
 
     frame = pandas.DataFrame(rows)

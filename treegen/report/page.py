@@ -13,7 +13,7 @@ from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import safe_text
 from treegen.common.garbage_collection import freeze_gc
 from treegen.common.version import VERSION
-from treegen.errors import InputError, needs
+from treegen.errors import InputError, require_extra
 from treegen.report.compare import Comparison
 from treegen.report.curves import k_curves
 from treegen.report.page_data import blobs
@@ -213,7 +213,7 @@ def _render(
     live: Live | None = None,
 ) -> Iterable[str]:
     """Yield the page in pieces. A piece contains at most one part of the data."""
-    with needs("reports need jinja2", "report"):
+    with require_extra("reports need jinja2", "report"):
         import jinja2
         from markupsafe import Markup
 

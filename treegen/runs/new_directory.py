@@ -75,7 +75,9 @@ class NewDirectory:
             remove_scratch_files(self.path)
             for file in [entry for entry in self.path.iterdir() if entry.name not in self.before]:
                 # An empty file was made for verdicts; the task determines its name.
-                if file.name in _WRITTEN or (file != lock.path and _is_empty(file)):
+                if file.name in _WRITTEN or (
+                    file != lock.path and file.is_file() and not file.stat().st_size
+                ):
                     file.unlink()
                 elif file.name in _FOLDERS and file.is_dir() and not file.is_symlink():
                     shutil.rmtree(file)
@@ -105,10 +107,6 @@ def remove_scratch_files(path: Path) -> None:
     for name in _REWRITTEN:
         sweep_scratch(path / name)
     sweep(path, "run.json.tmp")  # written by an early version
-
-
-def _is_empty(file: Path) -> bool:
-    return file.is_file() and not file.stat().st_size
 
 
 def _remove_directories(directories: Sequence[Path]) -> None:

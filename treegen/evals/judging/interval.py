@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from treegen.errors import InputError, needs
+from treegen.errors import InputError, require_extra
 from treegen.evals.judging.components import Cells
 from treegen.evals.statistics.estimators import adjusted_mean, standard_error
 
@@ -106,7 +106,7 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
 
 def quantile(share: float, freedom: float) -> float:
     """Return a quantile of Student's t distribution."""
-    with needs("intervals need scipy", "judge"):
+    with require_extra("intervals need scipy", "judge"):
         from scipy.stats import t
     return float(t.ppf(share, freedom))
 

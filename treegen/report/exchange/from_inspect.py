@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
 from treegen.common.files.reading import describe_read_error, most_unpacked, open_regular
-from treegen.errors import InputError, needs
+from treegen.errors import InputError, require_extra
 from treegen.report.exchange.external_log import (
     MOST_SAMPLES,
     ExternalLog,
@@ -24,7 +24,7 @@ from treegen.report.exchange.external_log import (
     validate,
 )
 
-with needs("an Inspect log needs inspect_ai", "inspect"):
+with require_extra("an Inspect log needs inspect_ai", "inspect"):
     from inspect_ai.log import EvalLog, EvalSample, read_eval_log
     from inspect_ai.model import ContentReasoning
     from inspect_ai.scorer import Score

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
-from treegen.errors import InputError, needs
+from treegen.errors import InputError, require_extra
 from treegen.report.exchange.export import ExportedRun
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, Sample
 
-with needs("an Inspect log needs inspect_ai", "inspect"):
+with require_extra("an Inspect log needs inspect_ai", "inspect"):
     from inspect_ai import event as events
     from inspect_ai import log as logs
     from inspect_ai import model as models

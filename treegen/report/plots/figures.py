@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, needs
+from treegen.errors import InputError, require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,7 +202,7 @@ def plain_label(text: str, limit: int = 40) -> str:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    with needs("plots need matplotlib", "report"):
+    with require_extra("plots need matplotlib", "report"):
         import matplotlib
         from matplotlib.rcsetup import cycler
     settings: dict[Any, Any] = {

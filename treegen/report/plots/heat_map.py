@@ -4,7 +4,7 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-from treegen.errors import InputError, needs
+from treegen.errors import InputError, require_extra
 from treegen.evals.statistics.tables import Grid
 from treegen.report.plots.figures import COLOUR_MAP
 
@@ -85,7 +85,7 @@ def draw_grid(figure: Any, grid: Grid) -> None:
 
 
 def _figure(grid: Grid) -> Any:
-    with needs("a PNG heat map needs matplotlib", "plots"):
+    with require_extra("a PNG heat map needs matplotlib", "plots"):
         # matplotlib is slow to import, and nothing else here needs it. pyplot would choose a
         # display and keep figures that must be closed.
         figure_module = import_module("matplotlib.figure")
