@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -205,16 +205,7 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
     about = (
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )
-    head = (
-        "Judge",
-        "Mean",
-        "Low",
-        "High",
-        "Stderr",
-        "Problems alone",
-        "Low, these judges",
-        "High, these judges",
-    )
+    head = ("Judge", *_MEAN_COLUMNS)
     return Table(f"Judged by {rubric.name} ({about}, as 0 to 1)", head, tuple(rows))
 
 
@@ -231,17 +222,20 @@ def _rows_of(judged: JudgementSet, number: int) -> list[tuple[float, Any, Any, i
     ]
 
 
+# The columns of means, and the field of each.
+_MEAN_COLUMNS: Final = {
+    "Mean": "value",
+    "Low": "low",
+    "High": "high",
+    "Stderr": "stderr",
+    "Problems alone": "naive",
+    "Low, these judges": "low_given",
+    "High, these judges": "high_given",
+}
+
+
 def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
-    return (
-        name,
-        mean.value,
-        mean.low,
-        mean.high,
-        mean.stderr,
-        mean.naive,
-        mean.low_given,
-        mean.high_given,
-    )
+    return (name, *(getattr(mean, field) for field in _MEAN_COLUMNS.values()))
 
 
 def _verdicts(judged: Sequence[JudgementSet]) -> Table:

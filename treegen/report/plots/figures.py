@@ -206,12 +206,8 @@ def _style() -> Iterator[None]:
         import matplotlib
         from matplotlib.rcsetup import cycler
     settings: dict[Any, Any] = {
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "axes.edgecolor": _INK,
-        "axes.titlecolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
+        **dict.fromkeys(("text.color", "xtick.color", "ytick.color", "grid.color"), _INK),
+        **{f"axes.{part}color": _INK for part in ("label", "edge", "title")},
         "legend.labelcolor": _INK,
         "legend.framealpha": 0.0,
         "figure.facecolor": "white",
@@ -220,7 +216,6 @@ def _style() -> Iterator[None]:
         "axes.spines.right": False,
         "axes.grid": True,
         "grid.alpha": 0.25,
-        "grid.color": _INK,
         "axes.axisbelow": True,
         "axes.titlesize": 11,
         "axes.prop_cycle": cycler(color=CYCLE),
