@@ -53,7 +53,8 @@ def check_choices(choices: Mapping[str, Any], *kinds: type) -> None:
 
 def check_bounds(settings: object) -> None:
     """Raise InputError for a number outside the `Minimum` and `Maximum` of its field's type."""
-    for name, bound in _bounds(type(settings)):
+    kind: type = type(settings)
+    for name, bound in _bounds(kind):
         value = getattr(settings, name)
         if isinstance(bound, Minimum) and not value >= bound.least:  # true of NaN too
             raise InputError(f"{arg(name)} must be at least {bound.least}, got {value}")
