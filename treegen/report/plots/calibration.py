@@ -1,6 +1,6 @@
 """Plots of accuracy against probability, vote share and length."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from treegen.report.plots.figures import (
     Plot,
     PlotLink,
     draw_legend,
+    error_bars,
     spot,
 )
 from treegen.report.view import RunView
@@ -60,22 +61,10 @@ def calibration_plots(view: RunView) -> list[Plot]:
 
 
 def _line(axes: "Axes", bins: Sequence[Bin], label: str) -> None:
-    values = [b.right.value for b in bins]
-    spread = [
-        [b.right.value - b.right.low for b in bins],
-        [b.right.high - b.right.value for b in bins],
-    ]
-    axes.errorbar(
-        [b.mean for b in bins],
-        values,
-        yerr=spread,
-        fmt="o-",
-        markersize=4,
-        capsize=3,
-        color=BLUE,
-        label=label,
-        zorder=3,
-    )
+    shares = [b.right for b in bins]
+    style = {"fmt": "o-", "markersize": 4, "capsize": 3, "color": BLUE, "label": label}
+    values = [share.value for share in shares]
+    axes.errorbar([b.mean for b in bins], values, error_bars(shares), zorder=3, **style)
 
 
 def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
@@ -105,8 +94,27 @@ def _dots(axes: "Axes", x: Sequence[float], y: Sequence[float], colour: str, lab
     )
 
 
-def _spots(places: Mapping[int, tuple[float, float]], figure: "Figure") -> list[PlotLink]:
-    return [spot(figure, at, at, place) for place, at in places.items()]
+def _point_plot(
+    name: str,
+    title: str,
+    description: str,
+    draw: "Callable[[Figure], None]",
+    places: Mapping[int, tuple[float, float]],
+) -> Plot:
+    """Return a plot with a point for each problem, which links to the problem.
+
+    Args:
+        name: As in `Plot`.
+        title: As in `Plot`.
+        description: As in `Plot`.
+        draw: As in `Plot`.
+        places: The point of each problem, by its index in the run.
+    """
+
+    def spots(figure: "Figure") -> list[PlotLink]:
+        return [spot(figure, at, at, place) for place, at in places.items()]
+
+    return Plot(name, title, description, draw, (6.4, 4.0), spots)
 
 
 def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
@@ -129,14 +137,8 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
         axes.set(ylim=(-0.12, 1.12), xlim=(-0.02, 1.02))
         draw_legend(figure, 2)
 
-    return Plot(
-        "share_accuracy",
-        f"Vote share against accuracy, {_INTERVALS}",
-        description,
-        draw,
-        (6.4, 4.0),
-        lambda figure: _spots(places, figure),
-    )
+    title = f"Vote share against accuracy, {_INTERVALS}"
+    return _point_plot("share_accuracy", title, description, draw, places)
 
 
 def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
@@ -162,14 +164,8 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
         axes.set(ylabel="share of the top answer", xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
         draw_legend(figure, 3)
 
-    return Plot(
-        "difficulty_votes",
-        "Difficulty against votes",
-        description,
-        draw,
-        (6.4, 4.0),
-        lambda figure: _spots(places, figure),
-    )
+    title = "Difficulty against votes"
+    return _point_plot("difficulty_votes", title, description, draw, places)
 
 
 def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
@@ -187,14 +183,8 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
         axes.set(xlabel="generated tokens", ylabel="share right", ylim=(-0.05, 1.05))
         draw_legend(figure, 2)
 
-    return Plot(
-        "tokens_accuracy",
-        f"Tokens against accuracy, {_INTERVALS}",
-        description,
-        draw,
-        (6.4, 4.0),
-        lambda figure: _spots(places, figure),
-    )
+    title = f"Tokens against accuracy, {_INTERVALS}"
+    return _point_plot("tokens_accuracy", title, description, draw, places)
 
 
 def _lengths_plot(view: RunView, filter: str) -> Plot:

@@ -181,12 +181,16 @@ def draw_band(
     """
     axes.plot(x, [estimate.value for estimate in estimates], color=colour, **style)
     if len(estimates) == 1:
-        only = estimates[0]
-        bounds = [[only.value - only.low], [only.high - only.value]]
-        axes.errorbar(x, [only.value], yerr=bounds, color=colour, capsize=3)
+        bars = error_bars(estimates)
+        axes.errorbar(x, [estimates[0].value], yerr=bars, color=colour, capsize=3)
         return
     low, high = ([getattr(e, end) for e in estimates] for end in ("low", "high"))
     axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
+
+
+def error_bars(estimates: "Sequence[Estimate]") -> list[list[float]]:
+    """Return the distances from values to the lower and to the upper ends of their intervals."""
+    return [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
 
 
 def draw_legend(figure: "Figure", ncols: int) -> None:
