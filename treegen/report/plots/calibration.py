@@ -62,9 +62,8 @@ def calibration_plots(view: RunView) -> list[Plot]:
 
 def _line(axes: "Axes", bins: Sequence[Bin], label: str) -> None:
     shares = [b.right for b in bins]
-    style = {"fmt": "o-", "markersize": 4, "capsize": 3, "color": BLUE, "label": label}
-    values = [share.value for share in shares]
-    axes.errorbar([b.mean for b in bins], values, error_bars(shares), zorder=3, **style)
+    x, y, bars = [b.mean for b in bins], [share.value for share in shares], error_bars(shares)
+    axes.errorbar(x, y, bars, fmt="o-", markersize=4, capsize=3, color=BLUE, label=label, zorder=3)
 
 
 def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:

@@ -165,8 +165,10 @@ def draw_band(
     x: Sequence[float],
     estimates: "Sequence[Estimate]",
     colour: str,
+    label: str,
     *,
     alpha: float = 0.15,
+    marker: str = "o",
     **style: Any,
 ) -> None:
     """Draw a curve of estimates, with their intervals as a band, or as a bar for a single one.
@@ -176,13 +178,16 @@ def draw_band(
         x: The place of each estimate.
         estimates: The values and their intervals.
         colour: The colour of curve and band.
+        label: The name of the curve in the legend.
         alpha: The opacity of the band.
-        style: Further arguments of `Axes.plot`, such as the label.
+        marker: The shape of the points.
+        style: Further arguments of `Axes.plot`, such as the size of the points.
     """
-    axes.plot(x, [estimate.value for estimate in estimates], color=colour, **style)
+    values = [estimate.value for estimate in estimates]
+    axes.plot(x, values, color=colour, label=label, marker=marker, **style)
     if len(estimates) == 1:
         bars = error_bars(estimates)
-        axes.errorbar(x, [estimates[0].value], yerr=bars, color=colour, capsize=3)
+        axes.errorbar(x, values, yerr=bars, color=colour, capsize=3)
         return
     low, high = ([getattr(e, end) for e in estimates] for end in ("low", "high"))
     axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)

@@ -99,8 +99,9 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
                 colour = f"C{number if len(curves_of) > 1 else int(passed)}"
                 dashed = "--" if passed else "-"
                 label = f"{curve.metric}, {name}" if len(curves_of) > 1 else curve.metric
-                style = {"linestyle": dashed, "marker": "o", "markersize": 3.5, "label": label}
-                draw_band(axes, curve.ks, curve.values, colour, **style)
+                draw_band(
+                    axes, curve.ks, curve.values, colour, label, linestyle=dashed, markersize=3.5
+                )
         most = max(curve.ks[-1] for curves in curves_of.values() for curve in curves)
         if most > 12:
             axes.set_xscale("log")
@@ -131,8 +132,7 @@ def _savings_plot(groups: Sequence[Savings]) -> Plot:
             for label, points, colour in lines:
                 tokens = [point.tokens for point in points]
                 votes = [point.vote for point in points]
-                style = {"marker": "o", "markersize": 3, "label": label}
-                draw_band(axes, tokens, votes, colour, alpha=0.12, **style)
+                draw_band(axes, tokens, votes, colour, label, alpha=0.12, markersize=3)
             axes.set_xscale("log")
             axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=10)
             axes.set_ylim(-0.02, 1.02)

@@ -202,8 +202,9 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
             shares = [share for _, share in points]
             colour = CYCLE[place % len(CYCLE)]
             marker = markers[place % len(markers)]
-            style = {"marker": marker, "markersize": 5, "label": plain_label(name)}
-            draw_band(axes, x, shares, colour, alpha=0.12, **style)
+            draw_band(
+                axes, x, shares, colour, plain_label(name), alpha=0.12, marker=marker, markersize=5
+            )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_formatter("{x:,.0f}")
