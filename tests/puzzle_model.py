@@ -13,7 +13,7 @@ from toy_search import ToyBackend, ToyModel, run_all
 
 from treegen.common.outputs import Status, WorkerStatus
 from treegen.common.params import SamplingParams
-from treegen.evals.search.searcher import TaskSearchFn
+from treegen.evals.search.searcher import TaskSearch
 from treegen.search.budget import Budget
 from treegen.search.tree.node import Search
 from treegen.search.tree.result import SearchResult
@@ -142,7 +142,7 @@ class ToyLLM:
 
     def search_stream(
         self,
-        fn: TaskSearchFn,
+        fn: TaskSearch,
         problems: Sequence[tuple[str, str]],
         params: SamplingParams,
         *,
@@ -153,7 +153,7 @@ class ToyLLM:
 
     def _results(
         self,
-        fn: TaskSearchFn,
+        fn: TaskSearch,
         problems: Sequence[tuple[str, str]],
         params: SamplingParams,
         budget: Budget,

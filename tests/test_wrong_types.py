@@ -22,7 +22,7 @@ import torch
 import treegen.search
 from treegen import LLM, Cluster, Expand, Score
 from treegen.errors import InputError, TreegenError
-from treegen.evals.config.early_stopping import StopRule, parse_stop_rule
+from treegen.evals.early_stopping import StopRule, parse_stop_rule
 from treegen.evals.judging import published_scores
 from treegen.evals.scoring.universal_self_consistency import parse_pick, question_of
 from treegen.evals.statistics import confidence, majority, replay, weighted

@@ -1,6 +1,7 @@
 """The errors that treegen raises on purpose; each message says what is wrong and what to do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _MARK: Final = "\x1f"  # encloses references in a text until a Message is made of it
@@ -149,3 +150,17 @@ def install(extra: str) -> str:
     The name `treegen` belongs to another project on PyPI, so no command uses it.
     """
     return f"pip install '.[{extra}]' in treegen's checkout, or 'WHEEL[{extra}]' for its wheel"
+
+
+@contextmanager
+def require_extra(what: str, extra: str) -> Iterator[None]:
+    """Raise InputError if a package that the block imports is not installed.
+
+    Args:
+        what: What needs the package, such as "reports need jinja2".
+        extra: The extra of treegen that installs it.
+    """
+    try:
+        yield
+    except ImportError:
+        raise InputError(f"{what}; install it with: {install(extra)}") from None

@@ -21,7 +21,7 @@ from treegen.evals.search.method_arguments import (
     to_call_values,
 )
 from treegen.evals.search.run import make_record, run_searches
-from treegen.evals.search.searcher import search_function
+from treegen.evals.search.searcher import TaskSearch
 from treegen.evals.search.settings import (
     SearchSettings,
     resolve_search_settings,
@@ -103,7 +103,7 @@ def job_of(own: Path, function: str, **choices: Any) -> SearchJob:
 
 
 def records_of(job: SearchJob, fn: Any = None) -> list[dict[str, Any]]:
-    fn = fn or search_function(job.task, job.data, job.settings)
+    fn = fn or TaskSearch(job.task, job.data, job.settings)
     llm, roots = ToyLLM(puzzle_model()), list(job.roots.items())
     found = llm.search_stream(
         fn, roots, job.settings.whole, concurrency=1, budget=job.settings.budget
@@ -164,7 +164,7 @@ def test_a_function_that_returns_what_is_no_node_has_failed(own: Path) -> None:
 
 def test_it_can_be_sent_to_workers_that_lack_its_file(own: Path) -> None:
     job = job_of(own, "whole")
-    fn = search_function(job.task, job.data, job.settings)
+    fn = TaskSearch(job.task, job.data, job.settings)
     want = records_of(job, fn)
     sent: Any = fn.__reduce__()
     make, (task, data, settings) = sent

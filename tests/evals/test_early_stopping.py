@@ -12,8 +12,8 @@ import pytest
 from cli_cases import Command
 
 from treegen.errors import InputError
-from treegen.evals.config.early_stopping import Rounds, StopRule, parse_stop_rule
 from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
+from treegen.evals.early_stopping import Rounds, StopRule, parse_stop_rule
 from treegen.evals.job import load_job, prepare_job
 from treegen.evals.sampling import sample
 from treegen.evals.scoring.results import write_results

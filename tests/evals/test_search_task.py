@@ -21,7 +21,7 @@ from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.method_types import TreeSettings
 from treegen.evals.search.methods import METHODS, methods_with_setting
 from treegen.evals.search.run import make_record, run_searches, write_search_results
-from treegen.evals.search.searcher import search_function
+from treegen.evals.search.searcher import TaskSearch
 from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
 from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.search.tree.node import SearchNode
@@ -48,7 +48,7 @@ def job_of(data: str, **choices: Any) -> SearchJob:
 
 def results_of(job: SearchJob, llm: ToyLLM, names: list[str] | None = None) -> list[SearchResult]:
     settings = job.settings
-    fn = search_function(job.task, job.data, settings)
+    fn = TaskSearch(job.task, job.data, settings)
     roots = [(name, root) for name, root in job.roots.items() if names is None or name in names]
     return list(llm.search_stream(fn, roots, settings.whole, concurrency=1, budget=settings.budget))
 

@@ -20,7 +20,6 @@ from treegen.evals.statistics.estimators import (
     pass_at_k,
 )
 from treegen.evals.statistics.majority import (
-    _win,
     _win_probability_float,
     _without,
     maj_at_k,
@@ -156,7 +155,7 @@ def test_chances_of_votes_are_right_to_the_last_digits() -> None:
         for k in {1, rng.randint(1, num), num}:
             counts = (size, _without(sizes, size), invalid, k)
             won = float(count_wins(size, others, invalid, k, True))
-            assert _win(*counts) == pytest.approx(won, rel=1e-15, abs=0)
+            assert maj_at_k([size], others, invalid, k) == pytest.approx(won, rel=1e-15, abs=0)
             single = float(count_wins(size, others, invalid, k, False))
             # What takes over where there are more samples.
             assert _win_probability_float(*counts, True) == pytest.approx(won, abs=1e-12)

@@ -9,7 +9,7 @@ from puzzle_model import ToyLLM, puzzle_model
 
 from treegen.evals.search.job import load_search_job
 from treegen.evals.search.methods import METHODS
-from treegen.evals.search.searcher import search_function
+from treegen.evals.search.searcher import TaskSearch
 from treegen.evals.search.settings import resolve_search_settings
 from treegen.search.tree.result import SearchResult
 
@@ -65,7 +65,7 @@ def test_arguments_shape_the_tree(method: str, tmp_path: Path) -> None:
             "rollouts": 0,
         }
         job = load_search_job(resolve_search_settings(asked))
-        fn = search_function(job.task, job.data, job.settings)
+        fn = TaskSearch(job.task, job.data, job.settings)
         (result,) = ToyLLM(puzzle_model(mistakes=0.0)).search_stream(
             fn,
             list(job.roots.items()),

@@ -13,7 +13,7 @@ from cli_cases import Command
 from report_cases import make_run
 
 from treegen.api.run import open_run
-from treegen.evals.scoring.samples import _VerdictInterner
+from treegen.evals.scoring.run_verdicts import _VerdictInterner
 from treegen.evals.statistics import majority, votes
 from treegen.evals.verdict import Verdict
 from treegen.report.live_server import WatchedPage

@@ -62,9 +62,11 @@ class JudgingPlan:
         rubric = self.rubric
         if rubric is not None and not (isinstance(rubric, str) and rubric in BUILT_IN):
             rubric = load_rubric(rubric).to_json()
-        names = [each if isinstance(each, str) else each.facts.engine.model for each in self.judges]
+        names = [
+            judge if isinstance(judge, str) else judge.facts.engine.model for judge in self.judges
+        ]
         return {
-            "judge": [absolute(each) for each in names],
+            "judge": [absolute(judge) for judge in names],
             "rubric": rubric,
             "wordings": self.wordings,
             "verdicts": self.verdicts,
@@ -94,9 +96,9 @@ class JudgingPlan:
         return None
 
     @classmethod
-    def check_kept(cls, found: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def check_kept(cls, stored: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Raise TreegenError if the judges that a run stores cannot judge it; see `of_json`."""
-        plan = cls.of_json(found, options)
+        plan = cls.of_json(stored, options)
         try:
             plan.check()
         except TreegenError as error:
@@ -107,37 +109,37 @@ class JudgingPlan:
             ) from error
 
     @classmethod
-    def of_json(cls, found: Mapping[str, Any], options: Mapping[str, Any]) -> "JudgingPlan":
+    def of_json(cls, stored: Mapping[str, Any], options: Mapping[str, Any]) -> "JudgingPlan":
         """Return the plan that a run stores.
 
         Args:
-            found: The plan in run.json.
+            stored: The plan in run.json.
             options: How the judges are loaded now; these options override the stored ones.
 
         Raises:
             InputError: run.json was changed, and this is not a plan.
         """
-        judges, kept = found.get("judge"), found.get("options", {})
-        rubric = found.get("rubric")  # files are stored by content, so a path is not accepted here
+        judges, stored_options = stored.get("judge"), stored.get("options", {})
+        rubric = stored.get("rubric")  # files are stored by content, so a path is not accepted here
         whole = (
             isinstance(judges, list)
             and judges
-            and all(isinstance(each, str) for each in judges)
-            and isinstance(kept, Mapping)
+            and all(isinstance(judge, str) for judge in judges)
+            and isinstance(stored_options, Mapping)
             and (isinstance(rubric, Mapping) or rubric in (None, *BUILT_IN))
-            and type(found.get("wordings")) in (int, type(None))
-            and found.get("verdicts") in (None, *KINDS)
+            and type(stored.get("wordings")) in (int, type(None))
+            and stored.get("verdicts") in (None, *KINDS)
         )
         if not whole:
             raise InputError(
                 "the judged_by in the run's run.json is damaged; name the models with "
                 f"{arg('judge=')}, or give {arg('judge', 'none')}"
             )
-        kept = {name: kept[name] for name in _LOADING if name in kept}
+        stored_options = {name: stored_options[name] for name in _LOADING if name in stored_options}
         return cls(
             judges=tuple(cast("list[str]", judges)),
             rubric=rubric,
-            wordings=found.get("wordings"),
-            verdicts=found.get("verdicts"),
-            options={**kept, **options},
+            wordings=stored.get("wordings"),
+            verdicts=stored.get("verdicts"),
+            options={**stored_options, **options},
         )

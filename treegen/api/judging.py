@@ -14,16 +14,10 @@ from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import labels_of
 from treegen.evals.judging.jury import check_jury
 from treegen.evals.judging.models import JudgeLoader, resolve_judges
-from treegen.evals.judging.pipeline import (
-    JudgeResult,
-    OpenRuns,
-    judge_all,
-    load_juries,
-    open_runs,
-)
+from treegen.evals.judging.pipeline import JudgeResult, OpenRuns, judge_all, load_juries, open_runs
 from treegen.evals.judging.prompts import AnswerSet
 from treegen.evals.judging.rubric import Rubric, load_rubric
-from treegen.evals.judging.settings import JudgeSettings, Verdicts
+from treegen.evals.judging.settings import Verdicts, resolve_judge_settings
 from treegen.evals.judging.summary import Combine, Summary, summarise
 from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Table
@@ -195,15 +189,17 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
         runs = open_runs([path, *(given_path("pairs", pair) for pair in pairs)], reading, stack)
         usual = runs.jobs[0].task.rubric
         judge_rubric = named or load_rubric("pairwise" if pairs else usual)
-        settings = _resolve_judge_settings(
-            judge_rubric,
-            wordings,
-            verdicts or _usual(judge_rubric, repeats, stop_when),
-            repeats=repeats,
-            decided=stop_when == "decided",
-            chat=chat,
-            drawn={"temperature": temperature, "max_tokens": max_tokens, "seed": seed},
-        )
+        choices = {
+            "wordings": wordings,
+            "verdicts": verdicts,
+            "repeats": repeats,
+            "decided": stop_when == "decided",
+            "chat": chat,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "seed": seed,
+        }
+        settings = resolve_judge_settings(judge_rubric, choices)
         people = None if labels is None else _people(labels, judge_rubric, runs.answers)
         resolved = resolve_judges(judges, options or {})
         if models is None:
@@ -259,7 +255,7 @@ def check_judges(
     loaded = load_rubric(rubric or "correctness")
     if loaded.pairs:
         raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
-    _resolve_judge_settings(loaded, wordings, verdicts or _usual(loaded, 1, None))
+    resolve_judge_settings(loaded, {"wordings": wordings, "verdicts": verdicts})
     resolve_judges(names_of(judge), options or {})
 
 
@@ -334,37 +330,6 @@ def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | B
     return tuple(judge)
 
 
-def _resolve_judge_settings(
-    rubric: Rubric,
-    wordings: int | None,
-    verdicts: Verdicts,
-    drawn: Mapping[str, float | None] | None = None,
-    **how: Any,
-) -> JudgeSettings:
-    """Return the settings of a judge run.
-
-    Args:
-        rubric: The rubric.
-        wordings: As for `judge`.
-        verdicts: "likelihood" or "samples".
-        drawn: The user's sampling parameters.
-        **how: Further fields of `JudgeSettings`.
-    """
-    sampling: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
-    if sampling and verdicts == "likelihood":
-        raise InputError(
-            f"{arg(next(iter(sampling)) + '=')} is of verdicts by samples; give "
-            f"{arg('verdicts', 'samples')} too"
-        )
-    return JudgeSettings(
-        rubric=rubric,
-        wordings=len(rubric.wordings) if wordings is None else wordings,
-        verdicts=verdicts,
-        **sampling,
-        **how,
-    )
-
-
 def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tuple[str, int], float]:
     """Return people's labels of a run's answers."""
     if rubric.pairs:
@@ -376,10 +341,6 @@ def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tupl
     if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
         raise InputError(f"{labels} has no label of an answer of this run; name labels of this run")
     return labelled
-
-
-def _usual(rubric: Rubric, repeats: int, stop_when: str | None) -> Verdicts:
-    return "samples" if repeats > 1 or stop_when or rubric.has_own_form else "likelihood"
 
 
 def _path(run: "Frames | str | Path") -> Path:

@@ -31,7 +31,7 @@ from treegen.report.text import run_text
 from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
-    from treegen.evals.scoring.samples import RunVerdicts
+    from treegen.evals.scoring.run_verdicts import RunVerdicts
     from treegen.llm.base import BaseLLM
     from treegen.report.tables import PrintableTable
 
@@ -149,12 +149,12 @@ def open_run(
         RunError: there is no run, or it is damaged.
         InputError: `data` or `task` are not those of the run.
     """
-    asked: OpenRunOptions = {
+    options: OpenRunOptions = {
         "data": data,
         "task": _instantiate_task(task),
         "allow_task_code": allow_task_code,
     }
-    return Run(load_run(given_path("path", path), **asked))
+    return Run(load_run(given_path("path", path), **options))
 
 
 def evaluate(  # noqa: PLR0913 -- users name these settings of a run

@@ -64,7 +64,7 @@ def self_check(options: EngineOptions, problems: int) -> SelfCheckResult:
     check_machine(options)
     facts = load_model_facts(options)
     check = SelfCheck(options, problems=problems)
-    found = list(check.arrangements())
+    arrangements = list(check.arrangements())
     promised = options.reproducible or (facts.device_type, facts.dtype) == ("cpu", "float32")
     document = {
         "model": options.model,
@@ -73,13 +73,16 @@ def self_check(options: EngineOptions, problems: int) -> SelfCheckResult:
         "impl": check.usage.impl,
         "reproducible": options.reproducible,
         "promised": promised,
-        **{name: sum(getattr(each, name) for each in found) for name in ("samples", "same")},
-        "arrangements": [asdict(each) for each in found],
+        **{
+            name: sum(getattr(arrangement, name) for arrangement in arrangements)
+            for name in ("samples", "same")
+        },
+        "arrangements": [asdict(arrangement) for arrangement in arrangements],
     }
-    return SelfCheckResult(promised, document, arrangement_table(found))
+    return SelfCheckResult(promised, document, arrangement_table(arrangements))
 
 
-def arrangement_table(found: Iterable[Arrangement]) -> PrintableTable:
+def arrangement_table(arrangements: Iterable[Arrangement]) -> PrintableTable:
     """Return a table with a row for each arrangement."""
     columns = {
         "Arrangement": "{0.name}",
@@ -88,7 +91,7 @@ def arrangement_table(found: Iterable[Arrangement]) -> PrintableTable:
         "To the bit": "{0.to_the_bit:,}",
         "Preempted": "{0.preemptions:,}",
     }
-    return PrintableTable.of(found, columns, words=["Arrangement"])
+    return PrintableTable.of(arrangements, columns, words=["Arrangement"])
 
 
 class SelfCheck:
@@ -156,8 +159,8 @@ class SelfCheck:
         skipped = {None: [], 0: range(0, _SAMPLES, 2), 1: range(1, _SAMPLES)}[skip]
         done = [(name, index) for name in problems for index in skipped]
         with self._llm.stream(_tree(problems), self._params, skip=done) as stream:
-            found = {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in stream}
-            return found, stream.usage
+            samples = {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in stream}
+            return samples, stream.usage
 
     def _little_memory(self) -> int:
         """Return the bytes for the prompts and for a few rows."""

@@ -11,14 +11,7 @@ import torch
 
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.no_attention import no_attention
-from treegen.bench.roofline import (
-    ModelSize,
-    StepFloor,
-    levels_of,
-    size_of,
-    state_bytes,
-    step_floor,
-)
+from treegen.bench.roofline import ModelSize, StepFloor, levels_of, size_of, state_bytes, step_floor
 from treegen.bench.timing import Spread, graph_bytes, time_passes
 from treegen.bench.workloads import NO_ATTENTION, SHARING_MODES, TIME_LIMIT, Case, Workload
 from treegen.common.outputs import Usage

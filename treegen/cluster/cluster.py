@@ -199,10 +199,7 @@ class Cluster(BaseLLM):
             raise InputError("another run of this Cluster is not finished; use it up or close() it")
 
     def _start(
-        self,
-        plan: Plan,
-        params: Sequence[SamplingParams],
-        samples: Sequence[Sequence[int]],
+        self, plan: Plan, params: Sequence[SamplingParams], samples: Sequence[Sequence[int]]
     ) -> Stream:
         plan.check_fits(self.facts.num_pages or 0, self.facts.page_size)
         packed = PackedPlan.of(plan, params)
@@ -263,15 +260,15 @@ class Cluster(BaseLLM):
         """Return problems with the origins of their draws, so that the worker does not matter."""
         before = self._before if seed is None else DrawCounter()
         unnamed = [problem for problem in problems if not problem.is_named]
-        texts = [each.content for each in unnamed if isinstance(each.content, str)]
+        texts = [problem.content for problem in unnamed if isinstance(problem.content, str)]
         encoded = iter(encode_texts(texts, self.tokenizer))
         origins = {
-            each.name: before.origin_of_search(
-                hash_prompt(next(encoded) if isinstance(each.content, str) else each.content)
+            problem.name: before.origin_of_search(
+                hash_prompt(next(encoded) if isinstance(problem.content, str) else problem.content)
             )
-            for each in unnamed
+            for problem in unnamed
         }
-        return [replace(each, origin=origins.get(each.name)) for each in problems]
+        return [replace(problem, origin=origins.get(problem.name)) for problem in problems]
 
 
 def _start_workers(
@@ -286,18 +283,18 @@ def _start_workers(
     on_gpus = places.device == "cuda"
     num_gpus = int(free.get("GPU", 0))
     count = places.count if places.count is not None else num_gpus
-    each = int(options["tensor_parallel_size"])
+    per_worker = int(options["tensor_parallel_size"])
     if on_gpus and not num_gpus:
         raise InputError("Ray has no free GPU; use workers on CPUs (--workers N)")
     if on_gpus and count > num_gpus:
         raise InputError(f"{count} GPUs were asked for (--gpus) but Ray has {num_gpus} free")
     if on_gpus:
-        if (count % each and places.count is not None) or count < each:
+        if (count % per_worker and places.count is not None) or count < per_worker:
             raise InputError(
-                f"{count} GPUs (--gpus) cannot be divided into groups of {each} (--tp); ask for "
-                f"{max(count // each, 1) * each}"
+                f"{count} GPUs (--gpus) cannot be divided into groups of {per_worker} (--tp); ask "
+                f"for {max(count // per_worker, 1) * per_worker}"
             )
-        count //= each
+        count //= per_worker
     threads = min(max(1, int(free.get("CPU", 1) // count)), most_threads())
     crew = WorkerPool(
         session=session,
@@ -306,7 +303,7 @@ def _start_workers(
         make=make,
         # A Ray that this process started has no other users, so no CPUs need to be reserved.
         cpus=(1 if on_gpus else threads) if places.address else 0,
-        gpus=each if on_gpus else 0,
+        gpus=per_worker if on_gpus else 0,
         threads=threads,
         grows=on_gpus and places.count is None,
     )

@@ -190,12 +190,12 @@ class ClusterRun:
 
     def _rebalance(self, idle: WorkerSlot) -> None:
         """Ask the busiest worker to return work that it has not started, for an idle worker."""
-        found = self._dealer.find_donor(2)
-        slot = next((s for s in self._shares if found and s.number == found[0]), None)
-        if found is None or slot is None or slot is idle or self._shares[slot].relieved:
+        donor = self._dealer.find_donor(2)
+        slot = next((s for s in self._shares if donor and s.number == donor[0]), None)
+        if donor is None or slot is None or slot is idle or self._shares[slot].relieved:
             return
         if len(self._shares[slot].turns) <= _QUEUED:
-            self._turn(slot, [], recall=found[1])
+            self._turn(slot, [], recall=donor[1])
             self._shares[slot].relieved = True
 
     def _wait_for_turns(self) -> list[WorkerSlot]:

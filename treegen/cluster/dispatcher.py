@@ -243,7 +243,7 @@ class Dispatcher:
 
         Steal the whole lane of a worker that is gone.
         """
-        lanes = {each: lane for each, lane in self._lanes.items() if lane and each != worker}
+        lanes = {other: lane for other, lane in self._lanes.items() if lane and other != worker}
         if not lanes:
             return
         most, mine = max(lanes, key=self._load), self._lanes[worker]
@@ -314,7 +314,7 @@ class Dispatcher:
             None if there is no such worker.
         """
         counts = {worker: self.num_open(worker) for worker in self._lanes}
-        worker = max(counts, key=lambda each: counts[each], default=None)
+        worker = max(counts, key=lambda number: counts[number], default=None)
         if worker is None or worker in self._is_apart or counts[worker] < max(least, 2):
             return None
         return worker, counts[worker] // 2
@@ -351,8 +351,8 @@ def sample_items(plan: Plan, samples: Sequence[Sequence[int]]) -> list[WorkItem]
         if not wanted:
             continue
         whole = request.rows < request.samples
-        own = plan.segments[int(plan.segment_of[place])]
-        prompt = (own.stop - own.start) / (1 if whole else len(wanted))
+        last_segment = plan.segments[int(plan.segment_of[place])]
+        prompt = (last_segment.stop - last_segment.start) / (1 if whole else len(wanted))
         items.append(WorkItem(place, wanted, request.max_tokens + prompt, whole))
     return items
 

@@ -197,15 +197,15 @@ class _ScoringShare(JobShare):
         self._stream.add_work((self._groups[key][index], []) for key, of in parts for index in of)
 
     def take_back(self, most: int) -> list[Part]:
-        found = (self._part_of[place] for place, _ in self._stream.withdraw(most))
-        return [(key, [index]) for key, index in found]
+        places = (self._part_of[place] for place, _ in self._stream.withdraw(most))
+        return [(key, [index]) for key, index in places]
 
     def step(self) -> list[Result]:
         self._stream.step()
         scores = self._stream.scores
-        found = [(*self._part_of[place], score) for place, score in sorted(scores.items())]
+        finished = [(*self._part_of[place], score) for place, score in sorted(scores.items())]
         scores.clear()
-        return found
+        return finished
 
 
 class _SearchingShare(JobShare):

@@ -111,9 +111,9 @@ class RaySession:
                 )
             except Exception as error:
                 self.ray.shutdown()
-                told = " ".join(str(error).split())
+                reason = " ".join(str(error).split())
                 raise WorkerError(
-                    f"Ray does not start: {told:.300}; `ray stop` ends what an earlier one left"
+                    f"Ray does not start: {reason:.300}; `ray stop` ends what an earlier one left"
                 ) from error
 
     def describe_failure(self) -> str:
@@ -124,8 +124,8 @@ class RaySession:
 
     def get_free_resources(self) -> dict[str, float]:
         """Return the free resources of all nodes together."""
-        found: dict[str, float] = self.ray.available_resources()
-        return found
+        resources: dict[str, float] = self.ray.available_resources()
+        return resources
 
     def describe_worker_error(self, error: Exception) -> str:
         """Describe Ray's error about a worker in one line."""
@@ -168,13 +168,13 @@ def _check_answers(address: str) -> None:
             server.sendall(_PREFACE)
             answer = server.recv(9)
     except OSError as error:
-        told = str(error)
+        reason = str(error)
     else:
         if answer[3:4] == _SETTINGS:
             return
-        told = "something else than Ray listens there"
+        reason = "something else than Ray listens there"
     raise InputError(
-        f"no Ray answers at the address {address} ({told}); start it there with "
+        f"no Ray answers at the address {address} ({reason}); start it there with "
         "`ray start --head`, or leave --ray out to use this machine alone"
     )
 
@@ -263,12 +263,12 @@ def defer_signals() -> Iterator[None]:
         return
     # Ignored signals stay ignored, and signals without a handler end the process at once.
     before = {n: handler for n in SIGNALS if callable(handler := signal.getsignal(n))}
-    held: list[int] = []
+    deferred: list[int] = []
     module: Any = signal
     install = signal.signal
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        held.append(number)
+        deferred.append(number)
         for signal_number in before:
             install(signal_number, second_signal_handler(signal_number))
 
@@ -284,5 +284,5 @@ def defer_signals() -> Iterator[None]:
         module.signal = install
         for number, handler in before.items():
             install(number, handler)
-        if held:
-            signal.raise_signal(held[0])
+        if deferred:
+            signal.raise_signal(deferred[0])

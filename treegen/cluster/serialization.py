@@ -25,9 +25,10 @@ def pickle_job(job: object) -> bytes:
         with pickling_for_other_process():
             data: bytes = pickle.dumps(job)
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
-            f"what is to run cannot be sent to workers ({told:.200}); make what it needs inside it"
+            f"what is to run cannot be sent to workers ({reason:.200}); make what it needs inside "
+            "it"
         ) from error
     return data
 
@@ -48,9 +49,11 @@ def sendable_result(result: SearchResult) -> SearchResult:
         # A value that unpickles here also unpickles in the caller. The tree has only plain records.
         pickle.loads(pickle.dumps((result.value, result.answers, result.votes)))
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        told = f"what it returned cannot be sent by a worker ({told:.200}); return text or numbers"
-        return replace(result, value=None, answers=(), votes={}, error=result.error or told)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = (
+            f"what it returned cannot be sent by a worker ({reason:.200}); return text or numbers"
+        )
+        return replace(result, value=None, answers=(), votes={}, error=result.error or reason)
     return result
 
 

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.cluster.jobs import JobShare, Part, Result, WorkerJob
 from treegen.cluster.serialization import unpickle_job
 from treegen.common.outputs import LevelRows, Status, Usage
-from treegen.errors import (
-    CapacityError,
-    InternalError,
-    ModelWarning,
-    TreegenError,
-    WorkerError,
-)
+from treegen.errors import CapacityError, InternalError, ModelWarning, TreegenError, WorkerError
 from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -133,7 +127,9 @@ class Worker:
             pid=os.getpid(),
             num_pages=llm.cache.pool.num_pages,
             warnings=tuple(
-                str(each.message) for each in caught if issubclass(each.category, ModelWarning)
+                str(warning.message)
+                for warning in caught
+                if issubclass(warning.category, ModelWarning)
             ),
         )
 

@@ -168,21 +168,21 @@ class WorkerPool:
             return False
         answer, slot.loading = slot.loading, None
         try:
-            found: WorkerInfo | WorkerFailure = ray.get(answer)
+            result: WorkerInfo | WorkerFailure = ray.get(answer)
         except ray.exceptions.RayError as error:
             self.replace_worker(slot, self.session.describe_worker_error(error))
             return False
-        if isinstance(found, WorkerFailure):
-            if found.error is not None and self.starting:
-                raise found.error
-            self.replace_worker(slot, found.told)
+        if isinstance(result, WorkerFailure):
+            if result.error is not None and self.starting:
+                raise result.error
+            self.replace_worker(slot, result.told)
             return False
-        if not self.starting and found.device not in self.devices:
-            slot.over, slot.told = True, f"{found.device} is not what the others have"
+        if not self.starting and result.device not in self.devices:
+            slot.over, slot.told = True, f"{result.device} is not what the others have"
             ray.kill(slot.actor)
             return False
-        self.devices.add(found.device)
-        slot.loaded = found
+        self.devices.add(result.device)
+        slot.loaded = result
         return True
 
     def replace_worker(self, slot: WorkerSlot, told: str) -> None:
@@ -230,5 +230,5 @@ def most_threads() -> int:
 
     Threads that wait for each other are extremely slow on cores that other processes use too.
     """
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(told) if told.isdecimal() and int(told) else count_cores()
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(setting) if setting.isdecimal() and int(setting) else count_cores()

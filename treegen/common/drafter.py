@@ -75,12 +75,10 @@ class PromptInfo(Protocol):
     @property
     def id(self) -> str:
         """The id of the prompt."""
-        ...
 
     @property
     def tokens(self) -> NDArray[np.int32]:
         """Its token ids; in a search at least the last of them."""
-        ...
 
 
 class Drafter(Protocol):
@@ -93,11 +91,9 @@ class Drafter(Protocol):
             new: The new tokens.
             request_of: Returns a request by its number.
         """
-        ...
 
     def run_deferred(self) -> None:
         """Do work that may wait until the device is busy."""
-        ...
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
         """Propose the next tokens of rows.
@@ -106,7 +102,6 @@ class Drafter(Protocol):
             slots: The slots of R rows.
             room_R: Maximum number of tokens that each row can use.
         """
-        ...
 
     def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         """Learn how many draft tokens were accepted.
@@ -116,4 +111,3 @@ class Drafter(Protocol):
             tried_R: Number of tokens that were verified.
             accepted_R: Number of tokens that were accepted.
         """
-        ...

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from treegen.errors import InputError, arg
 
@@ -20,6 +20,20 @@ _UNITS = {
     "gb": 10**9,
     "tb": 10**12,
 }
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each leaf of nested mappings.
+
+    Args:
+        values: The mappings; an empty one is a leaf.
+        prefix: Precedes the names.
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def parse_bytes(amount: int | str) -> int:

@@ -156,9 +156,7 @@ class SamplingParams:
     json_object."""
 
     def __post_init__(
-        self,
-        include_stop_str_in_output: bool | None,
-        structured_outputs: Mapping[str, Any] | None,
+        self, include_stop_str_in_output: bool | None, structured_outputs: Mapping[str, Any] | None
     ) -> None:
         if include_stop_str_in_output is not None:
             object.__setattr__(self, "include_stop", include_stop_str_in_output)

@@ -44,16 +44,16 @@ def read_structured_outputs(value: Any) -> dict[str, Any]:
             '{"choice": ["yes", "no"]}; got '
             f"{value!r:.80}"
         )
-    given = {name: item for name, item in value.items() if item not in (None, False)}
+    parameters_given = {name: item for name, item in value.items() if item not in (None, False)}
     parameters: dict[str, Any] = {}
-    if given.pop("json_object", False):
+    if parameters_given.pop("json_object", False):
         parameters["json_schema"] = {"type": "object"}
-    if unknown := sorted(given.keys() - _OF_VLLM.keys()):
+    if unknown := sorted(parameters_given.keys() - _OF_VLLM.keys()):
         raise InputError(
             f"{arg('structured_outputs')} has {unknown[0]!r:.80}, which is not supported; "
             f"known: {', '.join(sorted(_OF_VLLM))}"
         )
-    return parameters | {_OF_VLLM[name]: item for name, item in given.items()}
+    return parameters | {_OF_VLLM[name]: item for name, item in parameters_given.items()}
 
 
 def check_structure(name: str, value: Any) -> Any:

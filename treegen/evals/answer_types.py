@@ -29,11 +29,9 @@ class AnswerType(Protocol):
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
         """Return the answer in a text, and whether it equals one of the references."""
-        ...
 
     def representatives(self, answers: Collection[str]) -> Mapping[str, str]:
         """Return the representative string of each answer's class, by answer."""
-        ...
 
 
 def check_ready(types: Mapping[str, AnswerType]) -> None:

@@ -36,16 +36,16 @@ def read_arguments(texts: Iterable[str], of: str = "task") -> dict[str, str]:
     return arguments
 
 
-def check_arguments(task: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_arguments(task: str, names_given: Iterable[str], known: Iterable[str]) -> None:
     """Raise InputError for an argument that the task does not know.
 
     Args:
         task: The task's name, for the message.
-        given: Names of the arguments that the user gave.
+        names_given: Names of the arguments that the user gave.
         known: Names of the arguments that the task knows.
     """
     names = list(known)
-    for name in given:
+    for name in names_given:
         if name not in names:
             all_names = f"; known: {', '.join(names)}" if names else "; it takes none"
             hint = did_you_mean(name, names) or all_names

@@ -11,6 +11,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.problem import Problem
 from treegen.evals.task import Task, TaskData
+from treegen.evals.truncation import chain_below
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.tree import Node, Prompt, prompts_of
 
@@ -113,10 +114,7 @@ def check_settings(
 
 
 def choice_prompts(
-    tree: Node,
-    problems: Mapping[str, Problem],
-    tokenizer: Any,
-    images: "ImageTable | None" = None,
+    tree: Node, problems: Mapping[str, Problem], tokenizer: Any, images: "ImageTable | None" = None
 ) -> list[ChoicePrompt]:
     """Return the tokens of a tree's prompts with their choices, in the tree's order.
 
@@ -208,10 +206,12 @@ def num_distinct(sequences: Sequence["Tokens"]) -> int:
 
 def _leaves(prompt: Prompt, name: str, problem: Problem) -> list[Node]:
     """Return a prompt with each of its openings, followed by the choices where they are text."""
+    above = prompt.path[:-1]
     texts = [] if any(node.has_messages for node in prompt.path) else problem.choices
     if not problem.openings:
         children = [Node(text, id=f"{name}/{index}") for index, text in enumerate(texts)]
-        return [_chain(prompt, replace(prompt.node, children=children, samples=1, id=f"{name}:0"))]
+        leaf = replace(prompt.node, children=children, samples=1, id=f"{name}:0")
+        return [chain_below(above, leaf)]
     chains = []
     for index, opening in enumerate(problem.openings):
         children = [Node(texts[index], id=f"{name}/{index}")] if texts else []
@@ -219,14 +219,8 @@ def _leaves(prompt: Prompt, name: str, problem: Problem) -> list[Node]:
         if prompt.node.has_messages:
             messages: list[Any] = list(prompt.node.content)
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{opening}"}
-            chains.append(_chain(prompt, replace(last, content=messages)))
+            leaf = replace(last, content=messages)
         else:
-            chains.append(_chain(prompt, replace(prompt.node, children=[last], samples=0, id=None)))
+            leaf = replace(prompt.node, children=[last], samples=0, id=None)
+        chains.append(chain_below(above, leaf))
     return chains
-
-
-def _chain(prompt: Prompt, node: Node) -> Node:
-    """Return a node below copies of the ancestors of a prompt."""
-    for above in reversed(prompt.path[:-1]):
-        node = replace(above, children=[node], samples=0, id=None)
-    return node

@@ -16,12 +16,12 @@ WAYS: Final = ("recommended", "task")
 USER, CHECKPOINT, TASK = "user", "checkpoint", "task"
 
 
-def load_recommended(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
+def load_recommended(way: object, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters that a checkpoint recommends, if a user wants them.
 
     Args:
         way: One of WAYS, or None.
-        given: The user's other choices, including the model.
+        choices: The user's other choices, including the model.
 
     Raises:
         InputError: the way is not known, or the checkpoint recommends nothing.
@@ -29,16 +29,16 @@ def load_recommended(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if way not in (None, *WAYS):
         raise InputError(f"{arg('sampling_from')} must be {' or '.join(WAYS)}, got {way!r}")
-    if way != "recommended" or not given.get("model"):
+    if way != "recommended" or not choices.get("model"):
         return {}
     from treegen.model.checkpoint.files import locate
     from treegen.model.generation_config import difference_from_generate, recommended_sampling
 
-    directory = locate(given["model"], given.get("revision"), weights=False)
+    directory = locate(choices["model"], choices.get("revision"), weights=False)
     recommended = recommended_sampling(directory)
     if not recommended:
         raise InputError(
-            f"{given['model']} recommends no sampling in a generation_config.json; leave out "
+            f"{choices['model']} recommends no sampling in a generation_config.json; leave out "
             f"{arg('sampling_from=')}, or give {arg('temperature=')} and others yourself"
         )
     if note := difference_from_generate(directory):

@@ -283,11 +283,11 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def _make(found: object, name: str) -> Task:
-    if not callable(found):
-        raise InputError(f"{name!r} is {found!r:.40}, not a class of a task")
+def _make(make: object, name: str) -> Task:
+    if not callable(make):
+        raise InputError(f"{name!r} is {make!r:.40}, not a class of a task")
     try:
-        made = found()
+        made = make()
         missing = find_missing(made, Task)
         task: Task | None = None if missing else adapt_task(made, Task)
         wrong = _wrong(task) if task else ""

@@ -8,7 +8,8 @@ from treegen.evals.job import Job
 from treegen.evals.progress.run_progress import AccuracyCounter
 from treegen.evals.progress.usage import UsageLog
 from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
-from treegen.evals.scoring.samples import RunVerdicts, restore_rounds
+from treegen.evals.scoring.run_verdicts import RunVerdicts
+from treegen.evals.scoring.samples import restore_rounds
 from treegen.runs import RunDir
 from treegen.runs.images import RunImage, RunImages, keep_images
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.outputs import Completion
 from treegen.errors import RunError
-from treegen.evals.config.early_stopping import Rounds
+from treegen.evals.early_stopping import Rounds
 from treegen.evals.job import Job, PreparedJob
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
 from treegen.evals.progress.time_left import TimeForecast
 from treegen.evals.progress.timeline import Timeline
 from treegen.evals.sample_recorder import SampleRecorder, keep_job_images
 from treegen.evals.scoring.code_execution import ProgramScoring
-from treegen.evals.scoring.samples import RunVerdicts
+from treegen.evals.scoring.run_verdicts import RunVerdicts
 from treegen.evals.statistics.confidence import summary
 from treegen.evals.thinking import thinking_to_json
 from treegen.runs import RunDir

@@ -82,10 +82,15 @@ def _without_last(path: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def _from_paths(paths: Mapping[str, tuple[Node, ...]]) -> Node:
     """Return a tree with one chain of nodes per prompt; the plan finds what chains share."""
-    chains = []
-    for name, path in paths.items():
-        chain = replace(path[-1], children=(), id=name)
-        for node in reversed(path[:-1]):
-            chain = replace(node, children=[chain], samples=0, id=None)
-        chains.append(chain)
+    chains = [
+        chain_below(path[:-1], replace(path[-1], children=(), id=name))
+        for name, path in paths.items()
+    ]
     return Node("", children=chains, samples=0)
+
+
+def chain_below(ancestors: Sequence[Node], node: Node) -> Node:
+    """Return a node below copies of its ancestors, which have no other children."""
+    for ancestor in reversed(ancestors):
+        node = replace(ancestor, children=[node], samples=0, id=None)
+    return node

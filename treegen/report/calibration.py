@@ -33,9 +33,7 @@ class Bin:
 
 
 def bin_values(
-    values: Sequence[float],
-    right: Sequence[float],
-    clusters: Sequence[Hashable] | None = None,
+    values: Sequence[float], right: Sequence[float], clusters: Sequence[Hashable] | None = None
 ) -> list[Bin]:
     """Return bins of about equally many values, from low to high; equal values share a bin.
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, SupportsFloat
 
-from treegen.errors import InputError, arg, install
+from treegen.errors import InputError, arg, require_extra
 from treegen.evals.statistics.estimators import (
     adjusted_difference,
     holm,
@@ -390,11 +390,7 @@ def _value(metric: str, k: int, verdicts: Sequence[Verdict]) -> float:
 
 
 def _difference(
-    metric: str,
-    filter: str,
-    a: Sequence[float],
-    b: Sequence[float],
-    clusters: Clusters = None,
+    metric: str, filter: str, a: Sequence[float], b: Sequence[float], clusters: Clusters = None
 ) -> Difference:
     differences = [y - x for x, y in zip(a, b, strict=True)]
     num = len(differences)
@@ -423,12 +419,8 @@ def _difference(
 
 
 def _student() -> Any:
-    try:
+    with require_extra("comparing runs needs scipy", "report"):
         from scipy.stats import t
-    except ImportError:
-        raise InputError(
-            f"comparing runs needs scipy; install it with: {install('report')}"
-        ) from None
     return t
 
 

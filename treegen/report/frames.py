@@ -1,12 +1,11 @@
 """A run as pandas frames, for a notebook."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.formatting import replace_surrogates
-from treegen.errors import InputError, install
+from treegen.common.formatting import flatten, replace_surrogates
+from treegen.errors import require_extra
 from treegen.report.calibration import problem_points
 from treegen.report.view import RunView
 from treegen.runs import Key, RunDir, SearchRunDir
@@ -48,7 +47,7 @@ class Frames:
             key = sample.problem_id, sample.index
             if key not in self._records:  # finished after the samples were read
                 continue
-            row = dict(_flat(self._records[key]))
+            row = _flat(self._records[key])
             verdicts = {} if self.view.searched else sample.verdicts or {}  # searches store it
             for name, verdict in verdicts.items():
                 row |= {f"{name}.answer": verdict.answer, f"{name}.correct": verdict.correct}
@@ -107,7 +106,7 @@ class Frames:
             InputError: pandas is not installed.
         """
         rows = [
-            {"problem_id": tree.problem_id, "sample_index": tree.repeat, **dict(_flat(node))}
+            {"problem_id": tree.problem_id, "sample_index": tree.repeat, **_flat(node)}
             for tree in self.view.trees
             for node in tree.nodes
         ]
@@ -119,7 +118,7 @@ class Frames:
         Raises:
             InputError: pandas is not installed.
         """
-        return _frame([dict(_flat(row)) for row in self.view.timeline], ["part", "seconds"])
+        return _frame([_flat(row) for row in self.view.timeline], ["part", "seconds"])
 
     @cached_property
     def _records(self) -> Mapping[Key, Mapping[str, Any]]:
@@ -128,13 +127,10 @@ class Frames:
             return {(row["problem_id"], row["sample_index"]): row for row in run.records()}
 
 
-def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a record; fields of nested objects have dotted names."""
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif prefix or name != "nodes":  # nodes have their own frame
-            yield f"{prefix}{name}", value
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record; fields of nested objects have dotted names."""
+    fields = {name: value for name, value in record.items() if name != "nodes"}  # in another frame
+    return {name: value for name, value in flatten(fields) if not isinstance(value, Mapping)}
 
 
 def _frame(rows: list[dict[str, Any]], first: list[str]) -> "pandas.DataFrame":
@@ -144,15 +140,8 @@ def _frame(rows: list[dict[str, Any]], first: list[str]) -> "pandas.DataFrame":
         {k: replace_surrogates(v) if isinstance(v, str) else v for k, v in row.items()}
         for row in rows
     ]
-    frame: pandas.DataFrame = _pandas().DataFrame(rows)
+    with require_extra("a run as frames needs pandas", "pandas"):
+        import pandas
+
+    frame = pandas.DataFrame(rows)
     return frame if rows else frame.reindex(columns=first)
-
-
-def _pandas() -> Any:
-    """Return pandas; raise InputError if it is not installed."""
-    try:
-        return import_module("pandas")
-    except ImportError:
-        raise InputError(
-            f"a run as frames needs pandas; install it with: {install('pandas')}"
-        ) from None

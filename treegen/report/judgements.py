@@ -44,10 +44,7 @@ def count_judgements(
 
 
 def load_summaries(
-    path: Path,
-    groups: Mapping[str, str],
-    samples: Sequence[tuple[str, int]],
-    notices: list[str],
+    path: Path, groups: Mapping[str, str], samples: Sequence[tuple[str, int]], notices: list[str]
 ) -> list[Summary]:
     """Return a summary of each group of judge runs that is stored with a run.
 

@@ -14,8 +14,8 @@ from treegen.errors import Message, RunError, TreegenError
 from treegen.evals.config.base import OpenRunOptions, overrides_run
 from treegen.evals.progress.timeline import read_timeline
 from treegen.evals.progress.usage import load_attempts, sum_usage
-from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
-from treegen.evals.statistics.tables import Grid, Table
+from treegen.evals.statistics.metrics import Report
+from treegen.evals.statistics.tables import Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
@@ -26,11 +26,11 @@ from treegen.runs import RunDir
 from treegen.runs.images import RunImages
 
 if TYPE_CHECKING:
-    from treegen.evals.config.early_stopping import Rounds
+    from treegen.evals.early_stopping import Rounds
     from treegen.evals.job import Job
     from treegen.evals.judging.summary import Summary
     from treegen.evals.pipeline.evaluation import EvaluationResult
-    from treegen.evals.scoring.samples import RunVerdicts
+    from treegen.evals.scoring.run_verdicts import RunVerdicts
     from treegen.report.compare import Comparison
 
 
@@ -55,7 +55,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 @pause_gc()
 def load_run(
-    path: Path, verdicts: "RunVerdicts | None" = None, **asked: Unpack[OpenRunOptions]
+    path: Path, verdicts: "RunVerdicts | None" = None, **options: Unpack[OpenRunOptions]
 ) -> RunView:
     """Read a run and score its samples; programs keep their stored verdicts.
 
@@ -65,7 +65,7 @@ def load_run(
     Args:
         path: The directory of the run.
         verdicts: The verdicts that are known from drawing the samples.
-        asked: See `treegen.evals.config.base.OpenRunOptions`.
+        options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, or it is damaged.
@@ -73,10 +73,10 @@ def load_run(
     """
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / TREES) and not os.path.exists(path / "samples.jsonl"):
-        return load_search_run(path, **asked)
+        return load_search_run(path, **options)
     with RunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, asked, notices)
+        job = _job(run, options, notices)
         images = _images(path, notices)
         problems, report, rounds = _judge(run, job, images, notices, verdicts)
         decides = rounds is not None and rounds.reads_answers
@@ -129,13 +129,13 @@ def _images(path: Path, notices: list[str]) -> RunImages:
     return images
 
 
-def _job(run: RunDir, asked: OpenRunOptions, notices: list[str]) -> "Job | None":
+def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | None":
     from treegen.evals.identity import load_stored_job
 
     try:
-        job = load_stored_job(asked, run)
+        job = load_stored_job(options, run)
     except TreegenError as error:
-        if overrides_run(asked):
+        if overrides_run(options):
             raise
         reason = error.message.marked
         notices.append(Message(f"the problems cannot be read, so nothing is judged here: {reason}"))
@@ -152,11 +152,7 @@ def _judge(
 ) -> "tuple[tuple[ProblemView, ...], Report | None, Rounds | None]":
     """Read the samples of a run once; return its problems, its report and its rounds."""
     from treegen.evals.scoring.code_execution import as_code_execution_task
-    from treegen.evals.scoring.samples import (
-        aggregate,
-        rounds_of,
-        score_samples,
-    )
+    from treegen.evals.scoring.samples import aggregate, rounds_of, score_samples
     from treegen.evals.scoring.vote_tables import VoteInputs
 
     collected = _Problems(run, job, images)
@@ -209,26 +205,11 @@ def _load_judgements(
 
 def _stored_report(run: RunDir) -> Report | None:
     """Return the report in results.json; None if it is missing or unreadable."""
-    with suppress(RunError, KeyError, TypeError):
-        stored = run.results()["report"]
-        return Report(
-            metrics=tuple(MetricRow(**row) for row in stored["metrics"]),
-            majority=tuple(MajorityRow(**row) for row in stored["majority"]),
-            num_problems=stored["num_problems"],
-            num_samples=stored["num_samples"],
-            incomplete=tuple(Incomplete(**row) for row in stored["incomplete"]),
-            tables=tuple(_make_row(Table, row) for row in stored["tables"]),
-            grids=tuple(_make_row(Grid, row) for row in stored["grids"]),
-            label=str(stored.get("label", "")),
-        )
+    from pydantic import TypeAdapter  # slow to import, and needed only without the problems
+
+    with suppress(RunError, KeyError, TypeError, ValueError):
+        return TypeAdapter(Report).validate_python(run.results()["report"])
     return None
-
-
-def _make_row(kind: Any, row: Mapping[str, Any]) -> Any:
-    def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-    return kind(**{name: tuples(value) for name, value in row.items()})
 
 
 class _Problems:

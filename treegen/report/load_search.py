@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _SOLVED = "solved"
 
 
-def load_search_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
+def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
     """Read a search run; see `treegen.report.load.load_run`."""
     with SearchRunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, asked, notices)
+        job = _job(run, options, notices)
         place = {name: at for at, name in enumerate(run.info.problem_ids)}
         stored = sorted(read_trees(path), key=lambda t: (place.get(t.problem_id, -1), t.repeat))
         trees = tuple(stored)  # in the order of problems, not of completion
@@ -55,17 +55,17 @@ def load_search_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
     )
 
 
-def _job(run: SearchRunDir, asked: OpenRunOptions, notices: list[str]) -> "SearchJob | None":
+def _job(run: SearchRunDir, options: OpenRunOptions, notices: list[str]) -> "SearchJob | None":
     from treegen.evals.identity import check_same_task
     from treegen.evals.search.job import load_search_job
     from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
 
     try:
         stored = find_moved_files(run.path, stored_search_choices(run.info))
-        job = load_search_job(resolve_search_settings(drop_unset(asked), stored, reading=True))
+        job = load_search_job(resolve_search_settings(drop_unset(options), stored, reading=True))
         check_same_task(job, run.info.identity, str(run.path))
     except TreegenError as error:
-        if overrides_run(asked):
+        if overrides_run(options):
             raise
         reason = error.message.marked
         notices.append(
@@ -148,10 +148,14 @@ def _report(
 ) -> Report | None:
     """Return a report with the share of solved problems."""
     solved = [
-        [each.verdicts[_SOLVED].correct for each in problem.samples if each.verdicts is not None]
+        [
+            sample.verdicts[_SOLVED].correct
+            for sample in problem.samples
+            if sample.verdicts is not None
+        ]
         for problem in problems
     ]
-    flags = [sum(each) / len(each) for each in solved if each]
+    flags = [sum(searches) / len(searches) for searches in solved if searches]
     if not flags:
         return None
     task = info.identity.get("task", {})

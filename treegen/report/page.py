@@ -13,7 +13,7 @@ from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import safe_text
 from treegen.common.garbage_collection import freeze_gc
 from treegen.common.version import VERSION
-from treegen.errors import InputError, install
+from treegen.errors import InputError, require_extra
 from treegen.report.compare import Comparison
 from treegen.report.curves import k_curves
 from treegen.report.page_data import blobs
@@ -213,11 +213,9 @@ def _render(
     live: Live | None = None,
 ) -> Iterable[str]:
     """Yield the page in pieces. A piece contains at most one part of the data."""
-    try:
+    with require_extra("reports need jinja2", "report"):
         import jinja2
         from markupsafe import Markup
-    except ImportError:
-        raise InputError(f"reports need jinja2; install it with: {install('report')}") from None
 
     def finalize(value: Any) -> Any:
         # Everything that the template prints is made safe to display, and then escaped.

@@ -46,14 +46,7 @@ _REFERENCE: Final = 80
 _DATA: Final = 2000
 
 # The codes of outcomes and of votes that the script reads.
-_DIGITS: Final = {
-    WRONG: "0",
-    RIGHT: "1",
-    INVALID: "2",
-    UNJUDGED: "3",
-    UNSOLVED: "0",
-    SOLVED: "1",
-}
+_DIGITS: Final = {WRONG: "0", RIGHT: "1", INVALID: "2", UNJUDGED: "3", UNSOLVED: "0", SOLVED: "1"}
 _NO_VOTE, _TIED, _WON, _LOST = 0, 1, 2, 3
 
 

@@ -34,16 +34,17 @@ def spread_of_runs(
     """
     if len(runs) > 2:
         raise InputError(f"give {arg('runs=')} once or twice, not {len(runs)} times")
-    found = [_rights(run) for run in runs]
-    if len(found) == 2:
-        shared = [i for i in found[0] if i in found[1]]
+    rights_of_runs = [_rights(run) for run in runs]
+    if len(rights_of_runs) == 2:
+        shared = [i for i in rights_of_runs[0] if i in rights_of_runs[1]]
         if len(shared) < 2:
             raise InputError("the runs have fewer than two problems in common; give others")
-        found = [{i: each[i] for i in shared} for each in found]
-    each = [estimate_variances(list(rights.values())) for rights in found]
-    measured = [sum(column) / len(each) for column in zip(*each, strict=True)] or [0.1, 0.1]
+        rights_of_runs = [{i: rights[i] for i in shared} for rights in rights_of_runs]
+    variances = [estimate_variances(list(rights.values())) for rights in rights_of_runs]
+    means = [sum(column) / len(variances) for column in zip(*variances, strict=True)]
+    measured = means or [0.1, 0.1]
     if correlation is None:
-        both = [list(rights.values()) for rights in found]
+        both = [list(rights.values()) for rights in rights_of_runs]
         correlation = correlation_of(both[0], both[1]) if len(both) == 2 else 0.5
     return Variances(
         between=measured[0] if between is None else between,

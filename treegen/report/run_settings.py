@@ -226,8 +226,8 @@ def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
     columns = {}
     for name in names:
         pairs = [first.differing(other).get(name) for other in others]
-        own = next(pair[0] for pair in pairs if pair is not None)
-        columns[name] = [own, *(own if pair is None else pair[1] for pair in pairs)]
+        first_value = next(pair[0] for pair in pairs if pair is not None)
+        columns[name] = [first_value, *(first_value if pair is None else pair[1] for pair in pairs)]
     return columns
 
 

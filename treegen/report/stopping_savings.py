@@ -146,12 +146,12 @@ def savings(
         problems: The problems, for error bars clustered by their groups; empty for no clusters.
     """
     share = {i: sum(v.correct for v in d.verdicts) / len(d.verdicts) for i, d in drawn.items()}
-    known = _ReplayCache(drawn, batch, chances, problems)
+    cache = _ReplayCache(drawn, batch, chances, problems)
     groups = [("all", list(drawn))]
     groups += [
         (label, [i for i in drawn if low <= share[i] < high]) for label, low, high in _THIRDS
     ]
-    return [_savings(label, ids, known, chances) for label, ids in groups if ids]
+    return [_savings(label, ids, cache, chances) for label, ids in groups if ids]
 
 
 class _ReplayCache:
@@ -195,60 +195,60 @@ class _ReplayCache:
 
 
 def _savings(
-    label: str, ids: Sequence[str], known: _ReplayCache, chances: Sequence[float]
+    label: str, ids: Sequence[str], cache: _ReplayCache, chances: Sequence[float]
 ) -> Savings:
-    most = min(len(known.drawn[i].tokens) for i in ids)
-    curve = {k: known.plain(ids, k) for k in some_ks(most)}
-    votes = {k: _mean(found, _vote) for k, found in curve.items()}
+    most = min(len(cache.drawn[i].tokens) for i in ids)
+    curve = {k: cache.plain(ids, k) for k in some_ks(most)}
+    votes = {k: _mean(outcomes, _vote) for k, outcomes in curve.items()}
 
-    def point(name: str, found: Sequence[RuleOutcome]) -> Point:
-        return _point(name, found, curve, votes, ids, known)
+    def point(name: str, outcomes: Sequence[RuleOutcome]) -> Point:
+        return _point(name, outcomes, curve, votes, ids, cache)
 
-    majority = tuple(point(f"maj@{k}", found) for k, found in curve.items())
+    majority = tuple(point(f"maj@{k}", outcomes) for k, outcomes in curve.items())
     rules = tuple(
-        point(f"decided:{chance:g}", known.replay_stopping(ids, chance)) for chance in chances
+        point(f"decided:{chance:g}", cache.replay_stopping(ids, chance)) for chance in chances
     )
     return Savings(label, len(ids), majority, rules)
 
 
 def _point(
     name: str,
-    found: Sequence[RuleOutcome],
+    outcomes: Sequence[RuleOutcome],
     curve: Mapping[int, Sequence[RuleOutcome]],
     votes: Mapping[int, float],
     ids: Sequence[str],
-    known: _ReplayCache,
+    cache: _ReplayCache,
 ) -> Point:
     """Return the point of a rule.
 
     Args:
         name: Name of the rule.
-        found: Outcome of the rule for each problem.
+        outcomes: Outcome of the rule for each problem.
         curve: Outcomes of the majority of each k.
         votes: Mean vote of the majority of each k.
         ids: Ids of the problems.
-        known: Caches what replays share.
+        cache: Caches what replays share.
     """
     whole = curve[max(curve)]
-    tokens = _mean(found, _tokens)
-    clusters = known.clusters(ids)
-    vote = estimate([each.vote for each in found], clusters)
-    differences = [mine.vote - all.vote for mine, all in zip(found, whole, strict=True)]
+    tokens = _mean(outcomes, _tokens)
+    clusters = cache.clusters(ids)
+    vote = estimate([outcome.vote for outcome in outcomes], clusters)
+    differences = [mine.vote - all.vote for mine, all in zip(outcomes, whole, strict=True)]
     low, high = difference_interval(differences, clusters)
     k = max(1, min(max(curve), round(tokens / _mean(curve[1], _tokens))))
     # A majority is as good if its vote is lower by rounding only.
-    good = [k for k, each in votes.items() if each >= vote.value - 1e-9]
+    good = [k for k, of_k in votes.items() if of_k >= vote.value - 1e-9]
     same = 1 - tokens / _mean(curve[min(good)], _tokens) if good else None
     return Point(
         name=name,
         vote=vote,
         tokens=tokens,
-        samples=_mean(found, lambda each: each.samples),
+        samples=_mean(outcomes, lambda outcome: outcome.samples),
         less=math.fsum(differences) / len(differences),
         low=low,
         high=high,
         saved=1 - tokens / _mean(whole, _tokens),
-        same_tokens=_mean(known.plain(ids, k), _vote),
+        same_tokens=_mean(cache.plain(ids, k), _vote),
         same_vote=same,
     )
 

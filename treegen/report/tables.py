@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeVar
 
-from treegen.common.formatting import format_bytes, format_table, safe_text
+from treegen.common.formatting import flatten, format_bytes, format_table, safe_text
 from treegen.evals.progress.usage import format_kernels, format_sharing
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow, Report
 from treegen.evals.statistics.tables import Cell, Table
@@ -288,8 +288,9 @@ def sharing(view: RunView) -> PrintableTable | None:
 def settings(view: RunView) -> list[tuple[str, str]]:
     """Return the dotted name and value of each setting of a run, and of each version it records."""
     info = view.info
-    flat = [*_flat(info.identity), *_flat(info.free), *_flat({"version": info.versions})]
-    return [("directory", str(view.path)), ("fingerprint", info.fingerprint), *flat]
+    flat = (*flatten(info.identity), *flatten(info.free), *flatten({"version": info.versions}))
+    pairs = [(name, str(value)) for name, value in flat if value not in (None, [], (), {})]
+    return [("directory", str(view.path)), ("fingerprint", info.fingerprint), *pairs]
 
 
 def interval(low: float | None, high: float | None, *, signed: bool = False) -> str:
@@ -343,13 +344,3 @@ def _level(level: Mapping[str, Any], impl: str) -> list[str]:
         f"{folded:,} with the rows' own" if folded else "none",
         why,
     ]
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            pairs += _flat(item, f"{prefix}{name}.")
-        elif item not in (None, [], ()):
-            pairs.append((f"{prefix}{name}", str(item)))
-    return pairs

@@ -195,13 +195,7 @@ def _majority(report: Report, shown: Sequence[str] | None) -> str:
         shown: The filters to show; None for all.
     """
     rows = [
-        [
-            row.filter,
-            str(row.k),
-            number(row.value),
-            format_interval(row),
-            number(row.tie_rate),
-        ]
+        [row.filter, str(row.k), number(row.value), format_interval(row), number(row.tie_rate)]
         for row in report.majority
         if shown is None or row.filter in shown
     ]

@@ -7,43 +7,30 @@ from typing import Any, Final
 _NONE: Final = type(None)
 _TEXT: Final = (str, _NONE)
 _WHOLE: Final = (int, _NONE)
-_TRUTH: Final = (bool, _NONE)
 _NUMBER: Final = (int, float)
 
 Types = Mapping[str, tuple[type, ...]]
 
-RECORD: Final[Types] = {
-    "text": _TEXT,
-    "seed": (int,),
-    "num_tokens": (int,),
-    "prompt_tokens": (int,),
-    "logprob": (*_NUMBER, _NONE),
-    "finish_reason": _TEXT,
-    "stop": (str, int, _NONE),
-    "prompt_hash": (str,),
-    "time": (str,),
-    "thinking": (dict, _NONE),
-    "dropped": (int,),
-    "confidence": (dict, _NONE),
-    "self_certainty": (*_NUMBER, _NONE),
-    "tokens": (list,),
-    "confidences": (list,),
-    "choice_logprobs": (list,),
-    "choice_tokens": (int,),
-    "method": (str,),
-    "choice_greedy": (list,),
-    "solved": (bool,),
-    "answer": _TEXT,
-    "best": _WHOLE,
-    "candidates": (list,),
-    "votes": (dict,),
-    "stopped": (str,),
-    "error": _TEXT,
-    "usage": (dict,),
-    "nodes": (list,),
-    "images": (list,),
-    "verdicts": (dict,),
-}
+
+def _types(kinds_of: Mapping[str, tuple[type, ...]]) -> Types:
+    """Return the types of each field of a table whose keys are names with spaces between."""
+    return {name: kinds for names, kinds in kinds_of.items() for name in names.split()}
+
+
+RECORD: Final = _types(
+    {
+        "text finish_reason answer error": _TEXT,
+        "prompt_hash time method stopped": (str,),
+        "seed num_tokens prompt_tokens choice_tokens dropped": (int,),
+        "best": _WHOLE,
+        "logprob self_certainty": (*_NUMBER, _NONE),
+        "stop": (str, int, _NONE),
+        "solved": (bool,),
+        "thinking confidence": (dict, _NONE),
+        "votes usage verdicts": (dict,),
+        "tokens confidences choice_logprobs choice_greedy candidates nodes images": (list,),
+    }
+)
 """Types of the fields of records; further fields may have any type."""
 
 _PARTS: Final[Types] = {
@@ -62,85 +49,38 @@ _PARTS: Final[Types] = {
 }
 """Types of the elements of these fields."""
 
-_NODE: Final[Types] = {
-    "id": (int,),
-    "parent_id": _WHOLE,
-    "depth": (int,),
-    "text": _TEXT,
-    "n_tokens": (int,),
-    "score": (*_NUMBER, _NONE),
-    "logprob": (*_NUMBER, _NONE),
-    "prior": (*_NUMBER, _NONE),
-    "leaf": (bool,),
-    "pruned": (bool,),
-    "pruned_because": _TEXT,
-    "finish_reason": _TEXT,
-    "visits": (int,),
-    "restart": (int,),
-    "scores": (dict,),
-}
+_NODE: Final = _types(
+    {
+        "id depth n_tokens visits restart": (int,),
+        "parent_id": _WHOLE,
+        "text pruned_because finish_reason": _TEXT,
+        "score logprob prior": (*_NUMBER, _NONE),
+        "leaf pruned": (bool,),
+        "scores": (dict,),
+    }
+)
 _VERDICT: Final[Types] = {"answer": _TEXT, "correct": (bool,), "credit": (*_NUMBER, _NONE)}
 _NESTED: Final[Mapping[str, Types]] = {"nodes": _NODE, "verdicts": _VERDICT}
 """Types of the fields of these elements."""
 _MOST: Final = 2**64
 
-FREE: Final[Types] = {
-    **dict.fromkeys(
-        (
-            "data",
-            "split",
-            "fewshot_file",
-            "fewshot_data",
-            "quantization",
-            "revision",
-            "speculate",
-            "draft_model",
-            "adapter",
-            "chat_template",
-            "verifier_memory",
-            "source",
-        ),
-        _TEXT,
-    ),
-    **dict.fromkeys(
-        (
-            "task",
-            "model",
-            "dtype",
-            "kv_cache_dtype",
-            "device",
-            "sharing",
-            "impl",
-            "place",
-            "stop_when",
-            "reasoning",
-        ),
-        (str,),
-    ),
-    **dict.fromkeys(
-        ("num_fewshot", "page_size", "max_rows", "prefill_chunk", "draft_tokens"), _WHOLE
-    ),
-    **dict.fromkeys(("tensor_parallel_size", "concurrency", "stop_batch"), (int,)),
-    **dict.fromkeys(("compile", "run_ahead"), _TRUTH),
-    **dict.fromkeys(
-        (
-            "eager",
-            "reproducible",
-            "check",
-            "trust_remote_code",
-            "score",
-            "log_tokens",
-            "self_certainty",
-            "images",
-        ),
-        (bool,),
-    ),
-    **dict.fromkeys(("memory", "limit"), (str, *_NUMBER, _NONE)),
-    **dict.fromkeys(("ids", "pass_ks", "maj_ks"), (list, _NONE)),
-    "votes": (list,),
-    **dict.fromkeys(("extra", "sources", "verifier_args"), (dict,)),
-    **dict.fromkeys(("confidence", "judged_by"), (dict, _NONE)),
-}
+FREE: Final = _types(
+    {
+        "data split fewshot_file fewshot_data quantization revision speculate draft_model": _TEXT,
+        "adapter chat_template verifier_memory source": _TEXT,
+        "task model dtype kv_cache_dtype device sharing impl place stop_when reasoning": (str,),
+        "num_fewshot page_size max_rows prefill_chunk draft_tokens": _WHOLE,
+        "tensor_parallel_size concurrency stop_batch": (int,),
+        "compile run_ahead": (bool, _NONE),
+        "eager reproducible check trust_remote_code score log_tokens": (bool,),
+        "self_certainty images": (bool,),
+        "memory limit": (str, *_NUMBER, _NONE),
+        "ids pass_ks maj_ks": (list, _NONE),
+        "votes": (list,),
+        "extra sources verifier_args": (dict,),
+        "confidence judged_by": (dict, _NONE),
+    }
+)
 """Types of free settings: those of the fields into which they are read."""
 
 _FREE_PARTS: Final[Types] = {
@@ -179,14 +119,14 @@ def _whole_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[str, ...
 
     Return None if more must be checked: if a type is wrong, or a field is a list or a dict.
     """
-    found = []
+    integers = []
     for name, kind in zip(names, kinds, strict=True):
         if (known := RECORD.get(name)) is not None:
             if kind not in known or kind in _HOLDERS:
                 return None
             if kind is int:
-                found.append(name)
-    return tuple(found)
+                integers.append(name)
+    return tuple(integers)
 
 
 def check_types(values: Mapping[str, Any], types: Types) -> None:

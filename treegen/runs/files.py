@@ -145,22 +145,22 @@ def check_no_link(run: Path, path: Path) -> None:
     Raises:
         RunError: the path, or a directory between the run and the path, is a link.
     """
-    for each in (path, *path.parents):
-        if each == run:
+    for place in (path, *path.parents):
+        if place == run:
             return
-        if each.is_symlink():
+        if place.is_symlink():
             raise RunError(
-                f"cannot write {path}: {each} is a link out of the run; remove it, or name "
+                f"cannot write {path}: {place} is a link out of the run; remove it, or name "
                 "another place"
             )
 
 
 def format_os_error(error: OSError | ValueError) -> str:
     """Return the system's message for `error`."""
-    told = error.strerror if isinstance(error, OSError) else ""
+    reason = error.strerror if isinstance(error, OSError) else ""
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
-        told = "it is a link, which may lead out of the run; put a file in its place"
-    return (told or str(error) or type(error).__name__).lower()
+        reason = "it is a link, which may lead out of the run; put a file in its place"
+    return (reason or str(error) or type(error).__name__).lower()
 
 
 def resume_argument(path: Path) -> str:

@@ -85,11 +85,13 @@ class RunImages:
             return cls(path)
         if index.is_symlink() or not index.is_file():
             raise RunError(f"{index} is no regular file; put a copy in its place, or remove it")
-        found = read_json(index)
+        index_content = read_json(index)
         try:
-            images = {each["sha256"]: _image(each) for each in found["images"]}
-            problems = {str(name): tuple(hashes) for name, hashes in found["problems"].items()}
-            if any(each not in images for hashes in problems.values() for each in hashes):
+            images = {entry["sha256"]: _image(entry) for entry in index_content["images"]}
+            problems = {
+                str(name): tuple(hashes) for name, hashes in index_content["problems"].items()
+            }
+            if any(sha256 not in images for hashes in problems.values() for sha256 in hashes):
                 raise ValueError("a problem has an image that is not there")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
@@ -100,14 +102,14 @@ class RunImages:
 
     def of(self, problem_id: str) -> tuple[RunImage, ...]:
         """Return the images of a problem, in its order."""
-        return tuple(self.images[each] for each in self.problems.get(problem_id, ()))
+        return tuple(self.images[sha256] for sha256 in self.problems.get(problem_id, ()))
 
     def file(self, sha256: str) -> Path | None:
         """Return the file of a stored image; None if the image is not stored."""
         if (self.path / FOLDER).is_symlink():
             return None
-        found = self.path / FOLDER / sha256
-        return found if found.is_file() else None
+        file = self.path / FOLDER / sha256
+        return file if file.is_file() else None
 
     def content(self, sha256: str) -> bytes | None:
         """Return the content of an image's file; None if the image is not stored.
@@ -131,7 +133,7 @@ class RunImages:
     @property
     def num_left_out(self) -> int:
         """Number of images that are not stored."""
-        return sum(self.file(each) is None for each in self.images)
+        return sum(self.file(sha256) is None for sha256 in self.images)
 
 
 def keep_images(
@@ -152,7 +154,7 @@ def keep_images(
         RunError: the system refused a write, or the folder is a link. Images stored by then are
             whole, and the next call continues from there.
     """
-    images = {each.sha256: each for mine in problems.values() for each in mine}
+    images = {image.sha256: image for mine in problems.values() for image in mine}
     folder, size = path / FOLDER, 0
     try:
         if folder.is_symlink():
@@ -179,21 +181,21 @@ def keep_images(
         ) from error
     # Written last, so that a reader of images.json finds all files that it lists.
     document = {
-        "images": [each.document for each in images.values()],
-        "problems": {name: [each.sha256 for each in mine] for name, mine in problems.items()},
+        "images": [image.document for image in images.values()],
+        "problems": {name: [image.sha256 for image in mine] for name, mine in problems.items()},
     }
     write_json(path / INDEX, document)
 
 
-def _image(told: Mapping[str, Any]) -> RunImage:
-    sha256, tokens = str(told["sha256"]), told["tokens"]
+def _image(entry: Mapping[str, Any]) -> RunImage:
+    sha256, tokens = str(entry["sha256"]), entry["tokens"]
     if not _HASH.fullmatch(sha256):  # it becomes a part of a path
         raise ValueError(f"{sha256!r:.80} is no hash")
-    size = _number(told["width"]), _number(told["height"])
-    return RunImage(sha256, str(told["name"]), size, None if tokens is None else _number(tokens))
+    size = _number(entry["width"]), _number(entry["height"])
+    return RunImage(sha256, str(entry["name"]), size, None if tokens is None else _number(tokens))
 
 
-def _number(told: object) -> int:
-    if type(told) is not int or not 0 < told <= _MOST_SIDE:  # true is an int too
-        raise ValueError(f"{told!r:.80} is no number of pixels or tokens")
-    return told
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 < value <= _MOST_SIDE:  # true is an int too
+        raise ValueError(f"{value!r:.80} is no number of pixels or tokens")
+    return value

@@ -43,7 +43,7 @@ class NewDirectory:
         Raises:
             RunError: it cannot be created.
         """
-        missing = [each for each in (path, *path.parents) if not os.path.exists(each)][::-1]
+        missing = [parent for parent in (path, *path.parents) if not os.path.exists(parent)][::-1]
         try:
             path.mkdir(parents=True, exist_ok=True)
             sync_directory(path.parent)
@@ -73,9 +73,11 @@ class NewDirectory:
             return
         with suppress(OSError):
             remove_scratch_files(self.path)
-            for file in [each for each in self.path.iterdir() if each.name not in self.before]:
+            for file in [entry for entry in self.path.iterdir() if entry.name not in self.before]:
                 # An empty file was made for verdicts; the task determines its name.
-                if file.name in _WRITTEN or (file != lock.path and _is_empty(file)):
+                if file.name in _WRITTEN or (
+                    file != lock.path and file.is_file() and not file.stat().st_size
+                ):
                     file.unlink()
                 elif file.name in _FOLDERS and file.is_dir() and not file.is_symlink():
                     shutil.rmtree(file)
@@ -89,10 +91,10 @@ def check_directory(path: Path) -> None:
     Raises:
         RunError: the path or a parent is a file, or the directory cannot be written.
     """
-    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    there = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not os.path.isdir(there):
-        told = "is a file" if os.path.exists(there) else "is a link that leads nowhere"
-        raise RunError(f"cannot make the directory {path}: {there} {told}; choose another path")
+        reason = "is a file" if os.path.exists(there) else "is a link that leads nowhere"
+        raise RunError(f"cannot make the directory {path}: {there} {reason}; choose another path")
     if not os.access(there, os.W_OK | os.X_OK):
         raise RunError(
             f"cannot write in {there}: no permission, or a read-only file system; choose another "
@@ -107,11 +109,7 @@ def remove_scratch_files(path: Path) -> None:
     sweep(path, "run.json.tmp")  # written by an early version
 
 
-def _is_empty(file: Path) -> bool:
-    return file.is_file() and not file.stat().st_size
-
-
 def _remove_directories(directories: Sequence[Path]) -> None:
-    for each in reversed(directories):
+    for directory in reversed(directories):
         with suppress(OSError):  # the directory is not empty
-            each.rmdir()
+            directory.rmdir()

@@ -61,12 +61,12 @@ def decode_records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         ValueError: a line is damaged; it is raised when that line is reached.
     """
     try:
-        found = parse_json(f"[{_BETWEEN_LINES.join(map(_parse_checked, lines)).decode('ascii')}]")
+        values = parse_json(f"[{_BETWEEN_LINES.join(map(_parse_checked, lines)).decode('ascii')}]")
     except ValueError:
-        found = []
+        values = []
     # The random text must separate all values, which proves that each line is one value.
-    if len(found) == 2 * len(lines) - 1 and found[1::2] == [_BETWEEN] * (len(lines) - 1):
-        return map(_check_record, found[::2])
+    if len(values) == 2 * len(lines) - 1 and values[1::2] == [_BETWEEN] * (len(lines) - 1):
+        return map(_check_record, values[::2])
     return map(decode_record, lines)
 
 

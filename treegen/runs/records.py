@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, KeysView, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -46,7 +47,6 @@ class Digest(Protocol):
 
     def update(self, data: bytes, /) -> object:
         """Add bytes."""
-        ...
 
 
 class RecordFile:
@@ -97,6 +97,13 @@ class RecordFile:
     def keys(self) -> KeysView[Key]:
         """The keys of the records, as a live set in the order of the file."""
         return self._offsets.keys()
+
+    def next_indices(self) -> Counter[str]:
+        """Return the sample index that follows the largest one of each problem; 0 without one."""
+        following: Counter[str] = Counter()
+        for problem_id, index in self._offsets:
+            following[problem_id] = max(following[problem_id], index + 1)
+        return following
 
     @property
     def is_in_place(self) -> bool:
@@ -178,15 +185,15 @@ class RecordFile:
         Raises:
             RunError: the file cannot be read.
         """
-        found, left = hashlib.sha256(), self._end
+        hashed, left = hashlib.sha256(), self._end
         try:
             with open(open_regular(self.path), "rb") as file:
                 while left and (part := file.read(min(left, _PART))):
-                    found.update(part)
+                    hashed.update(part)
                     left -= len(part)
         except OSError as error:
             raise RunError(describe_read_error(self.path, error)) from error
-        return found.hexdigest()
+        return hashed.hexdigest()
 
     def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
         """Yield all current records, each key once, in the order of the file.
@@ -262,10 +269,10 @@ class RecordFile:
             first_number = file.read(first).count(b"\n") + 1
             earlier = file.readline()
         texts = []
-        for at, each in ((first_number, earlier), (number, line)):
+        for at, line_read in ((first_number, earlier), (number, line)):
             try:
                 # Compare text, because 1, 1.0 and True are equal in Python.
-                texts.append(json.dumps(decode_unchecked(each), sort_keys=True))
+                texts.append(json.dumps(decode_unchecked(line_read), sort_keys=True))
             except ValueError as error:
                 raise self._damage(at, str(error)) from None
         if texts[0] != texts[1]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
+from treegen.common.formatting import flatten
 from treegen.errors import InputError, RunError, arg
 from treegen.runs.fields import FREE, check_types
 from treegen.runs.files import check_id, to_json_value
@@ -124,14 +125,14 @@ def versions() -> dict[str, str]:
 def _versions() -> Mapping[str, str]:
     from importlib import metadata  # slow to import, and needed only to write runs
 
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    found["treegen"] = sys.modules["treegen"].__version__
+    installed = {"python": platform.python_version(), "platform": platform.platform()}
+    installed["treegen"] = sys.modules["treegen"].__version__
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def changed_versions(before: object, now: Mapping[str, str]) -> list[str]:
@@ -188,9 +189,9 @@ def from_json(value: Any, name: str) -> RunInfo:
             resumes=tuple(_require_type(r, dict) for r in _require_type(value["resumes"], list)),
         )
         began = {"free": info.free, "versions": info.versions}
-        for each in (began, *info.resumes):
-            check_types(_require_type(each["free"], dict), FREE)
-            for version in _require_type(each["versions"], dict).values():
+        for start in (began, *info.resumes):
+            check_types(_require_type(start["free"], dict), FREE)
+            for version in _require_type(start["versions"], dict).values():
                 _require_type(version, str)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{name} is damaged ({error!s}); restore it from a copy") from None
@@ -207,8 +208,9 @@ def from_json(value: Any, name: str) -> RunInfo:
 
 def differences(info: RunInfo, settings: RunSettings) -> list[str]:
     """Return a text for each field of `settings` that differs from that of the run."""
-    old = _flat(_comparable_fields(info.identity, info.problem_ids, info.planned))
-    new = _flat(_comparable_fields(settings.identity, settings.problem_ids, settings.planned))
+    old = dict(flatten(_comparable_fields(info.identity, info.problem_ids, info.planned)))
+    fields = _comparable_fields(settings.identity, settings.problem_ids, settings.planned)
+    new = dict(flatten(fields))
     changes = []
     for name in [*old, *(n for n in new if n not in old)]:
         before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
@@ -238,25 +240,14 @@ def _require_type(value: Any, kind: type) -> Any:
     return value
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by dotted name."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = item
-    return flat
-
-
 def _set_by(name: str, arguments: Mapping[str, str]) -> str:
     # Arguments that only the caller knows set the problems and their number.
     derived = "" if name in ("problem_ids", "planned") else arg(name.rpartition(".")[2] + "=")
     around = name
     while around and around not in arguments:
         around = around.rpartition(".")[0]
-    told = arguments.get(around, derived)
-    return f" ({told})" if told else ""
+    argument = arguments.get(around, derived)
+    return f" ({argument})" if argument else ""
 
 
 def _text(value: Any) -> str:

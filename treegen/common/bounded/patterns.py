@@ -20,9 +20,14 @@ MATCH_SECONDS: Final = 10.0
 """CPU time for matching all patterns of a file with all names."""
 _MEMORY: Final = 1 << 30
 _FILE: Final = Path(__file__).with_name("pattern_worker.py")
-_COUNTS: Final = FileWorker(
-    _FILE, ["count"], seconds=SECONDS, memory=_MEMORY, what="that matches patterns", site=False
-)
+
+
+def _worker(setup: list[str], what: str, seconds: float = SECONDS) -> FileWorker:
+    """Return a process that matches patterns; see `pattern_worker.prepare` for its setup."""
+    return FileWorker(_FILE, setup, seconds=seconds, memory=_MEMORY, what=what, site=False)
+
+
+_COUNTS: Final = _worker(["count"], "that matches patterns")
 
 
 class Pattern:
@@ -50,10 +55,7 @@ class Pattern:
                 f"pattern {text!r} has {groups} groups; the answer is the only group, or the whole "
                 "match without one; write (?:...) for the others"
             )
-        what = f"that matches {text!r}"
-        self._worker = FileWorker(
-            _FILE, ["last", text], seconds=SECONDS, memory=_MEMORY, what=what, site=False
-        )
+        self._worker = _worker(["last", text], f"that matches {text!r}")
 
     def last(self, text: str) -> str | None:
         """Return the answer that the last match in a text gives; None if nothing matches.
@@ -120,14 +122,7 @@ def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> l
     """
     if not patterns:
         return [None] * len(texts)
-    worker = FileWorker(
-        _FILE,
-        ["first"],
-        seconds=MATCH_SECONDS,
-        memory=_MEMORY,
-        what=f"that matches {name}",
-        site=False,
-    )
+    worker = _worker(["first"], f"that matches {name}", MATCH_SECONDS)
     reply = worker.ask([list(patterns), list(texts)])
     if reply is None:
         raise InputError(

@@ -103,9 +103,9 @@ def _rubrics() -> Callable[[int, Any], Any]:
 def _plain(value: Any) -> Any:
     """Convert a value to JSON; a mapping becomes pairs, because its keys may not be text."""
     if isinstance(value, Mapping):
-        return {"pairs": [[_plain(key), _plain(each)] for key, each in value.items()]}
+        return {"pairs": [[_plain(key), _plain(item)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(f"a value is a {type(value).__name__}, not text, a number, a list or a mapping")

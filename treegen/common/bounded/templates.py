@@ -111,7 +111,7 @@ def read_set(source: str, values: Mapping[str, str], keys: Sequence[str]) -> dic
     """
     request = {"kind": "set", "source": source, "values": dict(values), "keys": list(keys)}
     try:
-        return {key: _from_pairs(each) for key, each in _ask(_RUBRICS, request)["set"].items()}
+        return {key: _from_pairs(value) for key, value in _ask(_RUBRICS, request)["set"].items()}
     except TypeError as error:  # a key that no mapping can have
         raise TemplateError(str(error)) from None
 
@@ -167,7 +167,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "dtype") and hasattr(value, "item") and not getattr(value, "shape", ()):
         return value.item()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if callable(dump := getattr(value, "model_dump", None)):
         return dump()
     return f"<{type(value).__name__}>"
@@ -175,5 +175,5 @@ def _plain(value: Any) -> Any:
 
 def _from_pairs(value: Any) -> Any:
     if isinstance(value, dict):
-        return {_from_pairs(key): _from_pairs(each) for key, each in value["pairs"]}
-    return [_from_pairs(each) for each in value] if isinstance(value, list) else value
+        return {_from_pairs(key): _from_pairs(item) for key, item in value["pairs"]}
+    return [_from_pairs(item) for item in value] if isinstance(value, list) else value

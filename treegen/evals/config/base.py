@@ -161,7 +161,8 @@ def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> No
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
         place = str(stored.get(name) or "")
-        if name not in requested and os.path.exists(place) and not _holds_data(place):
+        is_data = os.path.isfile(place) or os.path.isdir(place)
+        if name not in requested and os.path.exists(place) and not is_data:
             raise InputError(
                 f"the run names {place} as its {name}, which is a pipe or a device; name the file "
                 f"that was meant ({arg(name + '=')})"
@@ -279,10 +280,6 @@ def absolute(value: Any) -> Any:
     # Hub names and names of data sets do not change.
     value = os.fspath(value) if isinstance(value, Path) else value
     return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
-
-
-def _holds_data(place: str) -> bool:
-    return os.path.isfile(place) or os.path.isdir(place)
 
 
 def _names(kind: Any) -> list[str]:

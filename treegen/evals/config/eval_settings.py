@@ -13,8 +13,8 @@ from treegen.evals.config.base import (
     merge_choices,
     select,
 )
-from treegen.evals.config.early_stopping import NEVER, StopRule, parse_stop_rule
 from treegen.evals.config.type_checks import Count
+from treegen.evals.early_stopping import NEVER, StopRule, parse_stop_rule
 from treegen.evals.recommended_sampling import load_recommended, sources_of
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.confidence import CONFIDENCES, Confidence
@@ -84,7 +84,7 @@ class EvalSettings(BaseSettings):
     """Whether the token ids of each sample are stored as well."""
     stop_when: str = NEVER
     """When a problem gets no further samples; see
-    `treegen.evals.config.early_stopping.parse_stop_rule`."""
+    `treegen.evals.early_stopping.parse_stop_rule`."""
     stop_batch: Count = 8
     """The number of samples of a problem that are drawn before the rule is checked again."""
     confidence: Confidence | None = None

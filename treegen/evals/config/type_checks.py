@@ -17,6 +17,13 @@ class Minimum:
     least: float
 
 
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """The largest number allowed for a value of such a type."""
+
+    most: float
+
+
 Count = Annotated[int, Minimum(1)]
 """A whole number from 1."""
 _NAMES: Final[Mapping[Any, str]] = {
@@ -45,22 +52,25 @@ def check_choices(choices: Mapping[str, Any], *kinds: type) -> None:
 
 
 def check_bounds(settings: object) -> None:
-    """Raise InputError for a number below the `Minimum` of its field's type."""
+    """Raise InputError for a number outside the `Minimum` and `Maximum` of its field's type."""
     kind: type = type(settings)
-    for name, least in _minima(kind).items():
-        if not getattr(settings, name) >= least:  # true of NaN too
-            raise InputError(f"{arg(name)} must be at least {least}, got {getattr(settings, name)}")
+    for name, bound in _bounds(kind):
+        value = getattr(settings, name)
+        if isinstance(bound, Minimum) and not value >= bound.least:  # true of NaN too
+            raise InputError(f"{arg(name)} must be at least {bound.least}, got {value}")
+        if isinstance(bound, Maximum) and not value <= bound.most:
+            raise InputError(f"{arg(name)} must be at most {bound.most:,}, got {value}")
 
 
 @cache
-def _minima(kind: type) -> Mapping[str, float]:
+def _bounds(kind: type) -> list[tuple[str, Minimum | Maximum]]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {
-        name: bound.least
+    return [
+        (name, bound)
         for name, hint in hints.items()
         for bound in getattr(hint, "__metadata__", ())
-        if isinstance(bound, Minimum)
-    }
+        if isinstance(bound, Minimum | Maximum)
+    ]
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.errors import InputError, arg, install
+from treegen.errors import InputError, arg, require_extra
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -89,10 +89,8 @@ def components(values: Cells) -> dict[str, float | None]:
     groups = [np.zeros(len(values.y), dtype=np.int64), *kept]
     squares = np.array([_within(values.y, group) for group in groups])
     matrix = np.array([[_coefficient(f, g) for g in [*kept, None]] for f in groups])
-    try:
+    with require_extra("variances need scipy", "judge"):
         from scipy.optimize import nnls
-    except ImportError:
-        raise InputError(f"variances need scipy; install it with: {install('judge')}") from None
     scale = matrix.max(axis=1, keepdims=True)
     scale[scale <= 0] = 1.0
     solved, _ = nnls(matrix / scale, squares / scale[:, 0])

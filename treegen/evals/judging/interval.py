@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from treegen.errors import InputError, install
+from treegen.errors import InputError, require_extra
 from treegen.evals.judging.components import Cells
 from treegen.evals.statistics.estimators import adjusted_mean, standard_error
 
@@ -106,10 +106,8 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
 
 def quantile(share: float, freedom: float) -> float:
     """Return a quantile of Student's t distribution."""
-    try:
+    with require_extra("intervals need scipy", "judge"):
         from scipy.stats import t
-    except ImportError:
-        raise InputError(f"intervals need scipy; install it with: {install('judge')}") from None
     return float(t.ppf(share, freedom))
 
 

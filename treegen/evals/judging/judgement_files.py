@@ -136,14 +136,12 @@ class JudgementFile:
         """The hash of the prompt of each stored judgement, by (problem, slot)."""
         self.verdicts: dict[tuple[str, Slot], str | None] = {}
         """The verdict in each text that was stored on opening, by (problem, slot)."""
-        self._counts: dict[str, int] = {}
+        self._next_indices = file.next_indices()
         for record in file.records():
             key = record["problem_id"], get_slot(record)
             self.done[key] = str(record["prompt_hash"])
             if "text" in record:
                 self.verdicts[key] = read_verdict(record, rubric)
-        for problem_id, index in file.keys:
-            self._counts[problem_id] = max(self._counts.get(problem_id, 0), index + 1)
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -163,12 +161,11 @@ class JudgementFile:
         """
         if (problem_id, slot) in self.done:
             raise RunError(f"a judgement of problem {problem_id!r} came twice: {slot}")
-        number = self._counts.get(problem_id, 0)
         answers, wording, criterion, repeat = slot
         self._file.append(
             {
                 "problem_id": problem_id,
-                "sample_index": number,
+                "sample_index": self._next_indices[problem_id],
                 "answers": [list(answer) for answer in answers],
                 "wording": wording,
                 "criterion": criterion,
@@ -176,7 +173,7 @@ class JudgementFile:
                 **said,
             }
         )
-        self._counts[problem_id] = number + 1
+        self._next_indices[problem_id] += 1
         self.done[problem_id, slot] = str(said["prompt_hash"])
 
     def sync(self) -> None:

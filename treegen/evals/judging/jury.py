@@ -8,10 +8,11 @@ tests/evals/judging/test_grading_statistics.py computes).
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from typing import Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from treegen.common.checks import as_tuple, check_number
 from treegen.errors import InputError, arg
@@ -120,19 +121,30 @@ def cohens_kappa(
     """
     if len(first) != len(second) or not first:
         raise InputError(f"kappa needs pairs of ratings, got {len(first)} and {len(second)}")
-    values = sorted({*first, *second}, key=lambda v: (str(type(v)), v))
-    place = {value: i for i, value in enumerate(values)}
-    table = np.zeros((len(values), len(values)))
+    place, cost = _costs({*first, *second}, squared=weights == "quadratic")
+    table = np.zeros(cost.shape)
     np.add.at(table, ([place[v] for v in first], [place[v] for v in second]), 1.0)
     table /= table.sum()
     expected = np.outer(table.sum(axis=1), table.sum(axis=0))
-    if weights == "quadratic":
-        numbers = np.array(values, dtype=np.float64)
-        cost = (numbers[:, None] - numbers[None, :]) ** 2
-    else:
-        cost = 1.0 - np.eye(len(values))
     by_chance = float((cost * expected).sum())
     return None if by_chance == 0 else 1.0 - float((cost * table).sum()) / by_chance
+
+
+def _costs(
+    ratings: Set[Any], *, squared: bool
+) -> tuple[dict[Hashable, int], npt.NDArray[np.float64]]:
+    """Return the place of each rating, and the cost of each pair of ratings that differ.
+
+    Args:
+        ratings: The distinct ratings.
+        squared: Whether a pair costs its squared difference; otherwise all pairs cost the same.
+    """
+    ordered = sorted(ratings, key=lambda rating: (str(type(rating)), rating))
+    place: dict[Hashable, int] = {rating: i for i, rating in enumerate(ordered)}
+    if not squared:
+        return place, 1.0 - np.eye(len(ordered))
+    numbers = np.array(ordered, dtype=np.float64)
+    return place, (numbers[:, None] - numbers[None, :]) ** 2
 
 
 def krippendorffs_alpha(
@@ -145,20 +157,14 @@ def krippendorffs_alpha(
         scale: "nominal" counts whether values differ, "interval" their squared difference.
     """
     pairable = [list(unit) for unit in units if len(unit) > 1]
-    values = sorted({v for unit in pairable for v in unit}, key=lambda v: (str(type(v)), v))
-    if len(values) < 2:
+    place, cost = _costs({v for unit in pairable for v in unit}, squared=scale == "interval")
+    if len(place) < 2:
         return None
-    place = {value: i for i, value in enumerate(values)}
-    coincidences = np.zeros((len(values), len(values)))
+    coincidences = np.zeros(cost.shape)
     for unit in pairable:
-        counts = np.bincount([place[v] for v in unit], minlength=len(values)).astype(np.float64)
+        counts = np.bincount([place[v] for v in unit], minlength=len(place)).astype(np.float64)
         coincidences += (np.outer(counts, counts) - np.diag(counts)) / (len(unit) - 1)
     totals = coincidences.sum(axis=1)
-    if scale == "interval":
-        numbers = np.array(values, dtype=np.float64)
-        cost = (numbers[:, None] - numbers[None, :]) ** 2
-    else:
-        cost = 1.0 - np.eye(len(values))
     expected = float((cost * np.outer(totals, totals)).sum()) / (totals.sum() - 1)
     observed = float((cost * coincidences).sum())
     return None if math.isclose(expected, 0.0) else 1.0 - observed / expected

@@ -44,13 +44,13 @@ def resolve_judges(
         raise InputError(f"options must be a mapping of names to values, got {options!r:.60}")
     check_known(options, "options")
     resolved: list[JudgeModel] = []
-    for each in judges:
-        if isinstance(each, str):
-            engine = EngineOptions(model=each, **options)
+    for name_or_llm in judges:
+        if isinstance(name_or_llm, str):
+            engine = EngineOptions(model=name_or_llm, **options)
             check_machine(engine)
             judge = JudgeModel(engine, weights_fingerprint(engine))
         else:
-            judge = JudgeModel(each.facts.engine, each.fingerprint, each)
+            judge = JudgeModel(name_or_llm.facts.engine, name_or_llm.fingerprint, name_or_llm)
         if any(judge.fingerprint == other.fingerprint for other in resolved):
             raise InputError(f"the judge {judge.engine.model} is named twice; name each once")
         resolved.append(judge)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.errors import InputError, install
+from treegen.errors import InputError, require_extra
 from treegen.evals.judging.interval import quantile
 
 _Floats = npt.NDArray[np.float64]
@@ -63,10 +63,8 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
         InputError: some runs are not connected to the others by pairs, the strengths cannot be
             fitted, or choix or scipy is not installed.
     """
-    try:
+    with require_extra("strengths need choix", "judge"):
         import choix
-    except ImportError:
-        raise InputError(f"strengths need choix; install it with: {install('judge')}") from None
     _check_connected(pairs, num_runs)
     problems = {name: i for i, name in enumerate(dict.fromkeys(pair[0] for pair in pairs))}
     num = len(problems)

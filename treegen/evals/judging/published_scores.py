@@ -62,9 +62,7 @@ def mt_bench_rating(text: str) -> float:
 
 
 @check_argument_types
-def mt_bench_scores(
-    judged: Sequence[tuple[str, int, str]],
-) -> dict[str, dict[str, float | None]]:
+def mt_bench_scores(judged: Sequence[tuple[str, int, str]]) -> dict[str, dict[str, float | None]]:
     """Return MT-Bench's scores of each model: first turn, second turn and average.
 
     The average is over all judgements, so turns with more ratings weigh more, as in show_result.py.

@@ -97,9 +97,7 @@ class RepeatScheduler:
 
     def _next(self, verdicts: dict[int, Verdict]) -> int:
         """Return the smallest number of further verdicts that could settle a case."""
-        ranked = _sort_counts(verdicts.values())
-        lead = ranked[0] if ranked else 0
-        second = ranked[1] if len(ranked) > 1 else 0
+        lead, second = _top_two(verdicts.values())
         left = self._settings.repeats - len(verdicts)
         return next(n for n in range(1, left + 1) if n == left or lead + n > second + left - n)
 
@@ -119,8 +117,8 @@ def is_settled(verdicts: Collection[Verdict], left: int) -> bool:
         verdicts: The known verdicts.
         left: Number of remaining verdicts.
     """
-    ranked = _sort_counts(verdicts)
-    return bool(ranked) and ranked[0] > (ranked[1] if len(ranked) > 1 else 0) + left
+    lead, second = _top_two(verdicts)
+    return lead > second + left
 
 
 def majority(verdicts: Iterable[Verdict]) -> Verdict:
@@ -132,5 +130,7 @@ def majority(verdicts: Iterable[Verdict]) -> Verdict:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _sort_counts(verdicts: Iterable[Verdict]) -> list[int]:
-    return sorted(Counter(verdicts).values(), reverse=True)
+def _top_two(verdicts: Iterable[Verdict]) -> tuple[int, int]:
+    """Return how often the two most frequent verdicts were given; 0 for one that is missing."""
+    first, second, *_ = *sorted(Counter(verdicts).values(), reverse=True), 0, 0
+    return first, second

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -201,15 +201,8 @@ class Rubric:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rubric as a mapping like that of a file; `of_json` reads it."""
-        return {
-            "name": self.name,
-            "choices": dict(self.choices),
-            "wordings": list(self.wordings),
-            "criteria": [{"text": text, "weight": weight} for text, weight in self.criteria],
-            "reader": self.reader,
-            "pairs": self.pairs,
-            "system": self.system,
-        }
+        criteria = [{"text": text, "weight": weight} for text, weight in self.criteria]
+        return {**asdict(self), "wordings": list(self.wordings), "criteria": criteria}
 
     @property
     def fingerprint(self) -> str:

@@ -347,6 +347,6 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
                 for j in longer
             )
         ]
-        taken = math.fsum(math.exp(logprobs[i] - logprob) for i in first)
-        exclusive.append(logprob + math.log(max(1 - taken, 1e-12)))
+        longer_share = math.fsum(math.exp(logprobs[i] - logprob) for i in first)
+        exclusive.append(logprob + math.log(max(1 - longer_share, 1e-12)))
     return exclusive

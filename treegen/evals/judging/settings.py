@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from treegen.common.params import SamplingParams, check_bool, check_int
+from treegen.common.params import SamplingParams
 from treegen.errors import InputError, arg
+from treegen.evals.config.type_checks import Count, Maximum, Minimum, check_bounds, check_choices
 from treegen.evals.judging.rubric import Rubric, of_json
 
 Verdicts = Literal["likelihood", "samples"]
-KINDS: Final = ("likelihood", "samples")
-MAX_TOKENS: Final = 512
+KINDS: Final = get_args(Verdicts)
+_DRAWN: Final = ("temperature", "max_tokens", "seed")  # settings of texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +20,9 @@ class JudgeSettings:
 
     rubric: Rubric
     """The instructions for judges, and the values of verdicts."""
-    wordings: int = 1
+    wordings: Count = 1
     """Number of wordings of the rubric that are used, from the first."""
-    repeats: int = 1
+    repeats: Annotated[int, Minimum(1), Maximum(10_000)] = 1
     """Verdicts of each wording on each answer; 1 with likelihoods, because all repeats would be
     equal."""
     verdicts: Verdicts = "likelihood"
@@ -29,7 +30,7 @@ class JudgeSettings:
     reasons and a verdict."""
     temperature: float = 1.0
     """Temperature at which judges are sampled."""
-    max_tokens: int = MAX_TOKENS
+    max_tokens: int = 512
     """Maximum number of tokens of a judge's text."""
     seed: int = 0
     """Seed of the judges' texts."""
@@ -39,14 +40,8 @@ class JudgeSettings:
     """Whether to draw no further repeats once the majority among all of them is settled."""
 
     def __post_init__(self) -> None:
-        if self.verdicts not in KINDS:
-            raise InputError(
-                f"{arg('verdicts')} must be {' or '.join(KINDS)}, got {self.verdicts!r}"
-            )
-        if self.chat is not None:
-            check_bool("chat", self.chat)
-        check_int("repeats", self.repeats, least=1, most=10_000)
-        check_int("wordings", self.wordings, least=1)
+        check_choices(vars(self), JudgeSettings)
+        check_bounds(self)
         there = len(self.rubric.wordings)
         if self.wordings > there:
             raise InputError(
@@ -102,13 +97,36 @@ class JudgeSettings:
 
         Wordings and repeats may grow later within the same judge run.
         """
-        drawn = {name: getattr(self, name) for name in ("temperature", "max_tokens", "seed")}
+        drawn = {name: getattr(self, name) for name in _DRAWN}
         return {
             "rubric": self.rubric.to_json(),
             "verdicts": self.verdicts,
             "chat": self.chat,
             **({**drawn, "decided": self.decided} if self.verdicts == "samples" else {}),
         }
+
+
+def resolve_judge_settings(rubric: Rubric, choices: Mapping[str, Any]) -> JudgeSettings:
+    """Return the settings that follow from a user's choices.
+
+    Args:
+        rubric: The rubric.
+        choices: The user's choices, by the names of fields. For None the default holds: all
+            wordings of the rubric, and samples if the other choices need them.
+
+    Raises:
+        InputError: a choice has a wrong type, or cannot be used with the others.
+    """
+    chosen = {name: value for name, value in choices.items() if value is not None}
+    check_choices(chosen, JudgeSettings)
+    need_texts = chosen.get("repeats", 1) > 1 or chosen.get("decided") or rubric.has_own_form
+    verdicts = chosen.setdefault("verdicts", "samples" if need_texts else "likelihood")
+    if verdicts == "likelihood" and (drawn := [name for name in _DRAWN if name in chosen]):
+        raise InputError(
+            f"{arg(drawn[0] + '=')} is of verdicts by samples; give {arg('verdicts', 'samples')} "
+            "too"
+        )
+    return JudgeSettings(rubric=rubric, **{"wordings": len(rubric.wordings), **chosen})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -131,12 +131,7 @@ def summarise(
     check_jury(len(judged), weights, combine)
     first = judged[0].judging
     rubric, names = first.settings.rubric, [judge_run.judging.judge for judge_run in judged]
-    rows = [
-        (value, problem, (problem, key), number, wording)
-        for number, judge_run in enumerate(judged)
-        for (problem, key, wording), value in judge_run.values.items()
-        if not rubric.pairs or key[0] == 1  # for pairs, only the first two runs
-    ]
+    rows = [row for number, judge_run in enumerate(judged) for row in _rows_of(judge_run, number)]
     title = f"{rubric.name}, {first.settings.verdicts}"
     if not rows:
         return Summary(
@@ -206,42 +201,41 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
         rows.append(_row(f"jury, {combine}", jury))
     if len(judged) > 1:
         for judge_run in judged:
-            rows.append(_row(judge_run.judging.judge, _alone(judge_run)))
+            rows.append(_row(judge_run.judging.judge, mean_of(cells(_rows_of(judge_run, 0)))))
     about = (
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )
-    head = (
-        "Judge",
-        "Mean",
-        "Low",
-        "High",
-        "Stderr",
-        "Problems alone",
-        "Low, these judges",
-        "High, these judges",
-    )
+    head = ("Judge", *_MEAN_COLUMNS)
     return Table(f"Judged by {rubric.name} ({about}, as 0 to 1)", head, tuple(rows))
 
 
-def _alone(judged: JudgementSet) -> Mean:
+def _rows_of(judged: JudgementSet, number: int) -> list[tuple[float, Any, Any, int, Any]]:
+    """Return (value, problem, answer, number of the judge, wording) of a judge run.
+
+    For pairs these are the values of the first two runs.
+    """
     pairs = judged.judging.settings.rubric.pairs
-    rows = [
-        (v, p, (p, k), 0, w) for (p, k, w), v in judged.values.items() if not pairs or k[0] == 1
+    return [
+        (value, problem, (problem, key), number, wording)
+        for (problem, key, wording), value in judged.values.items()
+        if not pairs or key[0] == 1
     ]
-    return mean_of(cells(rows))
+
+
+# The columns of means, and the field of each.
+_MEAN_COLUMNS: Final = {
+    "Mean": "value",
+    "Low": "low",
+    "High": "high",
+    "Stderr": "stderr",
+    "Problems alone": "naive",
+    "Low, these judges": "low_given",
+    "High, these judges": "high_given",
+}
 
 
 def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
-    return (
-        name,
-        mean.value,
-        mean.low,
-        mean.high,
-        mean.stderr,
-        mean.naive,
-        mean.low_given,
-        mean.high_given,
-    )
+    return (name, *(getattr(mean, field) for field in _MEAN_COLUMNS.values()))
 
 
 def _verdicts(judged: Sequence[JudgementSet]) -> Table:

@@ -11,14 +11,7 @@ from treegen.common.files.paths import file_name
 from treegen.errors import InputError
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.eval_settings import resolve_eval_settings
-from treegen.evals.job import (
-    Job,
-    PreparedJob,
-    first_prompt,
-    fit_job,
-    load_job,
-    prepare_job,
-)
+from treegen.evals.job import Job, PreparedJob, first_prompt, fit_job, load_job, prepare_job
 from treegen.evals.model import load_model_facts
 from treegen.evals.multiple_choice import is_multiple_choice
 from treegen.evals.pipeline.execution import (
@@ -47,7 +40,8 @@ from treegen.evals.scoring.code_execution import (
     as_code_execution_task,
 )
 from treegen.evals.scoring.results import write_results
-from treegen.evals.scoring.samples import RunVerdicts, restore_rounds
+from treegen.evals.scoring.run_verdicts import RunVerdicts
+from treegen.evals.scoring.samples import restore_rounds
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.task import Task
 from treegen.runs import RunDir

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
 def _open_run(
     path: Path, choices: Mapping[str, Any], listener: Listener
 ) -> Iterator[tuple[RunDir, Job]]:
-    """Open a run and load its job. asked: as for `load_stored_job`."""
+    """Open a run and load its job.
+
+    Args:
+        path: The run directory.
+        choices: As for `load_stored_job`.
+        listener: Receives the notices of the run.
+    """
     with RunDir.open(path) as run:
         for line in run.notices:
             listener.warn(line)

@@ -21,12 +21,7 @@ from treegen.evals.pipeline.execution import (
 from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.evals.pipeline.targets import search_destinations
 from treegen.evals.search.custom_method import find_method
-from treegen.evals.search.job import (
-    SearchJob,
-    check_prompts_fit,
-    check_reward,
-    load_search_job,
-)
+from treegen.evals.search.job import SearchJob, check_prompts_fit, check_reward, load_search_job
 from treegen.evals.search.run import run_searches, write_search_results
 from treegen.evals.search.searcher import load_value_function
 from treegen.evals.search.settings import SearchSettings

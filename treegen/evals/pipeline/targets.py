@@ -113,10 +113,7 @@ class _Kind(Generic[_Settings]):
 
 
 def destinations(
-    tasks: Sequence[str | Task],
-    choices: Mapping[str, Any],
-    output: str | None,
-    resume: str | None,
+    tasks: Sequence[str | Task], choices: Mapping[str, Any], output: str | None, resume: str | None
 ) -> list[RunTarget[EvalSettings]]:
     """Return which evaluations to run, and where.
 

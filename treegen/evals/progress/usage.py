@@ -47,7 +47,8 @@ class AttemptLog:
 
     def _with_workers(self, part: dict[str, Any]) -> dict[str, Any]:
         if workers := self._workers():
-            part["workers"] = workers_to_json(workers)
+            names = ("name", "where", "tokens", "deaths")
+            part["workers"] = [{name: getattr(w, name) for name in names} for w in workers]
         return part
 
     def save(self, *, now: bool = False) -> None:
@@ -102,13 +103,6 @@ class UsageLog(AttemptLog):
         if self._plan is not None:
             now["plan"] = self._plan
         return [*self._before, self._with_workers({"samples": self._num_samples, **now})]
-
-
-def workers_to_json(workers: Sequence[WorkerStatus]) -> list[dict[str, Any]]:
-    """Return the work of each worker as an object for JSON."""
-    return [
-        {"name": w.name, "where": w.where, "tokens": w.tokens, "deaths": w.deaths} for w in workers
-    ]
 
 
 def plan_to_json(plan: "Plan") -> dict[str, Any]:

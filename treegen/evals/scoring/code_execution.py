@@ -46,15 +46,12 @@ class ProgramScoring(Protocol):
         Returns:
             Lines to show to the user.
         """
-        ...
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Queue a stored sample for scoring, without waiting."""
-        ...
 
     def poll(self) -> None:
         """Collect the verdicts that have arrived, and start more programs."""
-        ...
 
     def finish(self, stop: Callable[[], object]) -> "Iterator[RunProgress]":
         """Wait for the verdicts on all added samples.
@@ -65,33 +62,26 @@ class ProgramScoring(Protocol):
         Yields:
             The progress.
         """
-        ...
 
     def verdicts(self, record: Mapping[str, Any]) -> Mapping[str, Verdict] | None:
         """Return the verdicts on a sample by filter; None if it has none yet."""
-        ...
 
     @property
     def accuracy(self) -> float | None:
         """The share of right samples; None before the first verdict."""
-        ...
 
     def estimate(self) -> "Estimate | None":
         """Return the accuracy as a mean over problems, with its interval."""
-        ...
 
     @property
     def missing(self) -> int:
         """The number of added samples without a verdict, including those with judge errors."""
-        ...
 
     def summary(self) -> dict[str, Any]:
         """Return how the samples were scored, as an object for JSON."""
-        ...
 
     def close(self) -> None:
         """End every program; samples without a stored verdict can be scored later."""
-        ...
 
 
 @runtime_checkable
@@ -101,7 +91,6 @@ class CodeExecutionTask(Protocol):
     @property
     def executes_code(self) -> bool:
         """Whether scoring runs model-written programs; True."""
-        ...
 
     def judging(self, run: "RunDir", execution: ExecutionOptions | None) -> ProgramScoring:
         """Return the verdicts on a run of the task.
@@ -110,7 +99,6 @@ class CodeExecutionTask(Protocol):
             run: The run.
             execution: Permission to run programs; None for stored verdicts only.
         """
-        ...
 
 
 def as_code_execution_task(task: object) -> CodeExecutionTask | None:

@@ -1,6 +1,7 @@
 """Writing of results.json: the settings of a run, its usage and its report."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from treegen.common.garbage_collection import pause_gc
@@ -8,13 +9,8 @@ from treegen.evals.config.eval_settings import stored_choices
 from treegen.evals.job import AnyJob, Job
 from treegen.evals.progress.usage import load_attempts, sum_usage
 from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
-from treegen.evals.scoring.samples import (
-    RunVerdicts,
-    aggregate,
-    restore_rounds,
-    rounds_of,
-    score_samples,
-)
+from treegen.evals.scoring.run_verdicts import RunVerdicts
+from treegen.evals.scoring.samples import aggregate, restore_rounds, rounds_of, score_samples
 from treegen.evals.scoring.vote_tables import VoteInputs
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.thinking import ThinkingTokens
@@ -137,8 +133,5 @@ def results_head(
         "settings": dict(choices),
         "fingerprint": info.fingerprint,
         "versions": dict(info.versions),
-        "skipped": [
-            {"source": row.source, "line": row.line, "reason": row.reason}
-            for row in job.data.skipped
-        ],
+        "skipped": [asdict(row) for row in job.data.skipped],
     }

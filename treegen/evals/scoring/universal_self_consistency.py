@@ -180,9 +180,7 @@ class _Picks:
     def __init__(self, file: RecordFile) -> None:
         self._file = file
         self._keys = {r["problem_id"]: r["key"] for r in self._file.records()}
-        self._counts: dict[str, int] = {}
-        for problem_id, index in self._file.keys:
-            self._counts[problem_id] = max(self._counts.get(problem_id, 0), index + 1)
+        self._next_indices = file.next_indices()
 
     def key_of(self, problem_id: str) -> str | None:
         """Return the key of the prompt of the last pick of a problem; None without a pick."""
@@ -190,8 +188,8 @@ class _Picks:
 
     def add(self, question: PickPrompt, text: str) -> None:
         """Store the pick in a model's answer to a prompt."""
-        number = self._counts.get(question.problem_id, 0)
-        self._counts[question.problem_id] = number + 1
+        number = self._next_indices[question.problem_id]
+        self._next_indices[question.problem_id] += 1
         self._file.append(
             {
                 "problem_id": question.problem_id,

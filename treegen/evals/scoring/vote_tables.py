@@ -28,7 +28,7 @@ from treegen.runs import Key
 from treegen.runs.files import parse_json
 
 if TYPE_CHECKING:
-    from treegen.evals.config.early_stopping import Rounds
+    from treegen.evals.early_stopping import Rounds
     from treegen.evals.job import Job
 
 SCORES: Final = "scores.jsonl"

@@ -65,39 +65,30 @@ class MethodContext(Protocol):
 
     def done(self, node: "SearchNode") -> bool:
         """Return whether a node ends a solution."""
-        ...
 
     def is_solved(self, node: "SearchNode") -> bool:
         """Return whether a node is a correct solution; False if the problem alone cannot decide."""
-        ...
 
     def state(self, node: "SearchNode") -> Hashable:
         """Return the state of a node. States are equal if the same steps can follow."""
-        ...
 
     def answer(self, node: "SearchNode") -> str | None:
         """Return the answer of a solution; None if it has none."""
-        ...
 
     async def step(self, node: "SearchNode", n: int) -> "Sequence[SearchNode]":
         """Sample n next steps."""
-        ...
 
     async def finish(self, node: "SearchNode", n: int) -> "Sequence[SearchNode]":
         """Sample n whole solutions from a node on."""
-        ...
 
     async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
         """Make next steps in the way named by the knobs."""
-        ...
 
     async def evaluate(self, nodes: "Sequence[SearchNode]") -> list[float]:
         """Return the values of nodes, evaluated in the way named by the knobs."""
-        ...
 
     async def chance(self, nodes: "Sequence[SearchNode]") -> list[float]:
         """Return values of nodes from 0 to 1."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ Strategies are imported when they run, so that help is fast.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.evals.search.method_arguments import read_signature
 from treegen.evals.search.method_types import Method, MethodContext
@@ -47,20 +48,38 @@ async def _majority(on: MethodContext) -> "SearchOutcome":
     return await majority(on.root, on.answer, max_samples=most, batch=batch)
 
 
-async def _beam(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.beam import beam
+async def _search_tree(on: MethodContext, strategy: str, **options: Any) -> "SearchOutcome":
+    """Search by a strategy that proposes and evaluates steps.
 
-    return await beam(
-        on.root, on.propose, on.evaluate, on.done, width=on.knobs.width, **get_tree_limits(on)
+    Args:
+        on: The problem and its functions.
+        strategy: The place of the strategy below `treegen.search.strategies`.
+        options: The strategy's own arguments.
+    """
+    search = resolve_name(f"treegen.search.strategies.{strategy}")
+    outcome: SearchOutcome = await search(
+        on.root, on.propose, on.evaluate, on.done, **options, **get_tree_limits(on)
     )
+    return outcome
+
+
+async def _beam(on: MethodContext) -> "SearchOutcome":
+    return await _search_tree(on, "beam:beam", width=on.knobs.width)
 
 
 async def _dvts(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.beam import dvts
+    return await _search_tree(on, "beam:dvts", subtrees=on.knobs.width)
 
-    return await dvts(
-        on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **get_tree_limits(on)
-    )
+
+async def _bfs(on: MethodContext) -> "SearchOutcome":
+    options = {"breadth": on.knobs.width, "solutions": _enough(on)}
+    return await _search_tree(on, "tree_of_thoughts:bfs", **options)
+
+
+async def _dfs(on: MethodContext) -> "SearchOutcome":
+    threshold = on.knobs.prune_below
+    options = {"prune_below": -math.inf if threshold is None else threshold}
+    return await _search_tree(on, "tree_of_thoughts:dfs", **options, solutions=_enough(on))
 
 
 async def _rebase(on: MethodContext) -> "SearchOutcome":
@@ -68,36 +87,6 @@ async def _rebase(on: MethodContext) -> "SearchOutcome":
 
     width = on.knobs.width * on.knobs.expand
     return await rebase(on.root, on.step, on.chance, on.done, width=width, **get_tree_limits(on))
-
-
-async def _bfs(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.tree_of_thoughts import bfs
-
-    return await bfs(
-        on.root,
-        on.propose,
-        on.evaluate,
-        on.done,
-        breadth=on.knobs.width,
-        solutions=_enough(on),
-        **get_tree_limits(on),
-    )
-
-
-async def _dfs(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.tree_of_thoughts import dfs
-
-    threshold = on.knobs.prune_below
-    prune = -math.inf if threshold is None else threshold
-    return await dfs(
-        on.root,
-        on.propose,
-        on.evaluate,
-        on.done,
-        prune_below=prune,
-        solutions=_enough(on),
-        **get_tree_limits(on),
-    )
 
 
 async def _best_first(on: MethodContext) -> "SearchOutcome":
@@ -116,45 +105,15 @@ def _enough(on: MethodContext) -> int | None:
 _TREE: Final = ("width", "depth", "expand", "propose", "evaluate")
 
 METHODS: Final[Mapping[str, Method]] = {
-    "sample": Method(
-        _sample,
-        ("width",),
-    ),
-    "best-of-n": Method(
-        _best_of_n,
-        ("num_samples", "evaluate"),
-    ),
-    "majority": Method(
-        _majority,
-        ("num_samples", "width"),
-        votes=True,
-    ),
-    "beam": Method(
-        _beam,
-        _TREE,
-    ),
-    "dvts": Method(
-        _dvts,
-        _TREE,
-        ends_early=False,
-    ),
-    "rebase": Method(
-        _rebase,
-        ("width", "depth", "expand", "evaluate"),
-        on_scale=True,
-    ),
-    "tot-bfs": Method(
-        _bfs,
-        _TREE,
-    ),
-    "tot-dfs": Method(
-        _dfs,
-        ("depth", "expand", "propose", "evaluate", "prune_below"),
-    ),
-    "best-first": Method(
-        _best_first,
-        ("expand", "propose", "evaluate"),
-    ),
+    "sample": Method(_sample, ("width",)),
+    "best-of-n": Method(_best_of_n, ("num_samples", "evaluate")),
+    "majority": Method(_majority, ("num_samples", "width"), votes=True),
+    "beam": Method(_beam, _TREE),
+    "dvts": Method(_dvts, _TREE, ends_early=False),
+    "rebase": Method(_rebase, ("width", "depth", "expand", "evaluate"), on_scale=True),
+    "tot-bfs": Method(_bfs, _TREE),
+    "tot-dfs": Method(_dfs, ("depth", "expand", "propose", "evaluate", "prune_below")),
+    "best-first": Method(_best_first, ("expand", "propose", "evaluate")),
     "mcts": Method(
         mcts,
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),

@@ -158,12 +158,12 @@ def _start_searches(
     value_function: "ValueFunction | None",
 ) -> "SearchRun":
     """Return the searches that a run is missing, as a stream."""
-    from treegen.evals.search.searcher import search_function
+    from treegen.evals.search.searcher import TaskSearch
 
     settings, done = job.settings, set(run.done)
     names = {name: key for name, key in job.searches.items() if key not in done}
     return llm.search_stream(
-        search_function(job.task, job.data, settings, stop, value_function),
+        TaskSearch(job.task, job.data, settings, stop, value_function),
         [(name, job.roots[problem_id]) for name, (problem_id, _) in names.items()],
         settings.whole,
         concurrency=settings.concurrency,

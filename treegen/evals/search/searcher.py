@@ -6,7 +6,7 @@ and until then starts again from the root while its budget lasts.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Final, ParamSpec, TypeVar
@@ -32,8 +32,6 @@ from treegen.search.strategies.majority import vote
 from treegen.search.tree.node import Search, SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
 
-TaskSearchFn = Callable[[SearchNode], Awaitable[SearchOutcome | CacheFullError]]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -42,30 +40,12 @@ LOST: Final = "wrong or leads nowhere"
 POLL_SECONDS = 0.2
 
 
-def search_function(
-    task: SearchTask,
-    data: TaskData,
-    settings: SearchSettings,
-    interrupted: Callable[[], object] = lambda: None,
-    value_function: ValueFunction | None = None,
-) -> TaskSearchFn:
-    """Return a function that searches any of a task's problems, by the names of `job.search_names`.
+class TaskSearch:
+    """Searches any of a task's problems, by the names of `job.search_names`.
 
     A search that runs out of memory returns the CacheFullError; its partial results do not count.
-
-    Args:
-        task: The task.
-        data: The task's problems.
-        settings: The settings of the searches.
-        interrupted: Called repeatedly during a search; if it returns a true value, the search is
-            stopped.
-        value_function: From `load_value_function`; by default it is loaded with the first search.
+    Unpickled, this loads the value function again.
     """
-    return _TaskSearch(task, data, settings, interrupted, value_function)
-
-
-class _TaskSearch:
-    """Searches any of a task's problems. Unpickled, it loads the value function again."""
 
     def __init__(
         self,
@@ -76,6 +56,18 @@ class _TaskSearch:
         value_function: ValueFunction | None = None,
         method: Method | None = None,
     ) -> None:
+        """Keep what the searches need.
+
+        Args:
+            task: The task.
+            data: The task's problems.
+            settings: The settings of the searches.
+            interrupted: Called repeatedly during a search; if it returns a true value, the search
+                is stopped.
+            value_function: From `load_value_function`; by default it is loaded with the first
+                search.
+            method: The method; by default the one that the settings name.
+        """
         self._task, self._data, self._settings = task, data, settings
         self._method = method or find_method(settings.place)
         self._problems = problems_of(data, settings)
@@ -85,12 +77,13 @@ class _TaskSearch:
     def _general(self) -> ValueFunction | None:
         return self._value_function or load_value_function(self._data, self._settings)
 
-    def __reduce__(self) -> tuple[Callable[..., "_TaskSearch"], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., "TaskSearch"], tuple[object, ...]]:
         # Only the sending process handles interrupts. A method from a file is sent too, because the
         # file may not exist on the worker.
-        return partial(_TaskSearch, method=self._method), (self._task, self._data, self._settings)
+        return partial(TaskSearch, method=self._method), (self._task, self._data, self._settings)
 
     async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
+        """Search the problem of a root."""
         problem = self._problems[root.search.name]
         how = self._general or own_value_function(self._task, problem, self._settings.evaluate)
         watcher = asyncio.ensure_future(_stop_when(self._interrupted, root.search))

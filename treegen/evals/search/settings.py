@@ -26,13 +26,7 @@ from treegen.evals.search.custom_method import (
     short_name,
 )
 from treegen.evals.search.method_arguments import read_values
-from treegen.evals.search.method_types import (
-    CHOOSE,
-    EVALUATE,
-    PROPOSE,
-    REWARD,
-    TreeSettings,
-)
+from treegen.evals.search.method_types import CHOOSE, EVALUATE, PROPOSE, REWARD, TreeSettings
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.search.budget import Budget
 

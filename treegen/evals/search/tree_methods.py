@@ -84,10 +84,7 @@ async def rstar(on: "MethodContext", *, batch: Count = 8, checks: Count = 4) -> 
 
 
 async def ab_mcts(
-    on: "MethodContext",
-    *,
-    rule: Literal["m", "a", "a-beta"] = "m",
-    batch: Count = 4,
+    on: "MethodContext", *, rule: Literal["m", "a", "a-beta"] = "m", batch: Count = 4
 ) -> "SearchOutcome":
     """Search by adaptive branching over steps; see `treegen.search.ab_mcts`.
 

@@ -148,10 +148,7 @@ class AdjustedMean:
 
 
 def mean_interval(
-    values: Sequence[float],
-    least: float,
-    most: float,
-    clusters: Sequence[Hashable] | None = None,
+    values: Sequence[float], least: float, most: float, clusters: Sequence[Hashable] | None = None
 ) -> tuple[float, float]:
     """Return a 95% interval for the mean of problems whose values lie in [least, most].
 
@@ -181,10 +178,7 @@ def mean_interval(
 
 
 def adjusted_mean(
-    values: Sequence[float],
-    least: float,
-    most: float,
-    clusters: Sequence[Hashable] | None = None,
+    values: Sequence[float], least: float, most: float, clusters: Sequence[Hashable] | None = None
 ) -> AdjustedMean:
     """Return the adjusted mean from which `mean_interval` computes its interval.
 

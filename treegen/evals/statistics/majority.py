@@ -41,9 +41,14 @@ def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int)
     """
     check_k(k)
     num, candidates = _candidates(tuple(correct), tuple(wrong), invalid)
+    if num <= _COUNTED:
+        return votes_at(tuple(correct), tuple(wrong), invalid, (k,))[0][0]
     if num < k:
         return math.nan
-    shares = [repeats * _win(size, others, invalid, k) for size, repeats, others in candidates]
+    shares = [
+        repeats * _win_probability_float(size, others, invalid, k, True)
+        for size, repeats, others in candidates
+    ]
     return min(1.0, math.fsum(shares))
 
 
@@ -62,14 +67,11 @@ def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
         The probability; NaN if there are fewer than k samples.
     """
     check_k(k)
-    _check(counts, invalid)
-    num = sum(counts) + invalid
+    num, candidates = _candidates(tuple(counts), (), invalid)
+    if num <= _COUNTED:
+        return votes_at((), tuple(counts), invalid, (k,))[0][1]
     if num < k:
         return math.nan
-    if num <= _COUNTED:
-        _, single = _tops(0, _sizes(counts), invalid)
-        return _tie(single, num, invalid, k)
-    _, candidates = _candidates(tuple(counts), (), invalid)
     won = [math.comb(invalid, k) / math.comb(num, k)]
     for size, repeats, others in candidates:
         won.append(repeats * _win_probability_float(size, others, invalid, k, False))
@@ -145,24 +147,6 @@ def _without(sizes: Sequence[int], size: int) -> _Sizes:
     others = Counter(sizes)
     others[size] -= 1
     return tuple(sorted([(other, repeats) for other, repeats in others.items() if repeats]))
-
-
-def _win(size: int, others: _Sizes, invalid: int, k: int) -> float:
-    """Return the probability that one answer wins a vote of k; a tie counts for its share.
-
-    Args:
-        size: Samples that gave the answer.
-        others: (size, number of answers) pairs of the other answers.
-        invalid: Samples without a valid answer.
-        k: Samples in a vote.
-    """
-    num = size + invalid + sum(other * repeats for other, repeats in others)
-    if num > _COUNTED:
-        return _win_probability_float(size, others, invalid, k, True)
-    if k == num:
-        tied = sum(repeats for other, repeats in others if other == size)
-        return 0.0 if any(other > size for other, _ in others) else 1.0 / (1 + tied)
-    return _share(_tops(size, others, invalid)[0], num, k)
 
 
 def _share(wins: Sequence[int], num: int, k: int) -> float:
@@ -278,7 +262,7 @@ def _below(size: int, votes: int, width: int) -> int:
 def _win_probability_float(
     size: int, others: _Sizes, invalid: int, k: int, share_ties: bool
 ) -> float:
-    """Return `_win` computed in doubles, accurate to about 1e-12 for any number of samples.
+    """Return the probability that one answer wins a vote of k, in doubles, accurate to about 1e-12.
 
     Drawing k of n samples without replacement is drawing Binomial(n_i, k/n) from each answer's
     n_i samples, given that the draws add up to k. With j votes for our answer, the probability that

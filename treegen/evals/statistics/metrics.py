@@ -25,12 +25,10 @@ class HasGroup(Protocol):
     @property
     def id(self) -> str:
         """The id of the problem."""
-        ...
 
     @property
     def group(self) -> str:
         """The group of the problem; empty if it has none."""
-        ...
 
 
 @checked_class

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.errors import InputError, arg, install
+from treegen.errors import InputError, arg, require_extra
 from treegen.evals.statistics.estimators import adjusted_rows
 
 _Floats = npt.NDArray[np.float64]
@@ -260,24 +260,21 @@ def problems_for(
     """
     if not alpha < wanted < 1:
         raise InputError(f"the power must be above alpha ({alpha}) and below 1, got {wanted}")
+    too_many = InputError(
+        f"more than {_MOST:,} problems are needed for {difference}; ask for a larger difference"
+    )
     low, high = 1, 2
     if spread.of_difference(num_samples) > 0:  # a paired t-test needs fewer problems: a lower bound
         normal = _scipy().norm
         away = normal.isf(alpha / 2) + normal.ppf(wanted)
         least = spread.of_difference(num_samples) * (away / difference) ** 2
         if least > _MOST:
-            raise InputError(
-                f"more than {_MOST:,} problems are needed for {difference}; "
-                "ask for a larger difference"
-            )
+            raise too_many
         high = max(2, int(least))
     while power(spread, difference, high, num_samples, alpha) < wanted:
         low, high = high, math.ceil(1.25 * high) + 1
         if high > _MOST:
-            raise InputError(
-                f"more than {_MOST:,} problems are needed for {difference}; "
-                "ask for a larger difference"
-            )
+            raise too_many
     while high - low > 1:
         middle = (low + high) // 2
         enough = power(spread, difference, middle, num_samples, alpha) >= wanted
@@ -325,8 +322,6 @@ def _check(difference: float, num_samples: int, alpha: float) -> None:
 
 
 def _scipy() -> Any:
-    try:
+    with require_extra("power needs scipy", "report"):
         from scipy import stats
-    except ImportError:
-        raise InputError(f"power needs scipy; install it with: {install('report')}") from None
     return stats

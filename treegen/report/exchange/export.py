@@ -60,18 +60,18 @@ class ExportedRun:
         return hashlib.sha256(content.encode()).digest()
 
 
-def read_whole(path: Path, **asked: Unpack[OpenRunOptions]) -> ExportedRun:
+def read_whole(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
     """Read a run for export.
 
     Args:
         path: The directory of the run.
-        asked: See `treegen.evals.config.base.OpenRunOptions`.
+        options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, it is damaged, or has no sample yet.
         InputError: `data` or `task` are not the problems or the task of the run.
     """
-    view = load_run(path, **asked)
+    view = load_run(path, **options)
     with (SearchRunDir if view.searched else RunDir).open(path) as run:
         records = {(row["problem_id"], row["sample_index"]): row for row in run.records()}
     for (problem_id, index), row in records.items():
@@ -121,7 +121,7 @@ def export_run(
     run: str | os.PathLike[str],
     to: str,
     path: str | os.PathLike[str] | None = None,
-    **asked: Unpack[OpenRunOptions],
+    **options: Unpack[OpenRunOptions],
 ) -> list[Path]:
     """Write a run in another format and return the files.
 
@@ -131,7 +131,7 @@ def export_run(
             of that name), "lm-eval" (results and samples as lm-evaluation-harness writes them), or
             "parquet" (tables of samples, problems, metrics and search nodes).
         path: The file of "inspect", for the others a folder; by default within the run.
-        asked: data=, task= and allow_task_code=, as for `treegen.open_run`.
+        options: data=, task= and allow_task_code=, as for `treegen.open_run`.
 
     Raises:
         RunError: there is no run, it is damaged or has no sample, or a file cannot be written.
@@ -143,7 +143,7 @@ def export_run(
         hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
         raise InputError(f"there is no format {to!r:.60}{hint}")
     target = None if path is None else given_path("path", path)
-    whole = read_whole(directory, **asked)
+    whole = read_whole(directory, **options)
     module, default = _WRITERS[to]
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write
     if target is None:

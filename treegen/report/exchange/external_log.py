@@ -55,21 +55,21 @@ class Schema(BaseModel):
 _Kind = TypeVar("_Kind", bound=Schema)
 
 
-def validate(kind: type[_Kind], found: Any, where: str) -> _Kind:
+def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
     """Return a part of a log after checking it.
 
     Args:
         kind: The schema of the part.
-        found: The value in the log.
+        value: The value in the log.
         where: The file, and the line or sample, for the message.
 
     Raises:
         InputError: A field is missing, has another type or is out of its bounds.
     """
-    if not isinstance(found, Mapping):
-        raise InputError(f"{where} must be a JSON object, got {found!r:.60}; mend or remove it")
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} must be a JSON object, got {value!r:.60}; mend or remove it")
     try:
-        return kind.model_validate(dict(found))
+        return kind.model_validate(dict(value))
     except ValidationError as error:
         first, *others = error.errors(include_url=False)
         place = ".".join(map(str, first["loc"]))
@@ -191,15 +191,15 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
     return places
 
 
-def usable_sampling(found: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
+def usable_sampling(parameters: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
     """Return the sampling parameters of a log that treegen has too.
 
     Args:
-        found: The parameters, by the names of `SamplingParams`.
+        parameters: The parameters, by the names of `SamplingParams`.
         notices: Receives a sentence for each parameter that is left out.
     """
     usable = {}
-    for name, value in found.items():
+    for name, value in parameters.items():
         try:
             SamplingParams(**{name: value})
         except (InputError, TypeError, ValueError):

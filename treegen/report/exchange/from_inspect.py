@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
 from treegen.common.files.reading import describe_read_error, most_unpacked, open_regular
-from treegen.errors import InputError, install
+from treegen.errors import InputError, require_extra
 from treegen.report.exchange.external_log import (
     MOST_SAMPLES,
     ExternalLog,
@@ -24,14 +24,10 @@ from treegen.report.exchange.external_log import (
     validate,
 )
 
-try:
+with require_extra("an Inspect log needs inspect_ai", "inspect"):
     from inspect_ai.log import EvalLog, EvalSample, read_eval_log
     from inspect_ai.model import ContentReasoning
     from inspect_ai.scorer import Score
-except ImportError:
-    raise InputError(
-        f"an Inspect log needs inspect_ai; install it with: {install('inspect')}"
-    ) from None
 
 # Inspect's own letters and words, and their values.
 _LETTERS: Final = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}

@@ -163,12 +163,9 @@ def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[Externa
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(read_bytes(path))
+        return _parse_json(read_bytes(path), str(path), "copy it again")
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"{path} cannot be read as JSON: {reason}; copy it again") from None
 
 
 def _lines(path: Path) -> list[_Line]:
@@ -181,7 +178,9 @@ def _lines(path: Path) -> list[_Line]:
                 where = f"{path}, line {number}"
                 if not text.strip():
                     continue
-                line = _Line(where, validate(_Row, _parse_json(text, where), where))
+                line = _Line(
+                    where, validate(_Row, _parse_json(text, where, "remove the line"), where)
+                )
                 _check(line)
                 key = line.row.doc_id, line.row.filter
                 if (before := seen.setdefault(key, where)) != where:
@@ -196,12 +195,12 @@ def _lines(path: Path) -> list[_Line]:
     return lines
 
 
-def _parse_json(text: bytes, where: str) -> Any:
+def _parse_json(text: bytes, where: str, remedy: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"{where} cannot be read as JSON: {reason}; remove the line") from None
+        raise InputError(f"{where} cannot be read as JSON: {reason}; {remedy}") from None
 
 
 def _check(line: _Line) -> None:
@@ -250,9 +249,9 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
     judged_each = any(line.row.by_response is not None for line in lines)
     if many > 1 and not judged_each:
         votes = {
-            each.name
-            for each in config.filter_list or ()
-            if any(step.function in _VOTES for step in each.filter)
+            filter.name
+            for filter in config.filter_list or ()
+            if any(step.function in _VOTES for step in filter.filter)
         }
         notices.append(
             f"lm-eval judged one of the {many} responses of each document; only that one is taken"
@@ -279,7 +278,7 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
         "source": f"lm_eval {results.lm_eval_version or ''}".strip(),
         "problems": tuple(problems.values()),
         "filters": tuple(names.values()),
-        "num_samples": max([each["index"] + 1 for each in samples.values()], default=1),
+        "num_samples": max([index + 1 for _, index in samples], default=1),
         "samples": tuple(
             validate(ExternalSample, each, f"{path}: problem {each['problem_id']} of {task}")
             for each in scored
@@ -419,17 +418,19 @@ def _likeliest(line: _Line) -> tuple[str, str]:
     return text, text.strip()
 
 
-def _sampling(told: _Generation | None) -> dict[str, Any]:
-    if told is None:
+def _sampling(generation: _Generation | None) -> dict[str, Any]:
+    if generation is None:
         return {}
     sampling: dict[str, Any] = {
         name: value
         for name in ("temperature", "top_p", "top_k")
-        if (value := getattr(told, name)) is not None
+        if (value := getattr(generation, name)) is not None
     }
-    if told.do_sample is False:
+    if generation.do_sample is False:
         sampling["temperature"] = 0.0
-    if told.max_gen_toks:
-        sampling["max_tokens"] = told.max_gen_toks
-    stops = (told.until,) if isinstance(told.until, str) else tuple(told.until or ())
+    if generation.max_gen_toks:
+        sampling["max_tokens"] = generation.max_gen_toks
+    stops = (
+        (generation.until,) if isinstance(generation.until, str) else tuple(generation.until or ())
+    )
     return sampling | ({"stop": stops} if stops else {})

@@ -12,10 +12,7 @@ from treegen.report.exchange.from_lm_eval import is_results, newest_results, rea
 
 
 def import_log(
-    log: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    tasks: Sequence[str] | None = None,
+    log: str | os.PathLike[str], path: str | os.PathLike[str], *, tasks: Sequence[str] | None = None
 ) -> list[Path]:
     """Write a log as run directories and return them, one for each task of the log.
 

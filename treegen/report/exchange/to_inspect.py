@@ -11,52 +11,23 @@ from typing import Any, Final
 
 from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
-from treegen.errors import InputError, install
+from treegen.errors import InputError, require_extra
 from treegen.report.exchange.export import ExportedRun
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, Sample
 
-try:
-    from inspect_ai.event import InfoEvent, SpanBeginEvent, SpanEndEvent
-    from inspect_ai.log import (
-        EvalConfig,
-        EvalDataset,
-        EvalLog,
-        EvalMetric,
-        EvalPlan,
-        EvalPlanStep,
-        EvalResults,
-        EvalSample,
-        EvalScore,
-        EvalSpec,
-        EvalStats,
-        write_eval_log,
-    )
-    from inspect_ai.model import (
-        ChatCompletionChoice,
-        ChatMessage,
-        ChatMessageAssistant,
-        ChatMessageSystem,
-        ChatMessageTool,
-        ChatMessageUser,
-        ContentReasoning,
-        ContentText,
-        GenerateConfig,
-        ModelOutput,
-        ModelUsage,
-    )
+with require_extra("an Inspect log needs inspect_ai", "inspect"):
+    from inspect_ai import event as events
+    from inspect_ai import log as logs
+    from inspect_ai import model as models
     from inspect_ai.scorer import Score
-except ImportError:
-    raise InputError(
-        f"an Inspect log needs inspect_ai; install it with: {install('inspect')}"
-    ) from None
 
 _STOPS: Final = {"stop": "stop", "length": "max_tokens"}
 _TURNS: Final = {
-    "system": ChatMessageSystem,
-    "user": ChatMessageUser,
-    "assistant": ChatMessageAssistant,
-    "tool": ChatMessageTool,
+    "system": models.ChatMessageSystem,
+    "user": models.ChatMessageUser,
+    "assistant": models.ChatMessageAssistant,
+    "tool": models.ChatMessageTool,
 }
 # Fields of a sample's record that are exported as metadata.
 _METADATA: Final = (
@@ -89,14 +60,16 @@ def write(run: ExportedRun, path: Path) -> list[Path]:
     scratch = path.with_name(f".{path.stem}.part{path.suffix}")
     scratch.unlink(missing_ok=True)  # an existing file may be a link
     try:
-        write_eval_log(_log(run), str(scratch), format="eval" if path.suffix == ".eval" else "json")
+        logs.write_eval_log(
+            _log(run), str(scratch), format="eval" if path.suffix == ".eval" else "json"
+        )
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
     return [path]
 
 
-def _log(run: ExportedRun) -> EvalLog:
+def _log(run: ExportedRun) -> logs.EvalLog:
     view, info = run.view, run.view.info
     samples = [
         _sample(run, problem, sample) for problem in view.problems for sample in problem.samples
@@ -107,17 +80,17 @@ def _log(run: ExportedRun) -> EvalLog:
     params = {
         key: value for key, value in run.sampling.items() if value is not None and key != "seed"
     }
-    return EvalLog(
+    return logs.EvalLog(
         version=2,
         status="success" if view.num_done >= info.planned or view.voters else "cancelled",
-        eval=EvalSpec(
+        eval=logs.EvalSpec(
             eval_id=run.digest("eval").hex()[:22],
             run_id=run.digest("run").hex()[:22],
             created=info.created,
             task=replace_surrogates(view.task),
             task_id=run.digest("task").hex()[:22],
             task_version=run.version or 0,
-            dataset=EvalDataset(
+            dataset=logs.EvalDataset(
                 name=view.task,
                 location=replace_surrogates(view.source) or None,
                 samples=len(view.problems),
@@ -126,50 +99,56 @@ def _log(run: ExportedRun) -> EvalLog:
             ),
             model=run.model,
             model_generate_config=_config(run.sampling),
-            config=EvalConfig(epochs=view.num_samples, epochs_reducer=["mean"]),
+            config=logs.EvalConfig(epochs=view.num_samples, epochs_reducer=["mean"]),
             packages={"treegen": str(info.identity.get("treegen", VERSION))},
             metadata={
                 "treegen": {"fingerprint": info.fingerprint, "identity": dict(info.identity)}
             },
         ),
-        plan=EvalPlan(
+        plan=logs.EvalPlan(
             name="search" if view.searched else "plan",
-            steps=[EvalPlanStep(solver="search" if view.searched else "generate", params=params)],
+            steps=[
+                logs.EvalPlanStep(solver="search" if view.searched else "generate", params=params)
+            ],
             config=_config(run.sampling),
         ),
         results=_results(run, samples),
-        stats=EvalStats(started_at=started, completed_at=max([started, *ended]), model_usage=usage),
+        stats=logs.EvalStats(
+            started_at=started, completed_at=max([started, *ended]), model_usage=usage
+        ),
         samples=samples,
     )
 
 
-def _config(sampling: Mapping[str, Any]) -> GenerateConfig:
+def _config(sampling: Mapping[str, Any]) -> models.GenerateConfig:
     known = ("temperature", "top_p", "max_tokens", "seed")
-    return GenerateConfig(
+    return models.GenerateConfig(
         **{name: sampling[name] for name in known if sampling.get(name) is not None},
         top_k=sampling.get("top_k") or None,  # 0 keeps all
         stop_seqs=[replace_surrogates(stop) for stop in sampling.get("stop") or ()] or None,
     )
 
 
-def _results(run: ExportedRun, samples: list[EvalSample]) -> EvalResults:
+def _results(run: ExportedRun, samples: list[logs.EvalSample]) -> logs.EvalResults:
     report, scores = run.view.report, []
     for name in run.view.filters if report else ():
         assert report is not None
         rows = [row for row in report.metrics if row.filter == name]
-        metrics: dict[str, EvalMetric] = {}
+        metrics: dict[str, logs.EvalMetric] = {}
         for row in rows:
             if row.value is not None:
                 bounds = {"stderr": row.stderr, "low": row.low, "high": row.high}
-                metrics[row.metric] = EvalMetric(name=row.metric, value=row.value, metadata=bounds)
+                metrics[row.metric] = logs.EvalMetric(
+                    name=row.metric, value=row.value, metadata=bounds
+                )
         if rows and rows[0].value is not None and rows[0].stderr is not None:
-            metrics["stderr"] = EvalMetric(name="stderr", value=rows[0].stderr)
+            metrics["stderr"] = logs.EvalMetric(name="stderr", value=rows[0].stderr)
         for vote in report.majority:
             if vote.filter == name and vote.value is not None:
-                metrics[f"maj@{vote.k}"] = EvalMetric(name=f"maj@{vote.k}", value=vote.value)
+                metrics[f"maj@{vote.k}"] = logs.EvalMetric(name=f"maj@{vote.k}", value=vote.value)
         scored = sum(bool(sample.scores) for sample in samples)
         scores.append(
-            EvalScore(
+            logs.EvalScore(
                 name=name,
                 scorer=name,
                 reducer="mean",
@@ -178,15 +157,15 @@ def _results(run: ExportedRun, samples: list[EvalSample]) -> EvalResults:
                 unscored_samples=len(samples) - scored,
             )
         )
-    return EvalResults(
+    return logs.EvalResults(
         total_samples=run.view.info.planned, completed_samples=len(samples), scores=scores
     )
 
 
-def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSample:
+def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.EvalSample:
     record = run.records.get((sample.problem_id, sample.index), {})
     prompt = run.prompts.get(problem.id, problem.question)
-    prompt_content: str | list[ChatMessage]
+    prompt_content: str | list[models.ChatMessage]
     prompt_content = (
         replace_surrogates(prompt) if isinstance(prompt, str) else [_turn(turn) for turn in prompt]
     )
@@ -194,12 +173,12 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
     content: Any = replace_surrogates(sample.text)
     if thinking:
         content = [
-            ContentReasoning(reasoning=replace_surrogates(thinking)),
-            ContentText(text=replace_surrogates(answer)),
+            models.ContentReasoning(reasoning=replace_surrogates(thinking)),
+            models.ContentText(text=replace_surrogates(answer)),
         ]
-    reply = ChatMessageAssistant(content=content, model=run.model, source="generate")
+    reply = models.ChatMessageAssistant(content=content, model=run.model, source="generate")
     read = int(record.get("prompt_tokens") or problem.prompt_tokens)
-    usage = ModelUsage(
+    usage = models.ModelUsage(
         input_tokens=read,
         output_tokens=sample.num_tokens,
         total_tokens=read + sample.num_tokens,
@@ -209,20 +188,20 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
     metadata = {name: record[name] for name in _METADATA if record.get(name) is not None}
     ended = record.get("time")
     turns = (
-        [ChatMessageUser(content=prompt_content)]
+        [models.ChatMessageUser(content=prompt_content)]
         if isinstance(prompt_content, str)
         else prompt_content
     )
     tree = _tree_of(run, problem, sample)
-    return EvalSample(
+    return logs.EvalSample(
         id=replace_surrogates(problem.id),
         epoch=sample.index + 1,
         input=prompt_content,
         target=replace_surrogates(problem.answer),
         messages=[*turns, reply],
-        output=ModelOutput(
+        output=models.ModelOutput(
             model=run.model,
-            choices=[ChatCompletionChoice(message=reply, stop_reason=stop)],
+            choices=[models.ChatCompletionChoice(message=reply, stop_reason=stop)],
             usage=usage,
         ),
         scores={name: _score(verdict) for name, verdict in sample.verdicts.items()}
@@ -253,10 +232,10 @@ def _score(verdict: Any) -> Score:
     return Score(value=value, answer=answer, metadata={"correct": verdict.correct})
 
 
-def _turn(turn: Mapping[str, Any]) -> ChatMessage:
+def _turn(turn: Mapping[str, Any]) -> models.ChatMessage:
     content = turn.get("content") or ""
     text = content if isinstance(content, str) else str(content)
-    kind: Any = _TURNS.get(str(turn.get("role")), ChatMessageUser)
+    kind: Any = _TURNS.get(str(turn.get("role")), models.ChatMessageUser)
     return kind(content=replace_surrogates(text))  # type: ignore[no-any-return]
 
 
@@ -270,22 +249,22 @@ def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
     while open_nodes:  # a stack instead of recursion, because trees may be deep
         node = open_nodes.pop()
         if isinstance(node, str):
-            yield SpanEndEvent(id=node, span_id=node, **when)
+            yield events.SpanEndEvent(id=node, span_id=node, **when)
             continue
         name, parent = f"node-{node['id']}", node["parent_id"]
         above = None if parent is None else f"node-{parent}"
-        yield SpanBeginEvent(
+        yield events.SpanBeginEvent(
             id=name, parent_id=above, span_id=name, type="node", name=f"node {node['id']}", **when
         )
         data = {
             key: replace_surrogates(value) if isinstance(value, str) else value
             for key, value in node.items()
         }
-        yield InfoEvent(source="treegen", data=data, span_id=name, **when)
+        yield events.InfoEvent(source="treegen", data=data, span_id=name, **when)
         open_nodes += [name, *reversed(below.get(node["id"], []))]
 
 
-def _total(samples: list[EvalSample]) -> ModelUsage:
+def _total(samples: list[logs.EvalSample]) -> models.ModelUsage:
     used = [sample.output.usage for sample in samples if sample.output.usage]
     read, drawn = sum(u.input_tokens for u in used), sum(u.output_tokens for u in used)
-    return ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
+    return models.ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)

@@ -1,6 +1,6 @@
 """Plots of accuracy against probability, vote share and length."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,7 +16,19 @@ from treegen.report.calibration import (
     lengths_by_right,
     problem_points,
 )
-from treegen.report.plots.figures import BLUE, GREEN, GREY, MANY, ORANGE, PINK, Plot, PlotLink, spot
+from treegen.report.plots.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    MANY,
+    ORANGE,
+    PINK,
+    Plot,
+    PlotLink,
+    draw_legend,
+    error_bars,
+    spot,
+)
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -49,22 +61,9 @@ def calibration_plots(view: RunView) -> list[Plot]:
 
 
 def _line(axes: "Axes", bins: Sequence[Bin], label: str) -> None:
-    values = [b.right.value for b in bins]
-    spread = [
-        [b.right.value - b.right.low for b in bins],
-        [b.right.high - b.right.value for b in bins],
-    ]
-    axes.errorbar(
-        [b.mean for b in bins],
-        values,
-        yerr=spread,
-        fmt="o-",
-        markersize=4,
-        capsize=3,
-        color=BLUE,
-        label=label,
-        zorder=3,
-    )
+    shares = [b.right for b in bins]
+    x, y, bars = [b.mean for b in bins], [share.value for share in shares], error_bars(shares)
+    axes.errorbar(x, y, bars, fmt="o-", markersize=4, capsize=3, color=BLUE, label=label, zorder=3)
 
 
 def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
@@ -81,8 +80,7 @@ def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         _line(axes, bins, "samples, in bins of equal size")
-        axes.set_xlabel("mean probability of a sample's tokens (geometric)")
-        axes.set_ylabel("share right")
+        axes.set(xlabel="mean probability of a sample's tokens (geometric)", ylabel="share right")
         axes.set_ylim(-0.02, 1.02)
 
     title = f"Log-probability against accuracy, {_INTERVALS}"
@@ -95,8 +93,27 @@ def _dots(axes: "Axes", x: Sequence[float], y: Sequence[float], colour: str, lab
     )
 
 
-def _spots(places: Mapping[int, tuple[float, float]], figure: "Figure") -> list[PlotLink]:
-    return [spot(figure, at, at, place) for place, at in places.items()]
+def _point_plot(
+    name: str,
+    title: str,
+    description: str,
+    draw: "Callable[[Figure], None]",
+    places: Mapping[int, tuple[float, float]],
+) -> Plot:
+    """Return a plot with a point for each problem, which links to the problem.
+
+    Args:
+        name: As in `Plot`.
+        title: As in `Plot`.
+        description: As in `Plot`.
+        draw: As in `Plot`.
+        places: The point of each problem, by its index in the run.
+    """
+
+    def spots(figure: "Figure") -> list[PlotLink]:
+        return [spot(figure, at, at, place) for place, at in places.items()]
+
+    return Plot(name, title, description, draw, (6.4, 4.0), spots)
 
 
 def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
@@ -115,20 +132,12 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
         for right, colour, label in ((True, GREEN, "right vote"), (False, ORANGE, "wrong vote")):
             kind = [places[p.place] for p in points if (p.vote >= 0.5) == right]
             _dots(axes, [x for x, _ in kind], [y for _, y in kind], colour, label)
-        axes.set_xlabel("share of the answer with most votes")
-        axes.set_ylabel("share of right votes")
-        axes.set_ylim(-0.12, 1.12)
-        axes.set_xlim(-0.02, 1.02)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        axes.set(xlabel="share of the answer with most votes", ylabel="share of right votes")
+        axes.set(ylim=(-0.12, 1.12), xlim=(-0.02, 1.02))
+        draw_legend(figure, 2)
 
-    return Plot(
-        "share_accuracy",
-        f"Vote share against accuracy, {_INTERVALS}",
-        description,
-        draw,
-        (6.4, 4.0),
-        lambda figure: _spots(places, figure),
-    )
+    title = f"Vote share against accuracy, {_INTERVALS}"
+    return _point_plot("share_accuracy", title, description, draw, places)
 
 
 def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
@@ -151,19 +160,11 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
             if kind:
                 _dots(axes, [p.right for p in kind], [p.top for p in kind], colour, label)
         axes.set_xlabel("share of right samples (easier to the right)")
-        axes.set_ylabel("share of the top answer")
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_ylim(-0.02, 1.04)
-        figure.legend(loc="outside upper center", ncols=3, fontsize=10)
+        axes.set(ylabel="share of the top answer", xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
+        draw_legend(figure, 3)
 
-    return Plot(
-        "difficulty_votes",
-        "Difficulty against votes",
-        description,
-        draw,
-        (6.4, 4.0),
-        lambda figure: _spots(places, figure),
-    )
+    title = "Difficulty against votes"
+    return _point_plot("difficulty_votes", title, description, draw, places)
 
 
 def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
@@ -178,19 +179,11 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
         axes = figure.subplots()
         _dots(axes, [p.tokens for p in points], [p.right for p in points], ORANGE, "problems")
         _line(axes, bins, "samples, in bins of equal size")
-        axes.set_xlabel("generated tokens")
-        axes.set_ylabel("share right")
-        axes.set_ylim(-0.05, 1.05)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        axes.set(xlabel="generated tokens", ylabel="share right", ylim=(-0.05, 1.05))
+        draw_legend(figure, 2)
 
-    return Plot(
-        "tokens_accuracy",
-        f"Tokens against accuracy, {_INTERVALS}",
-        description,
-        draw,
-        (6.4, 4.0),
-        lambda figure: _spots(places, figure),
-    )
+    title = f"Tokens against accuracy, {_INTERVALS}"
+    return _point_plot("tokens_accuracy", title, description, draw, places)
 
 
 def _lengths_plot(view: RunView, filter: str) -> Plot:
@@ -222,10 +215,9 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
                 label=f"{label} ({len(values):,})",
             )
             axes.axvline(at, color=colour, linestyle=":", linewidth=1)
-        axes.set_xlabel("generated tokens, dotted at the medians")
-        axes.set_ylabel("share of its kind")
+        axes.set(xlabel="generated tokens, dotted at the medians", ylabel="share of its kind")
         axes.grid(axis="x", visible=False)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        draw_legend(figure, 2)
 
     return Plot(
         "lengths_by_verdict", "Lengths of right and wrong samples", description, draw, (6.4, 3.2)

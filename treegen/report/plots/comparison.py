@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def comparison_plots(found: Comparison) -> list[Plot]:
+def comparison_plots(comparison: Comparison) -> list[Plot]:
     """Return the differences by metric, and by problem for the headline metric."""
-    rows = [row for row in found.differences if row.low is not None and row.high is not None]
-    first = found.differences[0]
+    rows = [row for row in comparison.differences if row.low is not None and row.high is not None]
+    first = comparison.differences[0]
     order = sorted(range(len(first.by_problem)), key=lambda i: -first.by_problem[i])
     ranked = [first.by_problem[i] for i in order]
-    names = f"{plain_label(found.b)} minus {plain_label(found.a)}"
+    names = f"{plain_label(comparison.b)} minus {plain_label(comparison.a)}"
 
     def by_metric(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -53,13 +53,12 @@ def comparison_plots(found: Comparison) -> list[Plot]:
             )
         axes.axhline(first.value, color=BLUE, linestyle="--", label=f"mean {first.value:+.3f}")
         axes.set_xlabel("problems, best for the second run first")
-        axes.set_ylabel(f"{first.metric}: difference")
-        axes.set_ylim(-1.02, 1.02)
+        axes.set(ylabel=f"{first.metric}: difference", ylim=(-1.02, 1.02))
         axes.legend()
 
     def spots(figure: "Figure") -> list[PlotLink]:
         return [
-            spot(figure, (at - 0.5, -1), (at + 0.5, 1), found.places[i])
+            spot(figure, (at - 0.5, -1), (at + 0.5, 1), comparison.places[i])
             for at, i in enumerate(order)
         ]
 

@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, install
+from treegen.errors import InputError, require_extra
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from treegen.evals.statistics.estimators import Estimate
 
 # Okabe and Ito's colours, which people with any colour vision can distinguish.
 GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
@@ -157,6 +160,49 @@ class Plot:
         return out.getvalue(), figure
 
 
+def draw_band(
+    axes: "Axes",
+    x: Sequence[float],
+    estimates: "Sequence[Estimate]",
+    colour: str,
+    label: str,
+    *,
+    alpha: float = 0.15,
+    marker: str = "o",
+    **style: Any,
+) -> None:
+    """Draw a curve of estimates, with their intervals as a band, or as a bar for a single one.
+
+    Args:
+        axes: The axes to draw on.
+        x: The place of each estimate.
+        estimates: The values and their intervals.
+        colour: The colour of curve and band.
+        label: The name of the curve in the legend.
+        alpha: The opacity of the band.
+        marker: The shape of the points.
+        style: Further arguments of `Axes.plot`, such as the size of the points.
+    """
+    values = [estimate.value for estimate in estimates]
+    axes.plot(x, values, color=colour, label=label, marker=marker, **style)
+    if len(estimates) == 1:
+        bars = error_bars(estimates)
+        axes.errorbar(x, values, yerr=bars, color=colour, capsize=3)
+        return
+    low, high = ([getattr(e, end) for e in estimates] for end in ("low", "high"))
+    axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
+
+
+def error_bars(estimates: "Sequence[Estimate]") -> list[list[float]]:
+    """Return the distances from values to the lower and to the upper ends of their intervals."""
+    return [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
+
+
+def draw_legend(figure: "Figure", ncols: int) -> None:
+    """Draw the legend of a figure above its axes."""
+    figure.legend(loc="outside upper center", ncols=ncols, fontsize=10)
+
+
 def plain_label(text: str, limit: int = 40) -> str:
     """Return a text as a label: one line, without control characters, cut to `limit` characters."""
     line = " ".join(safe_text(text).split())
@@ -165,18 +211,12 @@ def plain_label(text: str, limit: int = 40) -> str:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    try:
+    with require_extra("plots need matplotlib", "report"):
         import matplotlib
         from matplotlib.rcsetup import cycler
-    except ImportError:
-        raise InputError(f"plots need matplotlib; install it with: {install('report')}") from None
     settings: dict[Any, Any] = {
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "axes.edgecolor": _INK,
-        "axes.titlecolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
+        **dict.fromkeys(("text.color", "xtick.color", "ytick.color", "grid.color"), _INK),
+        **{f"axes.{part}color": _INK for part in ("label", "edge", "title")},
         "legend.labelcolor": _INK,
         "legend.framealpha": 0.0,
         "figure.facecolor": "white",
@@ -185,7 +225,6 @@ def _style() -> Iterator[None]:
         "axes.spines.right": False,
         "axes.grid": True,
         "grid.alpha": 0.25,
-        "grid.color": _INK,
         "axes.axisbelow": True,
         "axes.titlesize": 11,
         "axes.prop_cycle": cycler(color=CYCLE),

@@ -4,7 +4,7 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-from treegen.errors import InputError, install
+from treegen.errors import InputError, require_extra
 from treegen.evals.statistics.tables import Grid
 from treegen.report.plots.figures import COLOUR_MAP
 
@@ -72,8 +72,7 @@ def draw_grid(figure: Any, grid: Grid) -> None:
     rows, columns = len(grid.row_labels), len(grid.column_labels)
     axes.set_xticks(range(columns), [_plain(text) for text in grid.column_labels], rotation=45)
     axes.set_yticks(range(rows), [_plain(text) for text in grid.row_labels])
-    axes.set_xlabel(_plain(grid.column_name))
-    axes.set_ylabel(_plain(grid.row_name))
+    axes.set(xlabel=_plain(grid.column_name), ylabel=_plain(grid.row_name))
     axes.grid(visible=False)
     for i, row in enumerate(grid.values):
         for j, value in enumerate(row):
@@ -86,15 +85,11 @@ def draw_grid(figure: Any, grid: Grid) -> None:
 
 
 def _figure(grid: Grid) -> Any:
-    try:
+    with require_extra("a PNG heat map needs matplotlib", "plots"):
         # matplotlib is slow to import, and nothing else here needs it. pyplot would choose a
         # display and keep figures that must be closed.
         figure_module = import_module("matplotlib.figure")
         canvas_module = import_module("matplotlib.backends.backend_agg")
-    except ImportError:
-        raise InputError(
-            f"a PNG heat map needs matplotlib; install it with: {install('plots')}"
-        ) from None
     size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
     figure = figure_module.Figure(figsize=size, layout="constrained")
     canvas_module.FigureCanvasAgg(figure)

@@ -17,7 +17,16 @@ from treegen.report.curves import (
     finish_counts,
     lengths,
 )
-from treegen.report.plots.figures import BLUE, GREEN, GREY, ORANGE, SKY, Plot, plain_label
+from treegen.report.plots.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    SKY,
+    Plot,
+    draw_legend,
+    plain_label,
+)
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ def finish_plot(view: RunView) -> Plot:
         axes.invert_yaxis()
         axes.set_xlabel(view.unit)
         axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=10)
+        draw_legend(figure, 4)
 
     return Plot(
         "finish_reasons",
@@ -85,10 +94,9 @@ def lengths_plot(view: RunView) -> Plot:
         )
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("generated tokens")
-        axes.set_ylabel(view.unit)
+        axes.set(xlabel="generated tokens", ylabel=view.unit)
         axes.grid(axis="x", visible=False)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=10)
+        draw_legend(figure, 4)
 
     description = f"{everything[0]:,} to {everything[-1]:,} tokens, half of them up to {middle:,}"
     return Plot("lengths", f"How long {view.unit} are", description, draw, (6.4, 3.2))
@@ -184,6 +192,6 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
         axes.margins(x=0.2)
         axes.set_xlabel("tokens, logarithmic")
         axes.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        draw_legend(figure, 2)
 
     return Plot("sharing", "What sharing saved", description, draw, (6.4, 2.6))

@@ -5,12 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from treegen.common.garbage_collection import pause_gc
 from treegen.evals.statistics.tables import GROUP_COLUMNS, Grid, Table
-from treegen.report.curves import (
-    Curve,
-    VoteShares,
-    k_curves,
-    vote_shares,
-)
+from treegen.report.curves import Curve, VoteShares, k_curves, vote_shares
 from treegen.report.plots.calibration import calibration_plots
 from treegen.report.plots.figures import (
     BLUE,
@@ -21,6 +16,8 @@ from treegen.report.plots.figures import (
     YELLOW,
     Plot,
     PlotLink,
+    draw_band,
+    draw_legend,
     plain_label,
     spot,
 )
@@ -102,22 +99,8 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
                 colour = f"C{number if len(curves_of) > 1 else int(passed)}"
                 dashed = "--" if passed else "-"
                 label = f"{curve.metric}, {name}" if len(curves_of) > 1 else curve.metric
-                axes.plot(
-                    curve.ks,
-                    [v.value for v in curve.values],
-                    dashed,
-                    color=colour,
-                    marker="o",
-                    markersize=3.5,
-                    label=label,
-                )
-                axes.fill_between(
-                    curve.ks,
-                    [v.low for v in curve.values],
-                    [v.high for v in curve.values],
-                    color=colour,
-                    alpha=0.15,
-                    linewidth=0,
+                draw_band(
+                    axes, curve.ks, curve.values, colour, label, linestyle=dashed, markersize=3.5
                 )
         most = max(curve.ks[-1] for curves in curves_of.values() for curve in curves)
         if most > 12:
@@ -126,18 +109,16 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
         axes.set_xticks(sorted({*(t for t in ticks if most <= 12 or t not in (3, 4, 8)), most}))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        axes.set_xlabel("k, samples per problem")
-        axes.set_ylabel("share of problems")
-        axes.set_ylim(-0.02, 1.02)
+        axes.set(xlabel="k, samples per problem", ylabel="share of problems", ylim=(-0.02, 1.02))
         axes.legend()
 
     metrics = dict.fromkeys(curve.metric for curves in curves_of.values() for curve in curves)
     return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", description, draw)
 
 
-def _savings_plot(found: Sequence[Savings]) -> Plot:
+def _savings_plot(groups: Sequence[Savings]) -> Plot:
     """Return the plot of votes against tokens: majority of all samples, and stopping early."""
-    whole = found[0]
+    whole = groups[0]
     best = whole.rules[-1]
     description = (
         f"{best.name}: {best.vote.value:.3f} with {best.saved:.0%} fewer tokens than "
@@ -145,27 +126,13 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
     )
 
     def draw(figure: "Figure") -> None:
-        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-        for axes, group in zip(panels, found, strict=True):
+        panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+        for axes, group in zip(panels, groups, strict=True):
             lines = (("maj@k", group.majority, BLUE), ("stop when decided", group.rules, ORANGE))
             for label, points, colour in lines:
                 tokens = [point.tokens for point in points]
-                axes.plot(
-                    tokens,
-                    [p.vote.value for p in points],
-                    color=colour,
-                    marker="o",
-                    markersize=3,
-                    label=label,
-                )
-                axes.fill_between(
-                    tokens,
-                    [p.vote.low for p in points],
-                    [p.vote.high for p in points],
-                    color=colour,
-                    alpha=0.12,
-                    linewidth=0,
-                )
+                votes = [point.vote for point in points]
+                draw_band(axes, tokens, votes, colour, label, alpha=0.12, markersize=3)
             axes.set_xscale("log")
             axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=10)
             axes.set_ylim(-0.02, 1.02)
@@ -176,7 +143,7 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
         panels[0].set_ylabel("vote")
         panels[0].legend(fontsize=10)
 
-    size = max(6.4, 2.6 * len(found)), 3.4
+    size = max(6.4, 2.6 * len(groups)), 3.4
     title = "Votes against tokens, with 95% intervals"
     return Plot("votes_over_tokens", title, description, draw, size)
 
@@ -296,10 +263,9 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
         else:
             axes.set_xlabel("problems, best solved first")
         axes.grid(axis="x", visible=False)
-        axes.set_ylabel("share of samples")
-        axes.set_ylim(0, 1)
+        axes.set(ylabel="share of samples", ylim=(0, 1))
         axes.margins(x=0.01)
-        figure.legend(loc="outside upper center", ncols=2, fontsize=10)
+        draw_legend(figure, 2)
 
     description = f"{len(shares):,} problems"
     if votes:
@@ -322,8 +288,7 @@ def _solved_plot(right: Sequence[float]) -> Plot:
 
         axes = figure.subplots()
         axes.hist(right, bins=[i / 10 for i in range(11)], color=BLUE, rwidth=0.92)
-        axes.set_xlabel("share of right samples")
-        axes.set_ylabel("problems")
+        axes.set(xlabel="share of right samples", ylabel="problems")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="x", visible=False)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treegen.evals.statistics.estimators import Estimate, estimate
-from treegen.report.plots.figures import CYCLE, Plot, plain_label
+from treegen.report.plots.figures import CYCLE, Plot, draw_band, draw_legend, plain_label
 from treegen.report.tables import PrintableTable, interval, number
 from treegen.report.trees import StoredTree
 from treegen.report.view import RunView
@@ -162,8 +162,7 @@ def solved_plot(view: RunView) -> Plot | None:
             alpha=0.15,
             linewidth=0,
         )
-        axes.set_xlabel("decoded tokens of a search")
-        axes.set_ylabel("share of searches")
+        axes.set(xlabel="decoded tokens of a search", ylabel="share of searches")
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -200,32 +199,19 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
         markers = "osD^vPX*"
         for place, (name, points) in enumerate(curves.items()):
             x = [tokens for tokens, _ in points]
-            y, low, high = (
-                [getattr(s, part) for _, s in points] for part in ("value", "low", "high")
-            )
+            shares = [share for _, share in points]
             colour = CYCLE[place % len(CYCLE)]
-            axes.plot(
-                x,
-                y,
-                color=colour,
-                marker=markers[place % len(markers)],
-                markersize=5,
-                label=plain_label(name),
+            marker = markers[place % len(markers)]
+            draw_band(
+                axes, x, shares, colour, plain_label(name), alpha=0.12, marker=marker, markersize=5
             )
-            if len(points) > 1:
-                axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
-            else:
-                axes.errorbar(
-                    x, y, yerr=[[y[0] - low[0]], [high[0] - y[0]]], color=colour, capsize=3
-                )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_formatter("{x:,.0f}")
         axes.tick_params(axis="x", which="both", labelsize=10, rotation=30)
-        axes.set_xlabel("decoded tokens per search, in the mean")
-        axes.set_ylabel("share of problems solved")
+        axes.set(xlabel="decoded tokens per search, in the mean", ylabel="share of problems solved")
         axes.set_ylim(-0.02, 1.02)
-        figure.legend(loc="outside upper center", ncols=4, fontsize=10)
+        draw_legend(figure, 4)
 
     title = "Solved against tokens by method, with 95% intervals"
     return Plot("methods_over_tokens", title, description, draw, (6.4, 4.2))
