@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Final
 
 import torch
@@ -13,26 +12,59 @@ from treegen.errors import InputError, arg
 from treegen.ops.attention.types import Implementation
 
 
-def _load_lazily(module: str, name: str) -> Callable[[], Implementation]:
-    def load() -> Implementation:
-        make: Callable[[], Implementation]
-        make = getattr(import_module(f"treegen.ops.attention.{module}"), name)
-        return make()
+def _load_reference() -> Implementation:
+    from treegen.ops.attention.reference import Reference
 
-    return load
+    return Reference()
+
+
+def _load_cpu() -> Implementation:
+    from treegen.ops.attention.cpu.attend import Cpu
+
+    return Cpu()
+
+
+def _load_triton() -> Implementation:
+    from treegen.ops.attention.gpu.attend import Triton
+
+    return Triton()
+
+
+def _load_invariant() -> Implementation:
+    from treegen.ops.attention.gpu.attend import Invariant
+
+    return Invariant()
+
+
+def _load_flash() -> Implementation:
+    from treegen.ops.attention.library_kernels import FlashAttention2
+
+    return FlashAttention2()
+
+
+def _load_flash4() -> Implementation:
+    from treegen.ops.attention.library_kernels import FlashAttention4
+
+    return FlashAttention4()
+
+
+def _load_xformers() -> Implementation:
+    from treegen.ops.attention.library_kernels import XFormers
+
+    return XFormers()
 
 
 # An implementation is loaded when it is chosen, so a missing library affects no other
 # implementation. "auto" takes the first one that does not refuse the device. "reference" refuses no
 # device, so the implementations after it are used only if they are named.
 LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
-    "cpu": _load_lazily("cpu.attend", "Cpu"),
-    "triton": _load_lazily("gpu.attend", "Triton"),
-    "reference": _load_lazily("reference", "Reference"),
-    "invariant": _load_lazily("gpu.attend", "Invariant"),
-    "flash": _load_lazily("library_kernels", "FlashAttention2"),
-    "flash4": _load_lazily("library_kernels", "FlashAttention4"),
-    "xformers": _load_lazily("library_kernels", "XFormers"),
+    "cpu": _load_cpu,
+    "triton": _load_triton,
+    "reference": _load_reference,
+    "invariant": _load_invariant,
+    "flash": _load_flash,
+    "flash4": _load_flash4,
+    "xformers": _load_xformers,
 }
 _READ_FP8: Final = ("auto", "cpu", "triton", "invariant", "reference")
 
