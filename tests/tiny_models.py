@@ -221,6 +221,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_start_index": 1,
         },
     ),
+    "exaone": ("exaone", {}),
     "exaone_moe": ("exaone_moe", {**_HEAD, **_MIXED, **_EXPERTS, **_ONE_GROUP}),
     "flex_olmo": ("flex_olmo", _EXPERTS),
     "flint": ("flint", _HEAD),
@@ -278,6 +279,17 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "moshi": ("moshi", {**_HEAD, "ffn_dim": 48}),
     "phimoe": ("phimoe", {**_LOCAL_EXPERTS, "sliding_window": None}),
     "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "sarvam_mla": ("sarvam_mla", _DEEPSEEK),
+    "sarvam_moe": (
+        "sarvam_moe",
+        {
+            **_HEAD,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "solar_open": (
         "solar_open",
         {**_HEAD, **_EXPERTS, **_ONE_GROUP, "n_routed_experts": 4, "n_shared_experts": 1},
@@ -287,13 +299,22 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Models that take images or sound too: the settings are the text part's.
 _WRAPPED: dict[str, dict[str, Any]] = {
+    "apertus1p5": {},
     "aria": {},
     "aya_vision": {},
     "cohere2_vision": {},
+    "cohere_compass": {"rope_parameters": {"full_attention": _MROPE["rope_parameters"]}},
     "cosmos3_edge": {**_HEAD, **_MROPE},
     "cosmos3_omni": {**_HEAD, **_MROPE},
     "deepseek_vl": {},
     "deepseek_vl_hybrid": {},
+    "ernie4_5_vl_moe": {
+        **_MROPE,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": [16, 16],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "exaone4_5": {},
     "fuyu": {},
     "gemma3": {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8},
@@ -301,9 +322,17 @@ _WRAPPED: dict[str, dict[str, Any]] = {
     "gemma4_unified": _GEMMA4,
     "glm46v": {**_HEAD, **_MROPE},
     "glm4v": {**_HEAD, **_MROPE},
+    "glm4v_moe": {
+        **_HEAD,
+        "rope_parameters": {**_MROPE["rope_parameters"], "partial_rotary_factor": 1.0},
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
     "glm_ocr": {**_HEAD, **_MROPE},
     "glmasr": {},
     "got_ocr2": {},
+    "granite4_vision": {},
     "granite_docling": {},
     "granite_speech": {},
     "granite_speech_plus": {},
@@ -311,6 +340,7 @@ _WRAPPED: dict[str, dict[str, Any]] = {
     "idefics2": {},
     "idefics3": {},
     "internvl": {},
+    "kimi_k25": _DEEPSEEK,
     "lighton_ocr": {},
     "llava": {},
     "llava_next": {},
@@ -327,12 +357,49 @@ _WRAPPED: dict[str, dict[str, Any]] = {
     "qwen3_vl": {**_HEAD, **_MROPE},
     "qwen3_vl_moe": {**_HEAD, **_MROPE, **_EXPERTS},
     "smolvlm": {},
+    "step3p7": {
+        **_HEAD,
+        **_MIXED,
+        "num_sliding_attention_heads": 2,
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        "moe_intermediate_size": 16,
+        "share_expert_dim": 16,
+        "n_routed_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "swiglu_limits": [None, None, None, 1.0],
+        "swiglu_limits_shared": [None, 1.0, None, 1.0],
+    },
     "video_llama_3": {},
     "video_llava": {},
     "vipllava": {},
     "voxtral": {},
 }
 EXACT |= {f"{name}_on_text": (name, settings) for name, settings in _WRAPPED.items()}
+# Settings of wrappers that the sizes of `_TOWER` do not fit: the wrapper's own, then its parts'.
+_OUTER: dict[str, dict[str, Any]] = {
+    "apertus1p5": {
+        "image_token_id": 300,
+        "audio_token_id": 301,
+        "image_token_offset": 302,
+        "audio_token_offset": 310,
+        "vision_config": {
+            "codebook_size": 8,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1],
+            "num_res_blocks": 1,
+            "latent_channels": 16,
+        },
+        "audio_config": {"codebook_size": 8, "codebook_dim": 16},
+    },
+    "granite4_vision": {
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[0, 0]],
+        "spatial_target_layers": [1],
+        "vision_config": {"hidden_size": 64},
+        "qformer_config": {"intermediate_size": 16},
+    },
+}
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
@@ -443,6 +510,21 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": [*["linear_attention"] * 3, "full_attention"],
         },
     ),
+    "lara_mini": (
+        "lara_mini",
+        {
+            **_HEAD,
+            **_GATED_DELTA,
+            **_SHARED_EXPERT,
+            "layer_types": [
+                "linear_attention",
+                "sliding_attention",
+                "linear_attention",
+                "full_attention",
+            ],
+            "sliding_window": WINDOW,
+        },
+    ),
     "lfm2": ("lfm2", {**_CONV, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": ("lfm2_moe", {**_CONV, **_EXPERTS, "num_dense_layers": 1}),
     "lfm3": ("lfm3", _CONV),
@@ -538,7 +620,10 @@ def _wrapper(model_type: str, settings: dict[str, Any]) -> Any:
             own = {"model_type": part["model_type"]} if "model_type" in part else {}
             known = sizes if name == "text_config" else {k: sizes[k] for k in sizes if k in part}
             parts[name] = {**known, **own}
-    return AutoConfig.for_model(model_type, **parts, tie_word_embeddings=False)
+    outer = {"tie_word_embeddings": False, **copy.deepcopy(_OUTER.get(model_type, {}))}
+    for name, part in parts.items():
+        part.update(outer.pop(name, {}))
+    return AutoConfig.for_model(model_type, **parts, **outer)
 
 
 def save_tiny_model(

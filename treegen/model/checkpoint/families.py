@@ -71,26 +71,27 @@ def _names(text: str) -> tuple[str, ...]:
 EXACT: Final = _names(
     """
     afmoe apertus arcee aria_text axk1 beam biogpt bitnet codegen cohere cohere2 cohere2_moe
-    ctrl cwm dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe
+    ctrl cwm dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe
     flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm
     glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite
     granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense
     hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama
     longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral4
     mixtral modernbert-decoder moshi nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3
-    phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma
-    youtu
+    phimoe qwen2 qwen2_moe qwen3 qwen3_moe sarvam_mla sarvam_moe seed_oss smollm3 solar_open
+    starcoder2 vaultgemma youtu
     """
 )
 """Families of text models that run compiled."""
 ON_TEXT: Final = _names(
     """
-    aria aya_vision cohere2_vision cosmos3_edge cosmos3_omni deepseek_vl deepseek_vl_hybrid
-    exaone4_5 fuyu gemma3 gemma4 gemma4_unified glm46v glm4v glm_ocr glmasr got_ocr2
-    granite_docling granite_speech granite_speech_plus hyperclovax_vision_v2 idefics2 idefics3
-    internvl lighton_ocr llava llava_next llava_next_video llava_onevision mistral3 paddleocr_vl
+    apertus1p5 aria aya_vision cohere2_vision cohere_compass cosmos3_edge cosmos3_omni
+    deepseek_vl deepseek_vl_hybrid ernie4_5_vl_moe exaone4_5 fuyu gemma3 gemma4 gemma4_unified
+    glm46v glm4v glm4v_moe glm_ocr glmasr got_ocr2 granite4_vision granite_docling
+    granite_speech granite_speech_plus hyperclovax_vision_v2 idefics2 idefics3 internvl kimi_k25
+    lighton_ocr llava llava_next llava_next_video llava_onevision mistral3 paddleocr_vl
     pp_chart2table qianfan_ocr qwen2_5_vl qwen2_audio qwen2_vl qwen3_asr qwen3_vl qwen3_vl_moe
-    smolvlm video_llama_3 video_llava vipllava voxtral
+    smolvlm step3p7 video_llama_3 video_llava vipllava voxtral
     """
 )
 """Families of multimodal models that run compiled, with text inputs."""
@@ -109,7 +110,7 @@ SOUND: Final[tuple[str, ...]] = ()
 """Families that take sound, each tested against transformers."""
 RECURRENT: Final = {
     "gated delta rule": _names(
-        "olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next"
+        "lara_mini olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next"
     ),
     "delta rule with a gate for each channel": _names("bailing_hybrid kimi_linear"),
     "Mamba2": _names("bamba falcon_h1 granitemoehybrid nemotron_h zamba2"),
