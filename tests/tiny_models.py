@@ -19,6 +19,8 @@ from treegen.model.checkpoint.text_part import auto_class
 VOCAB_SIZE = 320
 CONTEXT_LENGTH = 256
 WINDOW = 8
+SELECTED = 64
+"""Keys that a tiny model's sparse attention may select; its context ends there."""
 _TEXT = (
     "Question: Ann has 3 apples and Bob has 14. How many apples do they have together?\n"
     "Answer: They have 3 + 14 = 17 apples. The answer is 17.\n\n"
@@ -79,6 +81,24 @@ _GEMMA4 = {
     "num_kv_shared_layers": 2,
     "vocab_size_per_layer_input": VOCAB_SIZE,
     "hidden_size_per_layer_input": 8,
+}
+_INDEXED = {
+    **_DEEPSEEK,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": SELECTED,
+    "index_topk": SELECTED,
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+}
+_LLAMA4 = {
+    **_HEAD,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 48,
+    "max_position_embeddings": SELECTED,
+    "attention_chunk_size": SELECTED,
+    "floor_scale": SELECTED + 1,
 }
 _ONE_GROUP = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 # Positions in three dimensions, which are the same three for text.
@@ -194,6 +214,10 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
         {**_HEAD, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
     ),
     "axk1": ("axk1", _DEEPSEEK),
+    "axk2": (
+        "axk2",
+        {**_INDEXED, "mlp_layer_types": ["dense", "sparse", "sparse"], "gated_norm_rank": 4},
+    ),
     "beam": ("beam", {}),
     "biogpt": ("biogpt", {}),
     "cohere2_moe": ("cohere2_moe", {**_HEAD, **_MIXED, **_EXPERTS, "logit_scale": 0.5}),
@@ -208,6 +232,19 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
             "max_seq_len": CONTEXT_LENGTH,
             "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
             "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "deepseek_v32": ("deepseek_v32", _INDEXED),
+    "dory": (
+        "dory",
+        {
+            **_HEAD,
+            **_MIXED,
+            "n_input_layers": 1,
+            "n_recurrent_layers": 2,
+            "n_output_layers": 1,
+            "n_recurrent_loops": 3,
+            "initializer_range": 1.0,  # the unit of its scales
         },
     ),
     "dots1": ("dots1", {**_HEAD, **_DEEPSEEK}),
@@ -226,6 +263,10 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "flex_olmo": ("flex_olmo", _EXPERTS),
     "flint": ("flint", _HEAD),
     "gemma4_unified": ("gemma4_unified_text", _GEMMA4),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        {**_INDEXED, "n_group": 1, "indexer_types": ["full", "shared", "full"]},
+    ),
     "glm4_moe_lite": ("glm4_moe_lite", {**_DEEPSEEK, "n_group": 1}),
     "gpt_sw3": ("gpt-sw3", _GPT2),
     "gpt_bigcode": ("gpt_bigcode", _GPT2),
@@ -237,6 +278,16 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
         "hy_v3",
         {**_HEAD, **_EXPERTS, "num_shared_experts": 1, "first_k_dense_replace": 1},
     ),
+    "hy_v4": (
+        "hy_v4",
+        {
+            **_INDEXED,
+            "n_group": 1,
+            "head_dim": 12,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "indexer_types": ["full", "shared", "full"],
+        },
+    ),
     "hyperclovax": ("hyperclovax", {}),
     "internlm3": ("internlm3", _HEAD),
     "iquestcoder": ("iquestcoder", _HEAD),
@@ -244,6 +295,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe": ("jetmoe", {**_LOCAL_EXPERTS, "kv_channels": 8}),
     "kolibri1": ("kolibri1", {**_HEAD, **_EXPERTS}),
     "laguna": ("laguna", {**_HEAD, **_MIXED, **_EXPERTS}),
+    "llama4": ("llama4_text", _LLAMA4),
     "longcat_flash": (
         "longcat_flash",
         {
@@ -308,6 +360,22 @@ _WRAPPED: dict[str, dict[str, Any]] = {
     "cosmos3_omni": {**_HEAD, **_MROPE},
     "deepseek_vl": {},
     "deepseek_vl_hybrid": {},
+    "dots3_note": {
+        **_INDEXED,
+        "n_group": 1,
+        "layer_types": ["sliding_attention", "indexed_attention", "indexed_attention"],
+        "sliding_window": WINDOW,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "shared_experts_intermediate_size": 16,
+        "head_dim": 12,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 16,
+        "swa_kv_lora_rank": 16,
+        "swa_head_dim": 12,
+        "swa_qk_nope_head_dim": 8,
+        "swa_v_head_dim": 8,
+    },
     "ernie4_5_vl_moe": {
         **_MROPE,
         "moe_num_experts": 4,
@@ -337,17 +405,69 @@ _WRAPPED: dict[str, dict[str, Any]] = {
     "granite_speech": {},
     "granite_speech_plus": {},
     "hyperclovax_vision_v2": {},
+    "hy_v4_vl": {
+        **_INDEXED,
+        "n_group": 1,
+        "qk_rope_head_dim": 8,
+        "head_dim": 16,
+        "rope_parameters": {**_MROPE["rope_parameters"], "mrope_section": [2, 1, 1]},
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "indexer_types": ["full", "shared", "full"],
+    },
     "idefics2": {},
     "idefics3": {},
     "internvl": {},
     "kimi_k25": _DEEPSEEK,
     "lighton_ocr": {},
+    "llama4": _LLAMA4,
     "llava": {},
     "llava_next": {},
     "llava_next_video": {},
     "llava_onevision": {},
+    "minimax_m3_vl": {
+        **_HEAD,
+        **_LOCAL_EXPERTS,
+        "max_position_embeddings": SELECTED,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_block_size": 8,
+        "index_topk_blocks": SELECTED // 8,
+        "rotary_dim": 4,
+        "dense_intermediate_size": 48,
+        "shared_intermediate_size": 16,
+    },
     "mistral3": {},
+    "mistral_large4": {
+        **_INDEXED,
+        "n_group": 1,
+        "num_hidden_layers": 4,
+        "no_rope_layers": [1, 0, 1, 1],
+        "kv_source_layers": [0, 1, 0, 3],
+        "indexer_types": ["full", "shared", "full", "full"],
+    },
     "paddleocr_vl": {**_HEAD, **_MROPE},
+    "phi4_multimodal": {
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "crop_size": 28,
+        },
+        "audio_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_blocks": 1,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": 16,
+            "depthwise_separable_out_channel": 16,
+            "nemo_conv_channels": 8,
+        },
+    },
     "pp_chart2table": {},
     "qianfan_ocr": {},
     "qwen2_5_vl": _MROPE,
@@ -392,6 +512,14 @@ _OUTER: dict[str, dict[str, Any]] = {
         },
         "audio_config": {"codebook_size": 8, "codebook_dim": 16},
     },
+    "dots3_note": {
+        "vision_config": {
+            "mlp_layer_types": ["dense"],
+            "adapter_in_dim": 16,
+            "adapter_out_dim": 32,
+        },
+        "audio_config": {"adapter_input_size": 16, "adapter_out_dim": 32},
+    },
     "granite4_vision": {
         "downsample_rate": "1/2",
         "deepstack_layer_map": [[0, 0]],
@@ -403,7 +531,8 @@ _OUTER: dict[str, dict[str, Any]] = {
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
-    "llama4": ("llama4_text", {}),
+    "doge": ("doge", {}),
+    "inkling2": ("inkling2_text", {}),
     "diffllama": ("diffllama", {}),
     "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}),
     "mamba": ("mamba", {}),
@@ -438,6 +567,17 @@ _KIMI = {
     "first_k_dense_replace": 1,
 }
 _SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 16}
+_QSA = {
+    "max_position_embeddings": SELECTED,
+    "layer_types": [*["linear_attention"] * 3, "indexed_attention"],
+    "hc_count": 2,
+    "hc_lowrank": 8,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": SELECTED,
+    "indexer_compress_ratio": 4,
+}
 _MAMBA2 = {
     "num_hidden_layers": 3,
     "mamba_n_heads": 8,
@@ -584,6 +724,34 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 1,
             "router_hidden_size": 16,
         },
+    ),
+    "glm5_next_on_text": (
+        "glm5_next",
+        {
+            **_INDEXED,
+            "n_group": 1,
+            "qk_rope_head_dim": 0,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "indexed_attention"] * 2,
+            "indexer_types": ["full", "full", "full", "full"],
+            "mlp_layer_types": ["dense", "sparse"] * 2,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "index_kpool": 4,
+        },
+    ),
+    "qwen4_exp": (
+        "qwen4_exp_text",
+        {
+            **_HEAD,
+            **_GATED_DELTA,
+            **_SHARED_EXPERT,
+            **_QSA,
+        },
+    ),
+    "qwen4_exp_on_text": (
+        "qwen4_exp",
+        {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT, **_QSA, **_MROPE},
     ),
     "qwen3_5_on_text": ("qwen3_5", {**_HEAD, **_GATED_DELTA, **_MROPE}),
     "qwen3_5_moe_on_text": ("qwen3_5_moe", {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT, **_MROPE}),

@@ -26,7 +26,7 @@ from treegen.model.checkpoint.quantized import quantisation_of
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import DTYPES, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.hook import ATTENTION
-from treegen.model.latent import disable_latents
+from treegen.model.latent import restore_attention
 from treegen.model.linear.fp8_experts import quantize_matrices
 from treegen.model.load_check import check_model
 from treegen.model.model import Model
@@ -241,7 +241,7 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
         module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
         yield
     finally:
-        disable_latents(module)
+        restore_attention(module)
         for config, name in attends:
             config._attn_implementation_internal = name
         for part, name, value in attributes:
