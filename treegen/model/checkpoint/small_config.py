@@ -27,8 +27,13 @@ _COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
 """Numbers of blocks, not of tokens."""
 
 _WIDTH: Final = re.compile(r"(^|_)(hidden_size|intermediate_size|n_embd|d_model|ffn_dim)$")
-_HEADS: Final = re.compile(r"(^|_)(heads?|n_head)$")
-_LEAST_WIDTH: Final = 64
+_HEADS: Final = re.compile(r"(^|_)(heads|n_head)$")
+_ATTENTION_HEADS: Final = re.compile(r"(^|_)(attention_heads|key_value_heads|n_head)$")
+_EXPERTS: Final = re.compile(r"^(num|n)_(local_|routed_)?experts$")
+_MOST_EXPERTS: Final = 16
+_LEAST_WIDTH: Final = 32
+_WIDTH_MULTIPLE: Final = 16
+"""Products of experts require rows of whole 16 bytes."""
 _LEAST_LAYERS: Final = 4
 _MOST_LAYERS: Final = 12
 _VOCAB_SIZE: Final = 512
@@ -76,7 +81,13 @@ def iter_small_copies(
     Yields:
         Configurations. Some families cannot be built from some of them.
     """
-    for factor, vocab_size in ((16, _VOCAB_SIZE), (4, _VOCAB_SIZE), (1, _VOCAB_SIZE), (16, None)):
+    for factor, heads, vocab_size in (
+        (64, _HEADS, _VOCAB_SIZE),
+        (64, _ATTENTION_HEADS, _VOCAB_SIZE),
+        (8, _HEADS, _VOCAB_SIZE),
+        (1, _HEADS, _VOCAB_SIZE),
+        (64, _HEADS, None),
+    ):
         small = copy.deepcopy(config)
         if getattr(small, "quantization_config", None) is not None:
             del small.quantization_config
@@ -84,7 +95,7 @@ def iter_small_copies(
         try:
             _lower(text, boundaries)
             _keep_first_layers(text)
-            _divide_widths(text, factor)
+            _divide_widths(text, factor, heads)
             if vocab_size is not None:
                 for part in {id(part): part for part in (small, text)}.values():
                     _limit_vocabulary(part, vocab_size)
@@ -122,20 +133,27 @@ def _keep_first_layers(text: PretrainedConfig) -> None:
         setattr(text, name, value)
 
 
-def _divide_widths(text: PretrainedConfig, factor: int) -> None:
-    """Divide hidden sizes and numbers of heads by a factor, as far as they stay whole numbers."""
+def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) -> None:
+    """Divide widths and numbers of heads by a factor, or by the largest that fits; limit experts.
+
+    Args:
+        text: The configuration to change.
+        factor: A power of two.
+        heads: Matches the names of the numbers of heads that shrink with the widths.
+    """
     while factor > 1 and (
-        text.hidden_size // factor < _LEAST_WIDTH
-        or text.hidden_size % factor
-        or text.num_attention_heads % factor
+        text.hidden_size // factor < _LEAST_WIDTH or text.num_attention_heads % factor
     ):
         factor //= 2
     for name, value in list(vars(text).items()):
-        if type(value) is not int or factor == 1:
+        if type(value) is not int:
             continue
-        if _WIDTH.search(name) and value % factor == 0:
-            setattr(text, name, value // factor)
-        elif _HEADS.search(name):
+        if _EXPERTS.search(name):
+            setattr(text, name, min(value, _MOST_EXPERTS))
+        elif factor > 1 and _WIDTH.search(name):
+            width = value // factor // _WIDTH_MULTIPLE * _WIDTH_MULTIPLE
+            setattr(text, name, max(width, _LEAST_WIDTH))
+        elif factor > 1 and heads.search(name):
             setattr(text, name, value // factor if value % factor == 0 else 1)
 
 
