@@ -36,6 +36,7 @@ _WIDTH_MULTIPLE: Final = 16
 """Products of experts require rows of whole 16 bytes."""
 _LEAST_LAYERS: Final = 4
 _MOST_LAYERS: Final = 12
+_DEPTHS: Final = ("num_hidden_layers", "num_layers", "n_layers", "encoder_layers", "depth")
 _VOCAB_SIZE: Final = 512
 _MOST_WEIGHTS: Final = 40_000_000
 """Numbers in the weights of a copy, which takes half a second to build."""
@@ -95,6 +96,7 @@ def iter_small_copies(
         try:
             _lower(text, boundaries)
             _keep_first_layers(text)
+            _shrink_towers(small, text)
             _divide_widths(text, factor, heads)
             if vocab_size is not None:
                 for part in {id(part): part for part in (small, text)}.values():
@@ -131,6 +133,16 @@ def _keep_first_layers(text: PretrainedConfig) -> None:
     text.num_hidden_layers = kept
     for name, value in lists.items():
         setattr(text, name, value)
+
+
+def _shrink_towers(config: PretrainedConfig, text: PretrainedConfig) -> None:
+    """Keep one layer of each tower for images or sound, which text does not reach."""
+    towers = [getattr(config, name, None) for name in config.sub_configs]
+    for tower in towers:
+        if isinstance(tower, PretrainedConfig) and tower is not text:
+            for name in _DEPTHS:
+                if type(getattr(tower, name, None)) is int:
+                    setattr(tower, name, 1)
 
 
 def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) -> None:
