@@ -19,6 +19,8 @@ from treegen.model.checkpoint.text_part import auto_class
 VOCAB_SIZE = 320
 CONTEXT_LENGTH = 256
 WINDOW = 8
+SELECTED = 64
+"""Keys that a tiny model's sparse attention may select; its context ends there."""
 _TEXT = (
     "Question: Ann has 3 apples and Bob has 14. How many apples do they have together?\n"
     "Answer: They have 3 + 14 = 17 apples. The answer is 17.\n\n"
@@ -79,6 +81,24 @@ _GEMMA4 = {
     "num_kv_shared_layers": 2,
     "vocab_size_per_layer_input": VOCAB_SIZE,
     "hidden_size_per_layer_input": 8,
+}
+_INDEXED = {
+    **_DEEPSEEK,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": SELECTED,
+    "index_topk": SELECTED,
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+}
+_LLAMA4 = {
+    **_HEAD,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 48,
+    "max_position_embeddings": SELECTED,
+    "attention_chunk_size": SELECTED,
+    "floor_scale": SELECTED + 1,
 }
 _ONE_GROUP = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 # Positions in three dimensions, which are the same three for text.
@@ -194,6 +214,10 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
         {**_HEAD, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
     ),
     "axk1": ("axk1", _DEEPSEEK),
+    "axk2": (
+        "axk2",
+        {**_INDEXED, "mlp_layer_types": ["dense", "sparse", "sparse"], "gated_norm_rank": 4},
+    ),
     "beam": ("beam", {}),
     "biogpt": ("biogpt", {}),
     "cohere2_moe": ("cohere2_moe", {**_HEAD, **_MIXED, **_EXPERTS, "logit_scale": 0.5}),
@@ -210,6 +234,19 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
             "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
         },
     ),
+    "deepseek_v32": ("deepseek_v32", _INDEXED),
+    "dory": (
+        "dory",
+        {
+            **_HEAD,
+            **_MIXED,
+            "n_input_layers": 1,
+            "n_recurrent_layers": 2,
+            "n_output_layers": 1,
+            "n_recurrent_loops": 3,
+            "initializer_range": 1.0,  # the unit of its scales
+        },
+    ),
     "dots1": ("dots1", {**_HEAD, **_DEEPSEEK}),
     "ernie4_5_moe": (
         "ernie4_5_moe",
@@ -221,10 +258,15 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_start_index": 1,
         },
     ),
+    "exaone": ("exaone", {}),
     "exaone_moe": ("exaone_moe", {**_HEAD, **_MIXED, **_EXPERTS, **_ONE_GROUP}),
     "flex_olmo": ("flex_olmo", _EXPERTS),
     "flint": ("flint", _HEAD),
     "gemma4_unified": ("gemma4_unified_text", _GEMMA4),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        {**_INDEXED, "n_group": 1, "indexer_types": ["full", "shared", "full"]},
+    ),
     "glm4_moe_lite": ("glm4_moe_lite", {**_DEEPSEEK, "n_group": 1}),
     "gpt_sw3": ("gpt-sw3", _GPT2),
     "gpt_bigcode": ("gpt_bigcode", _GPT2),
@@ -236,6 +278,16 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
         "hy_v3",
         {**_HEAD, **_EXPERTS, "num_shared_experts": 1, "first_k_dense_replace": 1},
     ),
+    "hy_v4": (
+        "hy_v4",
+        {
+            **_INDEXED,
+            "n_group": 1,
+            "head_dim": 12,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "indexer_types": ["full", "shared", "full"],
+        },
+    ),
     "hyperclovax": ("hyperclovax", {}),
     "internlm3": ("internlm3", _HEAD),
     "iquestcoder": ("iquestcoder", _HEAD),
@@ -243,6 +295,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe": ("jetmoe", {**_LOCAL_EXPERTS, "kv_channels": 8}),
     "kolibri1": ("kolibri1", {**_HEAD, **_EXPERTS}),
     "laguna": ("laguna", {**_HEAD, **_MIXED, **_EXPERTS}),
+    "llama4": ("llama4_text", _LLAMA4),
     "longcat_flash": (
         "longcat_flash",
         {
@@ -278,6 +331,17 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "moshi": ("moshi", {**_HEAD, "ffn_dim": 48}),
     "phimoe": ("phimoe", {**_LOCAL_EXPERTS, "sliding_window": None}),
     "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "sarvam_mla": ("sarvam_mla", _DEEPSEEK),
+    "sarvam_moe": (
+        "sarvam_moe",
+        {
+            **_HEAD,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "solar_open": (
         "solar_open",
         {**_HEAD, **_EXPERTS, **_ONE_GROUP, "n_routed_experts": 4, "n_shared_experts": 1},
@@ -287,13 +351,38 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Models that take images or sound too: the settings are the text part's.
 _WRAPPED: dict[str, dict[str, Any]] = {
+    "apertus1p5": {},
     "aria": {},
     "aya_vision": {},
     "cohere2_vision": {},
+    "cohere_compass": {"rope_parameters": {"full_attention": _MROPE["rope_parameters"]}},
     "cosmos3_edge": {**_HEAD, **_MROPE},
     "cosmos3_omni": {**_HEAD, **_MROPE},
     "deepseek_vl": {},
     "deepseek_vl_hybrid": {},
+    "dots3_note": {
+        **_INDEXED,
+        "n_group": 1,
+        "layer_types": ["sliding_attention", "indexed_attention", "indexed_attention"],
+        "sliding_window": WINDOW,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "shared_experts_intermediate_size": 16,
+        "head_dim": 12,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 16,
+        "swa_kv_lora_rank": 16,
+        "swa_head_dim": 12,
+        "swa_qk_nope_head_dim": 8,
+        "swa_v_head_dim": 8,
+    },
+    "ernie4_5_vl_moe": {
+        **_MROPE,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": [16, 16],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "exaone4_5": {},
     "fuyu": {},
     "gemma3": {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8},
@@ -301,23 +390,84 @@ _WRAPPED: dict[str, dict[str, Any]] = {
     "gemma4_unified": _GEMMA4,
     "glm46v": {**_HEAD, **_MROPE},
     "glm4v": {**_HEAD, **_MROPE},
+    "glm4v_moe": {
+        **_HEAD,
+        "rope_parameters": {**_MROPE["rope_parameters"], "partial_rotary_factor": 1.0},
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
     "glm_ocr": {**_HEAD, **_MROPE},
     "glmasr": {},
     "got_ocr2": {},
+    "granite4_vision": {},
     "granite_docling": {},
     "granite_speech": {},
     "granite_speech_plus": {},
     "hyperclovax_vision_v2": {},
+    "hy_v4_vl": {
+        **_INDEXED,
+        "n_group": 1,
+        "qk_rope_head_dim": 8,
+        "head_dim": 16,
+        "rope_parameters": {**_MROPE["rope_parameters"], "mrope_section": [2, 1, 1]},
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "indexer_types": ["full", "shared", "full"],
+    },
     "idefics2": {},
     "idefics3": {},
     "internvl": {},
+    "kimi_k25": _DEEPSEEK,
     "lighton_ocr": {},
+    "llama4": _LLAMA4,
     "llava": {},
     "llava_next": {},
     "llava_next_video": {},
     "llava_onevision": {},
+    "minimax_m3_vl": {
+        **_HEAD,
+        **_LOCAL_EXPERTS,
+        "max_position_embeddings": SELECTED,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_block_size": 8,
+        "index_topk_blocks": SELECTED // 8,
+        "rotary_dim": 4,
+        "dense_intermediate_size": 48,
+        "shared_intermediate_size": 16,
+    },
     "mistral3": {},
+    "mistral_large4": {
+        **_INDEXED,
+        "n_group": 1,
+        "num_hidden_layers": 4,
+        "no_rope_layers": [1, 0, 1, 1],
+        "kv_source_layers": [0, 1, 0, 3],
+        "indexer_types": ["full", "shared", "full", "full"],
+    },
     "paddleocr_vl": {**_HEAD, **_MROPE},
+    "phi4_multimodal": {
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "crop_size": 28,
+        },
+        "audio_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_blocks": 1,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": 16,
+            "depthwise_separable_out_channel": 16,
+            "nemo_conv_channels": 8,
+        },
+    },
     "pp_chart2table": {},
     "qianfan_ocr": {},
     "qwen2_5_vl": _MROPE,
@@ -327,16 +477,62 @@ _WRAPPED: dict[str, dict[str, Any]] = {
     "qwen3_vl": {**_HEAD, **_MROPE},
     "qwen3_vl_moe": {**_HEAD, **_MROPE, **_EXPERTS},
     "smolvlm": {},
+    "step3p7": {
+        **_HEAD,
+        **_MIXED,
+        "num_sliding_attention_heads": 2,
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        "moe_intermediate_size": 16,
+        "share_expert_dim": 16,
+        "n_routed_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "swiglu_limits": [None, None, None, 1.0],
+        "swiglu_limits_shared": [None, 1.0, None, 1.0],
+    },
     "video_llama_3": {},
     "video_llava": {},
     "vipllava": {},
     "voxtral": {},
 }
 EXACT |= {f"{name}_on_text": (name, settings) for name, settings in _WRAPPED.items()}
+# Settings of wrappers that the sizes of `_TOWER` do not fit: the wrapper's own, then its parts'.
+_OUTER: dict[str, dict[str, Any]] = {
+    "apertus1p5": {
+        "image_token_id": 300,
+        "audio_token_id": 301,
+        "image_token_offset": 302,
+        "audio_token_offset": 310,
+        "vision_config": {
+            "codebook_size": 8,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1],
+            "num_res_blocks": 1,
+            "latent_channels": 16,
+        },
+        "audio_config": {"codebook_size": 8, "codebook_dim": 16},
+    },
+    "dots3_note": {
+        "vision_config": {
+            "mlp_layer_types": ["dense"],
+            "adapter_in_dim": 16,
+            "adapter_out_dim": 32,
+        },
+        "audio_config": {"adapter_input_size": 16, "adapter_out_dim": 32},
+    },
+    "granite4_vision": {
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[0, 0]],
+        "spatial_target_layers": [1],
+        "vision_config": {"hidden_size": 64},
+        "qformer_config": {"intermediate_size": 16},
+    },
+}
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
-    "llama4": ("llama4_text", {}),
+    "doge": ("doge", {}),
+    "inkling2": ("inkling2_text", {}),
     "diffllama": ("diffllama", {}),
     "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}),
     "mamba": ("mamba", {}),
@@ -371,6 +567,17 @@ _KIMI = {
     "first_k_dense_replace": 1,
 }
 _SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 16}
+_QSA = {
+    "max_position_embeddings": SELECTED,
+    "layer_types": [*["linear_attention"] * 3, "indexed_attention"],
+    "hc_count": 2,
+    "hc_lowrank": 8,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": SELECTED,
+    "indexer_compress_ratio": 4,
+}
 _MAMBA2 = {
     "num_hidden_layers": 3,
     "mamba_n_heads": 8,
@@ -443,6 +650,21 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": [*["linear_attention"] * 3, "full_attention"],
         },
     ),
+    "lara_mini": (
+        "lara_mini",
+        {
+            **_HEAD,
+            **_GATED_DELTA,
+            **_SHARED_EXPERT,
+            "layer_types": [
+                "linear_attention",
+                "sliding_attention",
+                "linear_attention",
+                "full_attention",
+            ],
+            "sliding_window": WINDOW,
+        },
+    ),
     "lfm2": ("lfm2", {**_CONV, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": ("lfm2_moe", {**_CONV, **_EXPERTS, "num_dense_layers": 1}),
     "lfm3": ("lfm3", _CONV),
@@ -503,6 +725,34 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
             "router_hidden_size": 16,
         },
     ),
+    "glm5_next_on_text": (
+        "glm5_next",
+        {
+            **_INDEXED,
+            "n_group": 1,
+            "qk_rope_head_dim": 0,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "indexed_attention"] * 2,
+            "indexer_types": ["full", "full", "full", "full"],
+            "mlp_layer_types": ["dense", "sparse"] * 2,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "index_kpool": 4,
+        },
+    ),
+    "qwen4_exp": (
+        "qwen4_exp_text",
+        {
+            **_HEAD,
+            **_GATED_DELTA,
+            **_SHARED_EXPERT,
+            **_QSA,
+        },
+    ),
+    "qwen4_exp_on_text": (
+        "qwen4_exp",
+        {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT, **_QSA, **_MROPE},
+    ),
     "qwen3_5_on_text": ("qwen3_5", {**_HEAD, **_GATED_DELTA, **_MROPE}),
     "qwen3_5_moe_on_text": ("qwen3_5_moe", {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT, **_MROPE}),
     "lfm2_vl_on_text": ("lfm2_vl", _CONV),
@@ -538,7 +788,10 @@ def _wrapper(model_type: str, settings: dict[str, Any]) -> Any:
             own = {"model_type": part["model_type"]} if "model_type" in part else {}
             known = sizes if name == "text_config" else {k: sizes[k] for k in sizes if k in part}
             parts[name] = {**known, **own}
-    return AutoConfig.for_model(model_type, **parts, tie_word_embeddings=False)
+    outer = {"tie_word_embeddings": False, **copy.deepcopy(_OUTER.get(model_type, {}))}
+    for name, part in parts.items():
+        part.update(outer.pop(name, {}))
+    return AutoConfig.for_model(model_type, **parts, **outer)
 
 
 def save_tiny_model(

@@ -10,11 +10,12 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from tiny_models import EXACT, HYBRID, REFUSED, config_of, known, save_tiny_model
+from tiny_models import EXACT, HYBRID, REFUSED, SELECTED, config_of, known, save_tiny_model
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from treegen.errors import ModelError
+from treegen import LLM, SamplingParams
+from treegen.errors import ContextError, ModelError, ModelWarning
 from treegen.model.batch import Batch
 from treegen.model.checkpoint import families, quantized
 from treegen.model.checkpoint.text_part import auto_class
@@ -202,6 +203,50 @@ def test_a_tree_decodes_like_each_prompt_alone(family: str, tmp_path: Path) -> N
     assert logits.std(-1).min() > 0.1
 
 
+SPARSE = [
+    name
+    for name, (_, settings) in (EXACT | HYBRID).items()
+    if {"index_topk", "index_topk_blocks", "indexer_budget", "attention_chunk_size"} & {*settings}
+]
+
+
+@pytest.mark.parametrize("family", SPARSE)
+def test_sparse_attention_is_exact_up_to_the_keys_that_it_selects(
+    family: str, tmp_path: Path
+) -> None:
+    if not known((EXACT | HYBRID)[family][0]):
+        pytest.skip(f"this transformers has no {(EXACT | HYBRID)[family][0]}")
+    directory = save_tiny_model(tmp_path, family, max_position_embeddings=2 * SELECTED)
+    with pytest.warns(ModelWarning, match="64 tokens, not 128: beyond 64 .* attention leaves"):
+        llm = LLM(directory, device="cpu", memory="16MiB", check=False)
+    assert llm.model.spec.context_length == SELECTED
+    ids = torch.randint(3, 320, (SELECTED,), generator=torch.Generator().manual_seed(2))
+    prompts = [ids[:30], torch.cat([ids[:41], ids[:3]]), ids[: SELECTED - STEPS - 1]]
+    params = SamplingParams(temperature=0, max_tokens=STEPS + 1, ignore_eos=True)
+    outputs = llm.generate([prompt.tolist() for prompt in prompts], params)
+    stock = auto_class(llm.model.module.config).from_pretrained(
+        directory, attn_implementation="eager"
+    )
+    for output, prompt in zip(outputs, prompts, strict=True):
+        tokens, logits = greedy_alone(stock, prompt)
+        assert list(output.outputs[0].tokens) == tokens.tolist()
+        want = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(
+            torch.tensor(output.outputs[0].logprobs), want, atol=1e-4, rtol=0
+        )
+    with pytest.raises(ContextError, match="too many for the model's context of 64"):
+        llm.generate([ids.tolist()], params)
+
+
+def test_sparse_attention_that_leaves_out_the_last_keys_is_refused(tmp_path: Path) -> None:
+    if not known("glm5_next"):
+        pytest.skip("this transformers has no glm5_next")
+    model_type, settings = HYBRID["glm5_next_on_text"]
+    config = config_of(model_type, **settings, index_kpool_always_select_tail=False)
+    with pytest.raises(ModelError, match="layers of type indexed_attention"):
+        families.refuse_family(config)
+
+
 # Families that older versions of transformers compute without the attention interface.
 BY_VERSION = {"codegen": EXACT["codegen"], "gptj": EXACT["gptj"]}
 
@@ -227,6 +272,8 @@ def test_a_family_is_refused_if_and_only_if_the_installed_transformers_bypasses_
 @pytest.mark.parametrize("family", REFUSED)
 def test_families_that_would_be_wrong_are_refused(family: str, tmp_path: Path) -> None:
     model_type, settings = REFUSED[family]
+    if not known(model_type):
+        pytest.skip(f"this transformers has no {model_type}")
     config_of(model_type, **settings).save_pretrained(tmp_path)
     with pytest.raises(ModelError) as caught:
         load_spec(tmp_path)
@@ -241,8 +288,8 @@ def test_refused_families_are_noticed_without_the_list(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model_type, settings = (REFUSED | BY_VERSION)[family]
-    if not families.refusal(model_type):
-        pytest.skip(f"this transformers computes {family} by its attention interface")
+    if not known(model_type) or not families.refusal(model_type):
+        pytest.skip(f"this transformers lacks it, or computes {family} by its attention interface")
     config_of(model_type, **settings).save_pretrained(tmp_path)
     monkeypatch.setattr(families, "REFUSED", {})
     with pytest.raises(ModelError, match=model_type):

@@ -282,9 +282,14 @@ class ModelSpec:
 
     @property
     def latent(self) -> LatentSpec | None:
-        """How keys and values are derived from latents; None unless the same in all layers."""
+        """How keys and values are derived from latents.
+
+        None unless it is the same in all layers, and each layer keeps its own latents: expanded
+        copies are stored with the latents, and each layer expands them by its own weights.
+        """
         latents = {layer.latent for layer in self.layers}
-        return latents.pop() if len(latents) == 1 else None
+        is_shared = any(layer.shared_with is not None for layer in self.layers)
+        return latents.pop() if len(latents) == 1 and not is_shared else None
 
 
 def sum_bytes(states: Iterable[StateSpec]) -> int:

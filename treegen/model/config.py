@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from treegen.common.checks import device_name
 from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning, arg
-from treegen.model.checkpoint.families import refuse_family
+from treegen.model.checkpoint.families import dense_length, refuse_family
 from treegen.model.checkpoint.files import (
     check_trust,
     locate,
@@ -250,15 +250,10 @@ def spec_of(
         shared_with = None if source == at else source
         layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent))
     text = config.get_text_config(decoder=True)
-    declared, length = _declared_length(text), _context_length(text)
-    if length < declared:
-        warnings.warn(
-            f"{name}: the context is {length:,} tokens, not {declared:,}: beyond {length:,} the "
-            "model's longrope turns every position of a text by other factors, and the keys that "
-            "are kept were turned by those for shorter texts",
-            ModelWarning,
-            stacklevel=1,  # the same line for a plan and for a load, so Python shows it once
-        )
+    declared = _declared_length(text)
+    length, reason = min([(declared, ""), *_limits(text)], key=lambda limit: limit[0])
+    if reason:
+        warn_context(name, declared, length, reason)
     itemsize = 1 if kv_cache_dtype == "fp8" else dtype.itemsize
     spec = ModelSpec(
         name=name,
@@ -293,17 +288,39 @@ def _declared_length(text: PretrainedConfig) -> int:
     return length
 
 
-def _context_length(text: PretrainedConfig) -> int:
-    """Return the number of positions whose rotation does not depend on the rest of the batch."""
-    length = _declared_length(text)
+def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
+    """Yield lengths at which the context must end, and why."""
     for rope in _ropes(text):
         # Once one row is longer than the original length, longrope rotates every position of the
         # batch by different factors. ("dynamic" does so beyond max_position_embeddings.)
         if "longrope" in (rope.get("rope_type"), rope.get("type")):
             original = rope.get("original_max_position_embeddings")
             original = original or getattr(text, "original_max_position_embeddings", None)
-            length = min(length, original or length)
-    return length
+            if original:
+                yield (
+                    original,
+                    "the model's longrope turns every position of a text by other factors, and the "
+                    "keys that are kept were turned by those for shorter texts",
+                )
+    if length := dense_length(text):
+        kind = "sparse" if getattr(text, "attention_chunk_size", None) is None else "chunked"
+        yield length, f"the model's {kind} attention leaves out keys, which is not supported"
+
+
+def warn_context(name: str, declared: int, length: int, reason: str) -> None:
+    """Warn that the context of a model is shorter than its configuration declares.
+
+    Args:
+        name: The model's name.
+        declared: The declared length.
+        length: The supported length.
+        reason: What happens beyond that length.
+    """
+    warnings.warn(
+        f"{name}: the context is {length:,} tokens, not {declared:,}: beyond {length:,} {reason}",
+        ModelWarning,
+        stacklevel=1,  # the same line for a plan and for a load, so Python shows it once
+    )
 
 
 def _ropes(text: PretrainedConfig) -> Iterator[dict[str, Any]]:

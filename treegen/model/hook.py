@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
-from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
+from treegen.model.latent import OURS, get_up_projection, is_empty, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.latent import attend_latents
@@ -37,6 +37,8 @@ _OTHER: Final = "its numbers would be wrong; use another model"
 
 # Some families pass these keywords to the function. They do not change its result.
 _HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
+_SELECTIONS: Final = frozenset({"indices", "block_indices"})
+"""Keywords of sparse attention: the selected keys, where nothing stands for all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         query: Queries [1, H, T, K].
         key: Keys [1, G, T, K]; latents in a layer with latent attention.
         value: Values [1, G, T, V]; rotated parts of keys in a layer with latent attention.
-        attention_mask: Must be None.
+        attention_mask: Must be None or empty.
         dropout: Must be 0.
         scaling: The factor of logits; None for K ** -0.5.
         sliding_window: Maximum keys that a row sees, including its own; None or 0 for all.
@@ -136,14 +138,17 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         layer = NO_NUMBER
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError(f"{name} of layer {layer} is not causal; {_OTHER}")
-    if attention_mask is not None:
+    if not is_empty(attention_mask):
         raise ModelError(f"{name} of layer {layer} builds its own attention mask; {_OTHER}")
     if dropout:
         raise ModelError(f"{name} of layer {layer} asks for dropout {dropout}; call eval() first")
     unknown = {
         keyword: value
         for keyword, value in others.items()
-        if keyword not in _HARMLESS and value is not None and value is not False
+        if keyword not in _HARMLESS
+        and value is not None
+        and value is not False
+        and not (keyword in _SELECTIONS and is_empty(value))
     }
     if unknown:
         raise ModelError(

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -26,9 +27,9 @@ from treegen.model.checkpoint.quantized import quantisation_of
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import DTYPES, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.hook import ATTENTION
-from treegen.model.latent import disable_latents
+from treegen.model.latent import restore_attention
 from treegen.model.linear.fp8_experts import quantize_matrices
-from treegen.model.load_check import check_model
+from treegen.model.load_check import check_boundaries, check_model
 from treegen.model.model import Model
 from treegen.model.options import check_stored
 from treegen.model.parallel.ranks import Ranks, check_ranks
@@ -63,7 +64,8 @@ def load_model(  # noqa: PLR0913 -- users name these arguments
             CPU.
         device: The device. "auto" is CUDA if available, else the CPU.
         check: Whether to compare a small tree with transformers' own attention on the loaded
-            weights, which takes about a second. Without it, an untested family may be silently
+            weights, which takes about a second, and small random copies of a model of an untested
+            family beyond its windows and the like. Without it, an untested family may be silently
             wrong.
         revision: The branch, tag or commit of a model on the hub.
         trust_remote_code: Whether code of the checkpoint itself may run. From the hub it runs only
@@ -126,6 +128,7 @@ def load_model(  # noqa: PLR0913 -- users name these arguments
     model = _load_planned(plan, impl)
     if check:
         check_model(model)
+        check_boundaries(model, partial(from_module, check=False))
     if images:
         model.tower = VisionTower(model.module, placeholder_of(config))
     return model
@@ -220,6 +223,7 @@ def from_module(
     )
     if check:
         check_model(model)
+        check_boundaries(model, partial(from_module, check=False))
     return model
 
 
@@ -241,7 +245,7 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
         module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
         yield
     finally:
-        disable_latents(module)
+        restore_attention(module)
         for config, name in attends:
             config._attn_implementation_internal = name
         for part, name, value in attributes:

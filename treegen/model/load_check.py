@@ -3,10 +3,16 @@
 The toy has a shared prefix, two branches of different length, and one decoded token on each, so it
 covers three levels, prefill and decode. It runs on the loaded weights in their dtype and takes
 about a second. Its keys and values stay in that dtype, even if the cache uses FP8.
+
+The toy is shorter than the windows, chunks and the like of a real model. Families that are tested
+(`families.EXACT` and others) are tested beyond them. For any other family, small random copies of
+the model are checked in the same way, with these boundaries so low that the toy crosses them.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -16,8 +22,15 @@ from torch import Tensor, nn
 from treegen.common.device import without_autocast
 from treegen.errors import ModelError, arg
 from treegen.model.batch import Batch
+from treegen.model.checkpoint.families import is_tested
 from treegen.model.checkpoint.files import summarize_error
+from treegen.model.checkpoint.small_config import (
+    build_random_model,
+    find_boundaries,
+    iter_small_copies,
+)
 from treegen.model.checkpoint.text_part import attention_of_text
+from treegen.model.config import warn_context
 from treegen.model.hook import ATTENTION
 from treegen.model.linear.fp8 import disable_input_rounding
 from treegen.model.recurrent.layer_states import cache_argument
@@ -31,8 +44,25 @@ if TYPE_CHECKING:
 
 # R query rows, V vocabulary, N tokens of a sequence
 
-PREFIX: Final = 11
-BRANCHES: Final = (5, 2)
+
+_Wrap = Callable[[Any], "Model"]
+
+
+class _Toy(NamedTuple):
+    """The lengths of a toy tree in tokens; one decoded token follows each branch."""
+
+    prefix: int
+    branches: tuple[int, int]
+
+
+_TOY: Final = _Toy(11, (5, 2))
+_COPY_TOY: Final = _Toy(12, (28, 4))
+_LOW: Final = (8, 16)
+"""Boundaries of random copies. The toy crosses 8 in its prefix, and 16 in one branch and in the
+decode step of the other."""
+_LEAST_CONTEXT: Final = 128
+"""A family whose context would be shorter is refused."""
+_COPY_TOLERANCE: Final = 0.01
 # Short enough that rows of every branch of the toy exceed it.
 TOY_WINDOW: Final = 6
 _PAGE: Final = 64
@@ -66,9 +96,68 @@ def check_model(model: "Model") -> None:
         )
 
 
+def check_boundaries(model: "Model", wrap: _Wrap) -> None:
+    """Check a model of an untested family beyond the boundaries that its configuration declares.
+
+    The context of the model ends at a boundary beyond which the logits may be wrong.
+
+    Args:
+        model: The model.
+        wrap: Makes a model of a transformers module, without a check.
+
+    Raises:
+        ModelError: that context would be too short to be of use.
+    """
+    config, declared = model.module.config, model.spec.context_length
+    if any(map(is_tested, (config.model_type, config.get_text_config(decoder=True).model_type))):
+        return
+    boundaries = find_boundaries(config, declared)
+    if not boundaries or all(_crosses(model, dict.fromkeys(boundaries, low), wrap) for low in _LOW):
+        return
+    uncrossed = {
+        name: length
+        for name, length in boundaries.items()
+        if not all(_crosses(model, {name: low}, wrap) for low in _LOW)
+    }
+    name, length = min((uncrossed or boundaries).items(), key=lambda item: item[1])
+    if length < _LEAST_CONTEXT:
+        raise ModelError(
+            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}) the "
+            "logits of a small random copy differ from transformers' own attention, so samples "
+            f"would be wrong; please report the model. {arg('check', False)} loads it all the same"
+        )
+    warn_context(
+        model.spec.name,
+        declared,
+        length,
+        f"({name}) a small random copy of the model does not give the logits of transformers' own "
+        "attention",
+    )
+    model.spec = replace(model.spec, context_length=length)
+
+
+def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool:
+    """Return whether a random copy with these boundaries gives the logits of stock attention."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the copy's own context
+        for config in iter_small_copies(model.module.config, boundaries):
+            try:
+                module = build_random_model(type(model.module), config)
+                if module is None:
+                    continue
+                small = wrap(module)
+                sequences = _sequences(small, _COPY_TOY)
+                want = _stock_logits(small, sequences)
+                got = _tree_logits(small, sequences, _COPY_TOY)
+            except Exception:  # the family cannot be built in this size, or does not run
+                continue
+            return max(rows.max().item() for rows in _row_errors(got, want)) <= _COPY_TOLERANCE
+    return False
+
+
 def _error_and_limit(model: "Model") -> tuple[float, float]:
     """Return the error of the toy tree's logits against stock attention, and its limit."""
-    sequences = _sequences(model)
+    sequences = _sequences(model, _TOY)
     limit = TOLERANCE[model.dtype]
     with _toy_window(model), disable_input_rounding(model.module):
         want = _stock_logits(model, sequences)
@@ -77,7 +166,7 @@ def _error_and_limit(model: "Model") -> tuple[float, float]:
                 f"{model.spec.name} gives logits that are not numbers in {model.dtype} under "
                 "transformers' own attention; try dtype float32, or another checkpoint"
             )
-        error = _relative_error(_tree_logits(model, sequences), want)
+        error = _relative_error(_tree_logits(model, sequences, _TOY), want)
         if error > limit and model.dtype != torch.float32:
             # In deep models with many experts, rounding alone routes tokens to other experts, with
             # stock attention too.
@@ -86,7 +175,7 @@ def _error_and_limit(model: "Model") -> tuple[float, float]:
     return error, limit
 
 
-def _sequences(model: "Model") -> list[Tensor]:
+def _sequences(model: "Model", toy: _Toy) -> list[Tensor]:
     """Return the two token sequences [N] of the toy: deterministic, without special tokens."""
     text = model.module.config.get_text_config(decoder=True)
     special: set[int] = set()
@@ -96,9 +185,9 @@ def _sequences(model: "Model") -> list[Tensor]:
                 special |= set(value) if isinstance(value, list) else {value}
     plain = [i for i in range(min(model.spec.vocab_size, 5000)) if i not in special]
     generator = torch.Generator().manual_seed(0)
-    picks = torch.randint(len(plain), (PREFIX + sum(BRANCHES) + 2,), generator=generator)
+    picks = torch.randint(len(plain), (toy.prefix + sum(toy.branches) + 2,), generator=generator)
     tokens = torch.tensor(plain)[picks].to(model.device)
-    prefix, first, second, tails = tokens.split([PREFIX, *BRANCHES, 2])
+    prefix, first, second, tails = tokens.split([toy.prefix, *toy.branches, 2])
     return [torch.cat([prefix, first, tails[:1]]), torch.cat([prefix, second, tails[1:]])]
 
 
@@ -137,7 +226,7 @@ class _CountedPools(list[LayerKV]):
         return super().__getitem__(index)
 
 
-def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
+def _tree_logits(model: "Model", sequences: Sequence[Tensor], toy: _Toy) -> list[Tensor]:
     """Return the logits [N, V] of each sequence, computed as a tree: shared prefix rows once."""
     # Page 0 holds the prefix, 1 and 2 the branches, 3 and 4 the decoded tokens.
     pools = model.new_cache(num_pages=5, page_size=_PAGE, dtype=model.dtype)
@@ -145,20 +234,21 @@ def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
     # decoding continues in place. Rows with update lists have windows in slots 4 and 5, and pages
     # from slot 6 on.
     states = model.new_states(num_slots=10)
-    ends = [PREFIX + n for n in BRANCHES]
-    trunk = ([(0, sum(BRANCHES))], [0], [PREFIX], [0], False)
-    first, rows = BRANCHES[0], sum(BRANCHES)
+    prefix, branches = toy
+    ends = [prefix + n for n in branches]
+    first, rows = branches[0], sum(branches)
+    trunk = ([(0, rows)], [0], [prefix], [0], False)
     prefix_RV = _pass(
         model,
         (pools, states),
-        [_Span(sequences[0][:PREFIX], 0, 0, NO_STATE, 1)],
-        [([(0, PREFIX)], [0], [PREFIX], [0], True)],
+        [_Span(sequences[0][:prefix], 0, 0, NO_STATE, 1)],
+        [([(0, prefix)], [0], [prefix], [0], True)],
     )
     branch_RV = _pass(
         model,
         (pools, states),
-        [_Span(s[PREFIX:-1], PREFIX, 1 + i, 1, 2 + i) for i, s in enumerate(sequences)],
-        [trunk, ([(0, first), (first, rows)], [1, 2], list(BRANCHES), [PREFIX] * 2, True)],
+        [_Span(s[prefix:-1], prefix, 1 + i, 1, 2 + i) for i, s in enumerate(sequences)],
+        [trunk, ([(0, first), (first, rows)], [1, 2], list(branches), [prefix] * 2, True)],
     )
     tail_RV = _pass(
         model,
@@ -168,8 +258,8 @@ def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
             for i, (s, end) in enumerate(zip(sequences, ends, strict=True))
         ],
         [
-            ([(0, 2)], [0], [PREFIX], [0], False),
-            ([(0, 1), (1, 2)], [1, 2], list(BRANCHES), [PREFIX] * 2, False),
+            ([(0, 2)], [0], [prefix], [0], False),
+            ([(0, 1), (1, 2)], [1, 2], list(branches), [prefix] * 2, False),
             ([(0, 1), (1, 2)], [3, 4], [1, 1], ends, False),
         ],
         decodes=True,
@@ -327,19 +417,23 @@ def _forward_stepwise(module: nn.Module, ids_1N: Tensor) -> Tensor:
 
 
 def _relative_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
-    """Return the distance between logits as a share of their spread; NaN counts as infinity.
+    """Return the distance between logits of the toy as a share of their spread.
 
     Rows belong to three parts: the prefix, the branches, and the decoded tokens. The error of a
     part is that of its median row (the lower one of two), because in 16 bits a single row may be
     routed to other experts. The largest error of the three parts is returned.
     """
-    spread = torch.cat(list(want)).double().std(dim=-1).mean().clamp_min(1e-12)
     parts: list[list[Tensor]] = [[], [], []]
-    for got_NV, want_NV in zip(got, want, strict=True):
-        error_N = (got_NV.double() - want_NV.double()).square().mean(dim=-1).sqrt() / spread
-        error_N = error_N.nan_to_num(nan=float("inf"))
-        for part, rows in zip(
-            parts, error_N.split([PREFIX, len(error_N) - PREFIX - 1, 1]), strict=True
-        ):
+    for error_N in _row_errors(got, want):
+        lengths = [_TOY.prefix, len(error_N) - _TOY.prefix - 1, 1]
+        for part, rows in zip(parts, error_N.split(lengths), strict=True):
             part.append(rows)
     return max(torch.cat(part).median().item() for part in parts)
+
+
+def _row_errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[Tensor]:
+    """Return the distance of each row [N] as a share of the spread; NaN counts as infinity."""
+    spread = torch.cat(list(want)).double().std(dim=-1).mean().clamp_min(1e-12)
+    pairs = [(a.double(), b.double()) for a, b in zip(got, want, strict=True)]
+    errors = [(a - b).square().mean(dim=-1).sqrt() / spread for a, b in pairs]
+    return [error_N.nan_to_num(nan=float("inf")) for error_N in errors]

@@ -18,6 +18,7 @@ from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec
 from treegen.errors import CapacityError, InputError, ModelError, arg
 from treegen.model.batch import Batch
+from treegen.model.checkpoint.families import has_loops
 from treegen.model.checkpoint.files import summarize_error
 from treegen.model.latent import get_up_projection, is_latent_layer
 from treegen.model.linear.batch_invariant import BatchInvariantLayers
@@ -101,6 +102,7 @@ class Model:
         self._grouped: GroupedLayers | None = None
         self._fixed: BatchInvariantLayers | None = None
         self._by_operators = False
+        self._has_loops = has_loops(module.config.get_text_config(decoder=True))
         self._latents = sorted(
             (part for part in module.modules() if is_latent_layer(part)),
             key=lambda part: int(part.layer_idx),
@@ -357,6 +359,8 @@ class Model:
     def _run_stock(self, batch: Batch) -> Tensor:
         """Return the logits of a batch from layers that are not compiled."""
         if batch.states is None:
+            if self._has_loops:
+                return self._run(batch, replace(batch, layers=_PoolIterator(batch.layers)))
             return self._run(batch, batch)
         by_operators, states = self._by_operators, batch.states
         on = SlotPass(states) if by_operators else StatePass(states, self.spec.states)
@@ -409,8 +413,8 @@ class Model:
 class _PoolIterator(list[LayerKV]):
     """The page pools of attention layers; each access returns the next pool, whatever the index.
 
-    In a hybrid model only some layers attend, and several of them may share one module, so the
-    index does not identify the pool.
+    In a hybrid model only some layers attend, and several of them may share one module; a model
+    with loops runs a layer several times. The index does not identify the pool then.
     """
 
     def __init__(self, layers: Sequence[LayerKV]) -> None:

@@ -21,7 +21,13 @@ from transformers.integrations import hub_kernels
 
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.errors import ModelError, arg
-from treegen.model.checkpoint.families import NO_ATTENTION, OTHERS, OWN_ATTENTION, recurrent_types
+from treegen.model.checkpoint.families import (
+    NO_ATTENTION,
+    OTHERS,
+    OWN_ATTENTION,
+    has_loops,
+    recurrent_types,
+)
 from treegen.model.checkpoint.files import summarize_error
 from treegen.model.checkpoint.text_part import (
     attention_of_text,
@@ -30,7 +36,7 @@ from treegen.model.checkpoint.text_part import (
     find_unused_parts,
 )
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
-from treegen.model.latent import enable_latents
+from treegen.model.latent import adapt_attention
 from treegen.model.linear.fp8 import iter_fp8_linears
 from treegen.model.linear.fp8_experts import rounding_experts
 from treegen.model.parallel.shards import shard
@@ -112,7 +118,7 @@ def probe_layers(
     try:
         model = _build_meta_model(config, dtype, trust_remote_code)
         states = StateProbe()
-        enable_latents(model)
+        adapt_attention(model)
         recurrent = wrap_recurrent(model)
         if not recurrent and (types := recurrent_types(config)):
             raise ModelError(f"no layer of type {', '.join(types)} keeps its state in a cache")
@@ -286,6 +292,8 @@ def _check_layers(config: PretrainedConfig, probe: Probe) -> None:
     num_layers = config.get_text_config(decoder=True).num_hidden_layers
     layers = [call.layer for call in probe.calls]
     if layers and layers == list(range(num_layers)):
+        return
+    if has_loops(config.get_text_config(decoder=True)) and {*layers} == {*range(num_layers)}:
         return
     (most, times), *_ = Counter(layers).most_common(1) or [(0, 0)]
     silent = sorted({*range(num_layers)} - {*layers})

@@ -38,7 +38,7 @@ from treegen.model.checkpoint.quantized import (
 )
 from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
 from treegen.model.hook import ATTENTION
-from treegen.model.latent import enable_latents
+from treegen.model.latent import adapt_attention
 from treegen.model.linear.fp8 import can_multiply
 from treegen.model.linear.fp8_checkpoint import RestoreReport, fp8_tensors, restore_fp8
 from treegen.model.linear.fp8_experts import quantize_matrices
@@ -368,7 +368,7 @@ def _refuse_bare_fp8(directory: Path) -> None:
 def prepare(module: PreTrainedModel) -> None:
     """Make a transformers module ready for inference."""
     module.eval().requires_grad_(False)
-    enable_latents(module)
+    adapt_attention(module)
     for part in module.modules():
         # treegen never pads. Some families check for padding in each pass, which would wait for
         # the device, so the check is disabled.

@@ -20,6 +20,7 @@ _OWN_STATE: Final = "its recurrent layers keep their states in themselves, not i
 NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 OTHERS: Final = "`treegen models` lists those that can"
+_DISTANCES: Final = "its attention adds biases that depend on the distance between tokens"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
 
 # Families that cannot be used although their configurations do not show it. `refusal` excludes
@@ -48,9 +49,14 @@ REFUSED: Final = {
     "blt": _DROPS,
     "stablelm": _DROPS,
     "nemotron": _DROPS,
+    "doge": "its attention adds a bias to each key, and its experts mix the tokens of a pass",
+    "inkling2": _DISTANCES,
+    "inkling2_text": _DISTANCES,
+    "inkling2_loop": _DISTANCES,
+    "inkling2_loop_text": _DISTANCES,
+    "inkling_mm_model": _DISTANCES,
+    "inkling_text": _DISTANCES,
     "diffllama": "it subtracts two attentions in each layer (differential attention)",
-    "llama4": "its chunked attention layers are not supported",
-    "llama4_text": "its chunked attention layers are not supported",
     "falcon_mamba": NO_ATTENTION,
     "mamba": NO_ATTENTION,
     "mamba2": NO_ATTENTION,
@@ -70,27 +76,30 @@ def _names(text: str) -> tuple[str, ...]:
 # Families that are tested against transformers, model by model; see docs/models.md.
 EXACT: Final = _names(
     """
-    afmoe apertus arcee aria_text axk1 beam biogpt bitnet codegen cohere cohere2 cohere2_moe
-    ctrl cwm dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe
-    flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm
-    glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite
-    granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense
-    hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama
-    longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral4
-    mixtral modernbert-decoder moshi nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3
-    phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma
-    youtu
+    afmoe apertus arcee aria_text axk1 axk2 beam biogpt bitnet codegen cohere cohere2
+    cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 dory dots1 ernie4_5
+    ernie4_5_moe exaone exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text
+    gemma4_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2
+    gpt_bigcode gpt_neox gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
+    granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3
+    iquestcoder jais2 jetmoe kolibri1 laguna llama llama4_text longcat_flash mellum
+    mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral4 mixtral
+    modernbert-decoder moshi nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2
+    qwen2_moe qwen3 qwen3_moe sarvam_mla sarvam_moe seed_oss smollm3 solar_open starcoder2
+    vaultgemma youtu
     """
 )
 """Families of text models that run compiled."""
 ON_TEXT: Final = _names(
     """
-    aria aya_vision cohere2_vision cosmos3_edge cosmos3_omni deepseek_vl deepseek_vl_hybrid
-    exaone4_5 fuyu gemma3 gemma4 gemma4_unified glm46v glm4v glm_ocr glmasr got_ocr2
-    granite_docling granite_speech granite_speech_plus hyperclovax_vision_v2 idefics2 idefics3
-    internvl lighton_ocr llava llava_next llava_next_video llava_onevision mistral3 paddleocr_vl
+    apertus1p5 aria aya_vision cohere2_vision cohere_compass cosmos3_edge cosmos3_omni
+    deepseek_vl deepseek_vl_hybrid dots3_note ernie4_5_vl_moe exaone4_5 fuyu gemma3 gemma4
+    gemma4_unified glm46v glm4v glm4v_moe glm_ocr glmasr got_ocr2 granite4_vision
+    granite_docling granite_speech granite_speech_plus hy_v4_vl hyperclovax_vision_v2 idefics2
+    idefics3 internvl kimi_k25 lighton_ocr llama4 llava llava_next llava_next_video
+    llava_onevision minimax_m3_vl mistral3 mistral_large4 paddleocr_vl phi4_multimodal
     pp_chart2table qianfan_ocr qwen2_5_vl qwen2_audio qwen2_vl qwen3_asr qwen3_vl qwen3_vl_moe
-    smolvlm video_llama_3 video_llava vipllava voxtral
+    smolvlm step3p7 video_llama_3 video_llava vipllava voxtral
     """
 )
 """Families of multimodal models that run compiled, with text inputs."""
@@ -109,9 +118,10 @@ SOUND: Final[tuple[str, ...]] = ()
 """Families that take sound, each tested against transformers."""
 RECURRENT: Final = {
     "gated delta rule": _names(
-        "olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next"
+        "lara_mini olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next "
+        "qwen4_exp qwen4_exp_text"
     ),
-    "delta rule with a gate for each channel": _names("bailing_hybrid kimi_linear"),
+    "delta rule with a gate for each channel": _names("bailing_hybrid glm5_next kimi_linear"),
     "Mamba2": _names("bamba falcon_h1 granitemoehybrid nemotron_h zamba2"),
     "Mamba": _names("jamba zamba"),
     "linear attention": _names("minimax"),
@@ -128,7 +138,17 @@ WAYS: Final = {
 }
 """Levels of support for a family, and how its models run on a GPU."""
 _RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
-_LAYER_TYPES: Final = _RECURRENT | {"full_attention", "sliding_attention", "mlp", "moe"}
+_CHUNKED: Final = "chunked_attention"
+_SPARSE: Final = frozenset(
+    {
+        "indexed_attention",
+        "deepseek_sparse_attention",  # the same in older versions of transformers
+        "qwen_sparse_attention",
+        "minimax_m3_sparse",
+        _CHUNKED,
+    }
+)
+_LAYER_TYPES: Final = _RECURRENT | _SPARSE | {"full_attention", "sliding_attention", "mlp", "moe"}
 
 
 def refusal(model_type: str) -> str | None:
@@ -165,6 +185,11 @@ def get_support(model_type: str) -> str:
     return "not tested"
 
 
+def is_tested(model_type: str) -> bool:
+    """Return whether a family is tested against transformers."""
+    return get_support(model_type) not in ("not tested", "refused")
+
+
 def refuse_family(config: PretrainedConfig) -> None:
     """Raise ModelError if the configuration shows that the model cannot give right numbers."""
     text = config.get_text_config(decoder=True)
@@ -176,10 +201,17 @@ def refuse_family(config: PretrainedConfig) -> None:
             f"{config.model_type} is an encoder-decoder; only decoder-only models can be used"
         )
     unknown = sorted(_layer_types(text) - _LAYER_TYPES)
+    if dense_length(text) == 0:
+        unknown = sorted(_layer_types(text) & _SPARSE)
     if unknown:
         raise ModelError(
             f"{text.model_type} has layers of type {', '.join(unknown)}; only those that attend "
             "to all or to a window, recurrent ones and MLPs can be used"
+        )
+    if getattr(text, "recurrent_kv_cache_mode", None) == "last_loop":
+        raise ModelError(
+            f"{text.model_type} models cannot be used with recurrent_kv_cache_mode last_loop: keys "
+            "of earlier loops are then not kept; set it to per_loop in config.json"
         )
     stored = quantisation_of(config)
     if stored is not None:
@@ -214,9 +246,41 @@ def sees_ahead(config: PretrainedConfig) -> Ahead | None:
     return "windowed" if is_ahead else None
 
 
+def has_loops(text: PretrainedConfig) -> bool:
+    """Return whether a model runs some layers several times, with keys of their own each time."""
+    return bool(text.model_type == "dory")
+
+
 def recurrent_types(config: PretrainedConfig) -> list[str]:
     """Return the types of a model's layers that keep a state."""
     return sorted(_layer_types(config.get_text_config(decoder=True)) & _RECURRENT)
+
+
+def dense_length(text: PretrainedConfig) -> int | None:
+    """Return the number of keys up to which sparse and chunked layers attend to all of them.
+
+    Args:
+        text: The configuration of the text part.
+
+    Returns:
+        The number; None for a model without such layers, 0 if it is unknown.
+    """
+    if not _layer_types(text) & _SPARSE:
+        return None
+    if _CHUNKED in _layer_types(text):
+        # Llama 4 scales queries from position `floor_scale` - 1 on, by their place in the pass.
+        most = getattr(text, "attention_chunk_size", None) or 0
+        is_tuned = getattr(text, "attn_temperature_tuning", False)
+        return min(most, text.floor_scale - 1) if is_tuned else most
+    # The selected keys are single ones, or blocks: complete ones, and then the last keys as well.
+    most, size = getattr(text, "index_topk", None), getattr(text, "index_kpool", 1)
+    if not getattr(text, "index_kpool_always_select_tail", True):
+        return 0
+    if blocks := getattr(text, "index_topk_blocks", None):
+        most = blocks * text.index_block_size
+    if budget := getattr(text, "indexer_budget", None):
+        most, size = budget, text.indexer_compress_ratio
+    return most // size * size if most else 0
 
 
 def _layer_types(text: PretrainedConfig) -> set[str]:

@@ -1,0 +1,205 @@
+"""Small random copies of a model, in which the boundaries that its configuration declares are low.
+
+A boundary is a number of tokens at which attention or positions change, such as a sliding window, a
+chunk, the number of keys that an indexer selects, or the original context of scaled positions.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+_BOUNDARY: Final = re.compile(
+    r"window|chunk|block|span|extent|floor|stride|top_?k|budget|pool|compress|segment|landmark"
+    r"|local|recent|original_max_position"
+)
+_OTHER: Final = re.compile(
+    r"expert|moe|group|router|head|layer|dim|theta|freq|hidden|feed_forward|rank|vocab|token_id"
+    r"|mtp|image|audio|vision|conv|interval|pattern|type|multiple"
+)
+_ROPE: Final = "rope_parameters"
+_COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
+"""Numbers of blocks, not of tokens."""
+
+_WIDTH: Final = re.compile(r"(^|_)(hidden_size|intermediate_size|n_embd|d_model|ffn_dim)$")
+_HEADS: Final = re.compile(r"(^|_)(heads|n_head)$")
+_ATTENTION_HEADS: Final = re.compile(r"(^|_)(attention_heads|key_value_heads|n_head)$")
+_EXPERTS: Final = re.compile(r"^(num|n)_(local_|routed_)?experts$")
+_MOST_EXPERTS: Final = 16
+_LEAST_WIDTH: Final = 32
+_WIDTH_MULTIPLE: Final = 16
+"""Products of experts require rows of whole 16 bytes."""
+_LEAST_LAYERS: Final = 4
+_MOST_LAYERS: Final = 12
+_DEPTHS: Final = ("num_hidden_layers", "num_layers", "n_layers", "encoder_layers", "depth")
+_VOCAB_SIZE: Final = 512
+_MOST_WEIGHTS: Final = 40_000_000
+"""Numbers in the weights of a copy, which takes half a second to build."""
+
+
+def find_boundaries(config: PretrainedConfig, context_length: int) -> dict[str, int]:
+    """Return the boundaries that lie inside the context, by the name of the setting.
+
+    Args:
+        config: A model's configuration.
+        context_length: Its context in tokens.
+    """
+    text = config.get_text_config(decoder=True)
+    found: dict[str, int] = {}
+    for name, value in text.to_dict().items():
+        if name == _ROPE and isinstance(value, dict):
+            for path, number in _iter_numbers(value, _ROPE):
+                if "original_max_position" in path:
+                    found[path] = number
+        elif type(value) is int and _BOUNDARY.search(name) and not _OTHER.search(name):
+            found[name] = value
+    return {name: value for name, value in found.items() if 1 < value < context_length}
+
+
+def _iter_numbers(settings: Mapping[str, Any], path: str) -> Iterator[tuple[str, int]]:
+    """Yield the whole numbers in nested settings with their paths."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _iter_numbers(value, f"{path}.{name}")
+        elif type(value) is int:
+            yield f"{path}.{name}", value
+
+
+def iter_small_copies(
+    config: PretrainedConfig, boundaries: Mapping[str, int]
+) -> Iterator[PretrainedConfig]:
+    """Yield copies with few layers and other boundaries, first those with small widths.
+
+    Args:
+        config: A model's configuration.
+        boundaries: The new value of each boundary.
+
+    Yields:
+        Configurations. Some families cannot be built from some of them.
+    """
+    for factor, heads, vocab_size in (
+        (64, _HEADS, _VOCAB_SIZE),
+        (64, _ATTENTION_HEADS, _VOCAB_SIZE),
+        (8, _HEADS, _VOCAB_SIZE),
+        (1, _HEADS, _VOCAB_SIZE),
+        (64, _HEADS, None),
+    ):
+        small = copy.deepcopy(config)
+        if getattr(small, "quantization_config", None) is not None:
+            del small.quantization_config
+        text = small.get_text_config(decoder=True)
+        try:
+            _lower(text, boundaries)
+            _keep_first_layers(text)
+            _shrink_towers(small, text)
+            _divide_widths(text, factor, heads)
+            if vocab_size is not None:
+                for part in {id(part): part for part in (small, text)}.values():
+                    _limit_vocabulary(part, vocab_size)
+        except Exception:  # a strict configuration refuses the value
+            continue
+        yield small
+
+
+def _lower(text: PretrainedConfig, boundaries: Mapping[str, int]) -> None:
+    for path, value in boundaries.items():
+        name, *steps = path.split(".")
+        holder: Any = text
+        for step in steps:
+            holder, name = (getattr(holder, name) if holder is text else holder[name]), step
+        low = min(value, 2) if _COUNT.search(name) else value
+        if steps:
+            holder[name] = low
+        else:
+            setattr(holder, name, low)
+
+
+def _keep_first_layers(text: PretrainedConfig) -> None:
+    """Keep the first layers, enough for one of each type."""
+    num_layers = text.num_hidden_layers
+    types = list(getattr(text, "layer_types", None) or ())
+    first_of_types = [types.index(kind) + 1 for kind in set(types)]
+    kept = min(num_layers, max([_LEAST_LAYERS, *first_of_types]), _MOST_LAYERS)
+    lists = {
+        name: value[:kept]
+        for name, value in vars(text).items()
+        if isinstance(value, list) and len(value) == num_layers
+    }
+    text.num_hidden_layers = kept
+    for name, value in lists.items():
+        setattr(text, name, value)
+
+
+def _shrink_towers(config: PretrainedConfig, text: PretrainedConfig) -> None:
+    """Keep one layer of each tower for images or sound, which text does not reach."""
+    towers = [getattr(config, name, None) for name in config.sub_configs]
+    for tower in towers:
+        if isinstance(tower, PretrainedConfig) and tower is not text:
+            for name in _DEPTHS:
+                if type(getattr(tower, name, None)) is int:
+                    setattr(tower, name, 1)
+
+
+def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) -> None:
+    """Divide widths and numbers of heads by a factor, or by the largest that fits; limit experts.
+
+    Args:
+        text: The configuration to change.
+        factor: A power of two.
+        heads: Matches the names of the numbers of heads that shrink with the widths.
+    """
+    while factor > 1 and (
+        text.hidden_size // factor < _LEAST_WIDTH or text.num_attention_heads % factor
+    ):
+        factor //= 2
+    for name, value in list(vars(text).items()):
+        if type(value) is not int:
+            continue
+        if _EXPERTS.search(name):
+            setattr(text, name, min(value, _MOST_EXPERTS))
+        elif factor > 1 and _WIDTH.search(name):
+            width = value // factor // _WIDTH_MULTIPLE * _WIDTH_MULTIPLE
+            setattr(text, name, max(width, _LEAST_WIDTH))
+        elif factor > 1 and heads.search(name):
+            setattr(text, name, value // factor if value % factor == 0 else 1)
+
+
+def _limit_vocabulary(part: PretrainedConfig, vocab_size: int) -> None:
+    """Limit the vocabulary, and replace special tokens that lie outside of it."""
+    if isinstance(getattr(part, "vocab_size", None), int):
+        part.vocab_size = min(part.vocab_size, vocab_size)
+    pad = getattr(part, "pad_token_id", None)
+    if isinstance(pad, int) and pad >= vocab_size:
+        part.pad_token_id = None
+
+
+@torch.no_grad()
+def build_random_model(
+    kind: type[PreTrainedModel], config: PretrainedConfig
+) -> PreTrainedModel | None:
+    """Return a model on the CPU with random weights in float32; None if it is too large.
+
+    Args:
+        kind: The class of the model.
+        config: Its configuration.
+    """
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in kind(copy.deepcopy(config)).parameters())
+    if size > _MOST_WEIGHTS:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # for numbers that are not drawn below
+        module: PreTrainedModel = kind._from_config(copy.deepcopy(config), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    for weight in module.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.ndim < 2:  # norms and biases: keep the values that the family starts from
+            weight.add_(0.1 * noise)
+        else:  # wide enough that logits depend on the context
+            weight.copy_(1.5 * noise / weight.shape[-1] ** 0.5)
+    return module
