@@ -32,10 +32,10 @@ from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.errors import InputError, NumericsError, arg
+from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.linear.blocks import rows_of_block
 from treegen.model.linear.experts import group_by_expert, grouped_product
 from treegen.model.linear.fp4 import (
-    dequantize_fp4,
     fp4_product,
     grouped_fp4_product,
     split_rows,

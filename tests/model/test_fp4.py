@@ -19,9 +19,9 @@ from chosen import CUDA, DEVICES, choose
 from shared_races import RaceError, Walk, barriers, parse
 from torch import Tensor
 
+from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.linear import blocks, experts
 from treegen.model.linear.fp4 import (
-    dequantize_fp4,
     fp4_product,
     grouped_fp4_product,
     split_rows,

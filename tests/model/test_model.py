@@ -17,11 +17,11 @@ from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model import hook as model_attention
 from treegen.model.batch import Batch
+from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.config import load_spec
 from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.linear.experts import fused_experts
-from treegen.model.linear.fp4 import dequantize_fp4
 from treegen.model.linear.mxfp4 import Mxfp4Experts
 from treegen.model.load import load_model
 from treegen.model.load_check import check_model

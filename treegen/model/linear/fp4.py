@@ -11,17 +11,14 @@ Legend: M rows, E experts, S pairs of a row and an expert, N outputs, K inputs.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.linear.experts import GroupedExperts
-
-GROUP: Final = 16
-"""Inputs that share an e4m3 scale."""
-_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Fp4Linear(nn.Linear):
@@ -186,19 +183,3 @@ def _(
     pairs_per_row: int,
 ) -> Tensor:
     return quarters_M4Q.new_empty(order_S.shape[0], weight.shape[1])
-
-
-def dequantize_fp4(weight: Tensor, scale: Tensor) -> Tensor:
-    """Return numbers in 4 bits times their scales as float32 [..., K].
-
-    Args:
-        weight: Packed weights, uint8 [..., K / 2].
-        scale: Scales of groups of inputs: uint8 exponents of powers of two with a bias of 127, or
-            numbers of another type, [..., groups].
-    """
-    numbers = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=weight.device)
-    halves = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
-    number = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
-    return (numbers[halves.int()].unflatten(-1, (scale.shape[-1], -1)) * number[..., None]).flatten(
-        -2
-    )
