@@ -167,7 +167,8 @@ RUNS: Final = (
     click.option(
         "--quantization",
         metavar="TYPE",
-        help="fp8: matrices in 8 bits; mxfp4: experts of a gpt-oss shape in 4 bits.",
+        help="fp8: matrices in 8 bits; of a shape also nvfp4: matrices in 4 bits, and mxfp4: "
+        "experts of gpt-oss in 4 bits.",
     ),
     click.option(
         "--kv-cache-dtype", default="auto", metavar="TYPE", help="fp8: keys and values in 8 bits."

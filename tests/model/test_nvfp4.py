@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
 from treegen import LLM, Node, SamplingParams
+from treegen.bench.shapes import build_model, shape_of
 from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint.fp4 import dequantize_stored
 from treegen.model.checkpoint_report import inspect_checkpoint
@@ -99,6 +100,14 @@ def test_kept_matrices_compute_what_the_expanded_ones_do(
             part.set_attn_implementation("eager")
         got, want = model.module(ids).logits, plain.module(ids).logits
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "linears", "experts"), [("tiny", 14, 0), ("tiny-delta", 25, 4)])
+def test_a_shape_is_built_in_4_bits(shape: str, linears: int, experts: int) -> None:
+    model, _ = build_model(shape_of(shape), device="cpu", quantization="nvfp4")
+    parts = [*model.module.modules()]
+    assert sum(isinstance(part, Fp4Linear) for part in parts) == linears
+    assert sum(isinstance(part, Fp4Experts) for part in parts) == experts
 
 
 def test_tied_embeddings_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

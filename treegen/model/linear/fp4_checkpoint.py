@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treegen.model.checkpoint.fp4 import Fp4Matrix, StoredMatrices, dequantize_fp4
+from treegen.model.checkpoint.fp4 import GROUP, Fp4Matrix, StoredMatrices, dequantize_fp4
 from treegen.model.checkpoint.quantized import QuantizationInfo
 from treegen.model.linear.experts import FusedExperts, convert_experts, fused_experts
 from treegen.model.linear.fp4 import Fp4Experts, Fp4Linear
 from treegen.model.linear.fp8 import MULTIPLE, iter_fp8_linears
+from treegen.ops.attention.types import FP8
 
 
 class KeptMatrices:
@@ -119,6 +120,39 @@ def can_keep_fp4(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda" or dtype != torch.bfloat16:
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def replace_with_empty_fp4(module: nn.Module) -> None:
+    """Turn the layers of a module that may run in NVFP4 into such without data."""
+    device = torch.device("meta")
+    for _, part in [*iter_fp8_linears(module)]:
+        _replace_linear(part, _empty(part.weight), device)
+    for _, experts in [*fused_experts(module)]:
+        if _fits(experts):
+            tensors = [getattr(experts.module, name) for name in experts.tensors]
+            _replace_experts(experts, [_empty(tensor) for tensor in tensors], device)
+
+
+def _empty(weight: Tensor) -> Fp4Matrix:
+    shape, inputs = weight.shape[:-1], weight.shape[-1]
+    return Fp4Matrix(
+        weight.new_empty((*shape, inputs // 2), dtype=torch.uint8),
+        weight.new_empty((*shape, inputs // GROUP), dtype=FP8),
+        weight.new_empty(shape, dtype=torch.float32),
+    )
+
+
+def fill_random_fp4(part: nn.Module) -> None:
+    """Fill a layer in NVFP4 with random numbers of about 0.02."""
+    for weight in part.parameters(recurse=False):
+        if weight.dtype == torch.uint8:
+            weight.data.random_(0, 256)
+        elif weight.dtype == FP8:
+            weight.data.view(torch.uint8).random_(24, 88)  # 2^-4 to 2^4
+        elif weight.dtype == torch.float32:
+            weight.data.fill_(1e-3)
+        else:
+            weight.data.fill_(0.0)
 
 
 def _fits(experts: FusedExperts) -> bool:
