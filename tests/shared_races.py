@@ -202,7 +202,7 @@ def _compute(words: list[str], values: list[Ints]) -> Value:
             picked = [int(c[0]) >> 4 * i & 15 for i in range(4)]
             sources = [each >> 8 * i & 255 for each in (a, b) for i in range(4)]
             assert max(picked) < 8, "signs are copied"
-            return sum(sources[at] << 8 * i for i, at in enumerate(picked))
+            return np.asarray(sum(sources[at] << 8 * i for i, at in enumerate(picked)), np.int64)
         case ("shl",):
             return (a << b) & 0xFFFF if bits == 16 else a << b
         case ("shr",):

@@ -101,7 +101,7 @@ class CheckpointReport:
             f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "
             f"{kind}{stored}",
             *(
-                f"{key}: {size.count:,} matrices, {format_bytes(size.stored_bytes)} stored, "
+                f"{key}: {size.matrices:,} matrices, {format_bytes(size.stored_bytes)} stored, "
                 f"{format_bytes(size.loaded_bytes)} in memory"
                 for key, size in self.matrices.items()
             ),

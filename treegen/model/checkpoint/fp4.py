@@ -68,7 +68,8 @@ def dequantize_fp4(weight: Tensor, scale: Tensor) -> Tensor:
     halves = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
     number = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
     grouped = numbers[halves.int()].unflatten(-1, (scale.shape[-1], -1))
-    return (grouped * number[..., None]).flatten(-2)
+    whole: Tensor = (grouped * number[..., None]).flatten(-2)
+    return whole
 
 
 def is_fp4(parts: Mapping[str, Any]) -> bool:
@@ -188,8 +189,8 @@ def _wrong_fp8(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
 class StoredSizes(NamedTuple):
     """What the matrices of one format take."""
 
-    count: int
-    """Matrices."""
+    matrices: int
+    """How many there are."""
     numbers: int
     """Numbers in them."""
     stored_bytes: int
@@ -216,7 +217,7 @@ class StoredMatrices:
             kept: The formats that stay as they are stored, "NVFP4" and "FP8".
             itemsize: Bytes of an expanded number.
         """
-        sizes = {}
+        sizes: dict[str, StoredSizes] = {}
         for form, matrices in (("NVFP4", self.fp4), ("FP8", self.fp8)):
             # The output matrix is always expanded.
             for is_head in (False, True):
@@ -233,7 +234,7 @@ class StoredMatrices:
                 loaded = stored if is_kept else numbers * itemsize
                 added = StoredSizes(len(shapes), numbers, stored, loaded)
                 sizes[key] = StoredSizes(*map(sum, zip(before, added, strict=True)))
-        return {key: size for key, size in sizes.items() if size.count}
+        return {key: size for key, size in sizes.items() if size.matrices}
 
 
 def read_headers(directory: Path) -> StoredMatrices:
@@ -262,12 +263,16 @@ def read_headers(directory: Path) -> StoredMatrices:
             raise ModelError(
                 f"{file} cannot be read: {summarize_error(error)}; download it again"
             ) from None
-    fp4, fp8, plain = {}, {}, set()
+    fp4: dict[str, tuple[int, int]] = {}
+    fp8: dict[str, tuple[int, int]] = {}
+    plain = set()
     for module, kinds in modules.items():
         if kinds.keys() == {"weight"} and kinds["weight"][0] in _FLOATS:
             plain.add(module)
             continue
-        if why := _wrong({"weight": ("", ())} | kinds if len(kinds) == 1 else kinds):
+        if len(kinds) == 1 and "weight" not in kinds:
+            kinds["weight"] = ("nothing", ())
+        if why := _wrong(kinds):
             raise ModelError(f"{directory}: {module} cannot be read: {why}; download it again")
         if is_fp4(kinds):
             numbers = kinds.get("weight_packed", kinds.get("weight", ("", ())))[1]

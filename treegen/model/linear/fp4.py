@@ -67,7 +67,8 @@ class Fp4Experts(GroupedExperts):
 
 def split_rows(rows: Tensor) -> Tensor:
     """Return rows [M, K] as [M, 4, K / 4]: every fourth number, from each of the first four on."""
-    return rows.unflatten(1, (-1, 4)).transpose(1, 2).contiguous()
+    quarters: Tensor = rows.unflatten(1, (-1, 4)).transpose(1, 2).contiguous()
+    return quarters
 
 
 def fp4_linear(
