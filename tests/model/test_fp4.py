@@ -181,7 +181,8 @@ def test_all_bytes_times_all_scales_are_exact(kind: str, device: str) -> None:
     weight = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, group // 2)
     weight = torch.cat([weight] * 8, dim=1)[None]  # [1, 256, 4 groups]: 8 scales
     last = 248 if kind == "mxfp4" else 120
-    for first in range(0, last, 8 if not INTERPRETED else last // 2):
+    # The interpreter is slow, and has no factors below the least normal number.
+    for first in range(8, last, 64) if INTERPRETED else range(0, last, 8):
         scale = torch.arange(first, first + 8, dtype=torch.uint8).expand(1, 256, 8).contiguous()
         factor = None if kind == "mxfp4" else torch.ones(1, 256)
         scale = scale if kind == "mxfp4" else scale.view(torch.float8_e4m3fn)
