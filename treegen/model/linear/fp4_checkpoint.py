@@ -80,7 +80,7 @@ class KeptMatrices:
             for tensor_name, one in zip(experts.tensors, kept, strict=True):
                 if one is not None:  # only one of the two tensors is in NVFP4
                     getattr(experts.module, tensor_name).data = _expand(one[0])
-        assert not self._kept, f"no layer has the weights {[*self._kept][:3]}"
+        self._kept.clear()  # of parts that text never reaches
 
     def describe_expanded(self, stored: StoredMatrices | None, num_fp8: int) -> str:
         """Return a line about the matrices that were expanded after all; empty for none.
