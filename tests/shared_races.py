@@ -170,10 +170,10 @@ _BINARY: Final[dict[tuple[str, ...], Callable[[Ints, Ints], Ints]]] = {
     ("sub",): lambda a, b: a - b,
     ("mul", "lo"): lambda a, b: a * b,
     ("mul", "wide"): lambda a, b: a * b,
-    ("shl",): lambda a, b: a << b,
     ("and",): lambda a, b: a & b,
     ("or",): lambda a, b: a | b,
     ("xor",): lambda a, b: a ^ b,
+    ("min",): np.minimum,
     ("not",): lambda a, b: ~a,
 }
 
@@ -198,6 +198,13 @@ def _compute(words: list[str], values: list[Ints]) -> Value:
             return (a * b) >> 32
         case ("mad", "lo" | "wide"):
             return a * b + values[2]
+        case ("prmt",):
+            picked = [int(c[0]) >> 4 * i & 15 for i in range(4)]
+            sources = [each >> 8 * i & 255 for each in (a, b) for i in range(4)]
+            assert max(picked) < 8, "signs are copied"
+            return np.asarray(sum(sources[at] << 8 * i for i, at in enumerate(picked)), np.int64)
+        case ("shl",):
+            return (a << b) & 0xFFFF if bits == 16 else a << b
         case ("shr",):
             return a >> b if signed else _shift_right(a, b, bits)
         case ("bfe",):
@@ -219,7 +226,8 @@ class Walk:
         size = re.search(r"\.reqntid (\d+)", ptx)
         assert size
         self._threads = np.arange(int(size[1]))
-        self._values: dict[str, Value] = {"%tid.x": self._threads, "%ctaid.x": self._all(0)}
+        self._values: dict[str, Value] = {"%tid.x": self._threads}
+        self._values |= dict.fromkeys(("%ctaid.x", "%ctaid.y"), self._all(0))
         self._values["global_smem"] = self._all(0)
         self._memory = _Memory(1 << 18)
         self.num_accesses = 0
@@ -248,8 +256,8 @@ class Walk:
         return np.full(len(self._threads), number)
 
     def _value(self, operand: str) -> Value:
-        if re.fullmatch(r"-?(0x[\dA-Fa-f]+|\d+)", operand):
-            number = int(operand, 0)
+        if re.fullmatch(r"-?(0x[\dA-Fa-f]+|\d+)U?", operand):
+            number = int(operand.rstrip("U"), 0)
             return self._all(number - (1 << 64) if number >= 1 << 63 else number)
         return self._values.get(operand)
 

@@ -113,7 +113,7 @@ def check_runs(cases: Sequence[Case], shape: str | None, options: Mapping[str, A
     ranks, quantization = options["ranks"], options["quantization"]
     if ranks > 1 and any(NO_ATTENTION in case.modes for case in cases):
         raise InputError("--tp goes with the modes all, one and off; leave the others out")
-    in_4_bits = shape is not None and quantization == "mxfp4"
+    in_4_bits = shape is not None and quantization in ("mxfp4", "nvfp4")
     EngineOptions(
         model="",
         quantization=None if in_4_bits else quantization,

@@ -162,7 +162,8 @@ RUNS: Final = (
     ),
     option(
         "--quantization TYPE",
-        "fp8: matrices in 8 bits; mxfp4: experts of a gpt-oss shape in 4 bits.",
+        "fp8: matrices in 8 bits; of a shape also nvfp4: matrices in 4 bits, and mxfp4: "
+        "experts of gpt-oss in 4 bits.",
     ),
     option("--kv-cache-dtype TYPE", "fp8: keys and values in 8 bits.", default="auto"),
     *ENGINE,

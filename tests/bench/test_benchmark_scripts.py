@@ -228,6 +228,26 @@ def test_each_script_has_the_command_of_its_figures_and_a_test(repository: Path)
         assert f'"{path.stem}"' in text, path
 
 
+def test_products_in_4_bits_are_exact_and_have_a_roofline(script: Script) -> None:
+    done = script(
+        "quantised_products",
+        "--products",
+        "tiny,tiny-experts",
+        "--rows",
+        "1,3",
+        "--repeats",
+        "1",
+        *QUICK,
+    )
+    assert done.code == 0, done.err
+    results = done.document["results"]
+    assert [(r["name"], r["rows"]) for r in results] == [
+        (name, rows) for name in ("tiny", "tiny-experts") for rows in (1, 3)
+    ]
+    assert all(r["error"] < 2e-6 and r["floor_us"] < r["plain_floor_us"] for r in results)
+    assert script("quantised_products", "--tune", *QUICK).code == 2
+
+
 def test_attention_over_any_levels(script: Script) -> None:
     done = script(
         "attention_levels",

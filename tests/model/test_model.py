@@ -17,11 +17,12 @@ from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model import hook as model_attention
 from treegen.model.batch import Batch
+from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.config import load_spec
 from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.linear.experts import fused_experts
-from treegen.model.linear.mxfp4 import Mxfp4Experts, dequantize_mxfp4
+from treegen.model.linear.mxfp4 import Mxfp4Experts
 from treegen.model.load import load_model
 from treegen.model.load_check import check_model
 from treegen.model.model import Model
@@ -503,7 +504,7 @@ def test_experts_kept_in_mxfp4_are_those_expanded(
         for name in ("gate_up_proj", "down_proj"):
             blocks, scales = (getattr(part, f"{name}_{end}") for end in ("blocks", "scales"))
             made = torch.stack(
-                [dequantize_mxfp4(*each) for each in zip(blocks.flatten(2), scales, strict=True)]
+                [dequantize_fp4(*each) for each in zip(blocks.flatten(2), scales, strict=True)]
             )
             assert torch.equal(made.transpose(1, 2), getattr(other.module, name).float())
     got, stock = one_pass(model, [0, 1, 2]), one_pass(want, [0, 1, 2])

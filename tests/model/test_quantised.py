@@ -239,7 +239,7 @@ def test_fp8_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
     [
         ({"transform_config": {"config_groups": {"a": 1}}}, "were rotated"),
         ({"quant_method": "unheard-of"}, r"\(unheard-of\) are not supported"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"\(modelopt\) are not supported"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, r"\(modelopt\) are not"),
     ],
 )
 def test_layouts_that_are_not_read_are_refused(

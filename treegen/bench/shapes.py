@@ -198,6 +198,7 @@ def _build(
 
     from treegen.bench.timing import free_bytes
     from treegen.model.config import resolve_device, resolve_dtype
+    from treegen.model.linear.fp4_checkpoint import replace_with_empty_fp4
     from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, replace_with_empty
     from treegen.model.load import from_module
     from treegen.model.memory import empty_device_cache
@@ -216,6 +217,8 @@ def _build(
                 f"mxfp4 is for shapes of gpt-oss, and {shape.name} is none; choose one of those"
             )
         size = int(shape.num_weights * BYTES_PER_NUMBER) + shape.vocab_size * shape.hidden * 4
+    elif quantization == "nvfp4":
+        size = shape.num_weights * 9 // 16 + shape.vocab_size * shape.hidden * 4
     if size > free:
         raise CapacityError(
             f"the weights of {shape.name} take {format_bytes(size)} in {kind}, and {target} has "
@@ -229,6 +232,8 @@ def _build(
         if quantization == "mxfp4":
             with torch.device("meta"):
                 replace_with_empty(module)
+        elif quantization == "nvfp4":
+            replace_with_empty_fp4(module)
         if not whole:
             module = _fill_random(module, target, ranks, quantization)
         if any(weight.dim() == 3 for weight in module.parameters()):
@@ -247,6 +252,8 @@ def _fill_random(
     """
     import torch
 
+    from treegen.model.linear.fp4 import Fp4Experts, Fp4Linear
+    from treegen.model.linear.fp4_checkpoint import fill_random_fp4
     from treegen.model.linear.fp8_experts import quantize_matrices
     from treegen.model.parallel.shards import shard, tie_head
 
@@ -260,6 +267,9 @@ def _fill_random(
         if not any(weight.is_meta for weight in part.parameters(recurse=False)):
             continue
         part.to_empty(device=device, recurse=False)
+        if isinstance(part, Fp4Linear | Fp4Experts):
+            fill_random_fp4(part)
+            continue
         for weight in part.parameters(recurse=False):
             if weight.dtype == torch.uint8:  # scales are [E, N, groups], numbers have one more
                 weight.data.random_(*((114, 118) if weight.dim() == 3 else (0, 256)))

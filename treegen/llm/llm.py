@@ -102,8 +102,8 @@ class LLM(BaseLLM):
                 the memory; other devices are slower. docs/models/weights.md reports the effect on
                 results. None keeps the matrices of an FP8 checkpoint as stored on GPUs that
                 multiply FP8, and keeps MXFP4 experts in 4 bits if they would take more than half of
-                a GPU when expanded. "mxfp4" always keeps MXFP4 experts, and "none" expands all
-                weights.
+                a GPU when expanded, and keeps NVFP4 on GPUs in bfloat16. "mxfp4" always keeps MXFP4
+                experts, and "none" expands all weights.
             kv_cache_dtype: "fp8" stores keys and values in 8 bits (e4m3), so that twice as many fit
                 and are read in the same time; "auto" stores them in dtype.
             device: "auto", "cpu", "cuda" or "cuda:N".

@@ -15,11 +15,15 @@ from treegen.common.formatting import format_bytes, format_table, safe_text
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError, ModelError, TreegenError
 from treegen.model.checkpoint.families import WAYS, Family, all_families, get_support, inputs_of
-from treegen.model.checkpoint.files import locate, read_raw_config
+from treegen.model.checkpoint.files import locate, read_raw_config, weight_files
+from treegen.model.checkpoint.fp4 import StoredSizes
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
+from treegen.model.checkpoint.layer_formats import check_fp4
 from treegen.model.checkpoint.quantized import describe_support, quantisation_of
 from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
 from treegen.model.generation_config import format_sampling
+from treegen.model.linear.fp4_checkpoint import stays_fp4
+from treegen.model.linear.fp8 import can_multiply
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
 from treegen.model.options import EngineOptions
 from treegen.model.weights import stays_fp8, stays_mxfp4
@@ -47,7 +51,10 @@ class CheckpointReport:
     stored: str = ""
     """How the weights are quantised; empty if they are not."""
     quantization: str = ""
-    """"fp8" if matrices run in FP8, "mxfp4" if experts run in 4 bits; else empty."""
+    """"fp8" if matrices run in FP8, "nvfp4" if they run in 4 bits, "mxfp4" if experts do; else
+    empty."""
+    matrices: Mapping[str, StoredSizes] = field(default_factory=dict)
+    """What matrices in NVFP4 and FP8 take, by format and whether they are kept or expanded."""
     weight_bytes: int = 0
     """Bytes of the loaded weights."""
     latent_bytes: int = 0
@@ -65,7 +72,8 @@ class CheckpointReport:
         title = f"{self.name}: {self.model_type or 'of no known family'}, {self.way}"
         if (spec := self.spec) is None:
             return safe_text(f"{title}\nrefused: {self.refused}")
-        inside = {"fp8": ", matrices in fp8", "mxfp4": ", experts in mxfp4"}
+        inside = {kind: f", matrices in {kind}" for kind in ("fp8", "nvfp4")}
+        inside["mxfp4"] = ", experts in mxfp4"
         kind = self.dtype + inside.get(self.quantization, "")
         stored = f"; stored in {self.stored}" if self.stored else ""
         attending = f"{len(spec.layers)} layers attend"
@@ -90,6 +98,11 @@ class CheckpointReport:
             f"{title} (on a GPU {WAYS[self.way]})",
             f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "
             f"{kind}{stored}",
+            *(
+                f"{key}: {size.matrices:,} matrices, {format_bytes(size.stored_bytes)} stored, "
+                f"{format_bytes(size.loaded_bytes)} in memory"
+                for key, size in self.matrices.items()
+            ),
             attending,
             f"{cached}; context {spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}",
         ]
@@ -129,6 +142,7 @@ class CheckpointReport:
             "quantization": self.quantization or None,
             "weights": spec.num_weights,
             "weight_bytes": self.weight_bytes,
+            "matrices": {key: size._asdict() for key, size in self.matrices.items()} or None,
             "layers": len(spec.layers),
             "windows": sorted({window for window in spec.windows if window is not None}),
             "recurrent_layers": len(spec.states),
@@ -199,6 +213,21 @@ def inspect_checkpoint(
     if in_4_bits:
         small = num_in_experts(config)
         small_bytes = int(small * BYTES_PER_NUMBER)
+    in_nvfp4 = stays_fp4(info, quantization, device, dtype)
+    matrices: dict[str, StoredSizes] = {}
+    if info is not None and info.is_fp4:
+        kept = ["NVFP4"] * in_nvfp4 + ["FP8"] * (in_nvfp4 and can_multiply(device))
+        try:
+            matrices = _matrices(directory, config, kept, dtype.itemsize)
+        except ModelError as error:
+            way = get_support(model_type)
+            return CheckpointReport(options.model, model_type, way, refused=str(error))
+        if in_nvfp4 and not matrices:  # weights are not here
+            small, small_bytes = spec.num_in_linears, spec.num_in_linears * 9 // 16
+        else:
+            saved = {key: size for key, size in matrices.items() if key.endswith("kept")}
+            small_bytes = sum(size.loaded_bytes for size in saved.values())
+            small = sum(size.numbers for size in saved.values())
     return CheckpointReport(
         name=options.model,
         model_type=model_type,
@@ -206,13 +235,34 @@ def inspect_checkpoint(
         spec=spec,
         dtype=str(dtype).removeprefix("torch."),
         stored=info.stores if info is not None else stored,
-        quantization="fp8" if in_fp8 else "mxfp4" if in_4_bits else "",
+        quantization=("fp8" if in_fp8 else "mxfp4" if in_4_bits else "nvfp4" if in_nvfp4 else ""),
+        matrices=matrices,
         weight_bytes=small_bytes + (spec.num_weights - small) * dtype.itemsize,
         latent_bytes=_latent_bytes(config, spec),
         takes=takes,
         image_tokens=image_tokens,
         no_images=no_images,
     )
+
+
+def _matrices(
+    directory: Path, config: PretrainedConfig, kept: Sequence[str], itemsize: int
+) -> dict[str, StoredSizes]:
+    """Return what the matrices of a checkpoint with NVFP4 take; empty if its files are not here.
+
+    Args:
+        directory: The checkpoint's directory.
+        config: Its configuration.
+        kept: The formats that stay as they are stored.
+        itemsize: Bytes of an expanded number.
+
+    Raises:
+        ModelError: tensors do not fit together, or differ from what config.json says.
+    """
+    files = weight_files(directory)
+    if not files or not all(file.is_file() for file in files):
+        return {}
+    return check_fp4(directory, config).sizes(kept, itemsize)
 
 
 def parse_image_sizes(text: str) -> list[tuple[int, int]]:

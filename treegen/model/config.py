@@ -30,7 +30,9 @@ from treegen.model.checkpoint.files import (
     summarize_error,
     weight_files,
 )
+from treegen.model.checkpoint.fp4 import read_quant_config
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
+from treegen.model.checkpoint.layer_formats import quantization_settings
 from treegen.model.checkpoint.sizes import Stored, check_sizes
 from treegen.model.checkpoint.text_part import generates_text
 from treegen.model.generation_config import difference_from_generate, recommended_sampling
@@ -135,7 +137,8 @@ def read_config(
             f"model_type {model_type!r} in {directory / 'config.json'} is not known to "
             f"transformers {__version__}; upgrade transformers or check the file"
         )
-    check_headers(directory, raw)
+    settings = read_quant_config(directory) if not raw.get("quantization_config") else None
+    check_headers(directory, raw if settings is None else raw | {"quantization_config": settings})
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             directory, trust_remote_code=trust_remote_code, local_files_only=True
@@ -145,6 +148,8 @@ def read_config(
             f"{directory / 'config.json'} is not valid: {summarize_error(error)}; "
             "download it again, or update transformers"
         ) from None
+    if settings is not None and not quantization_settings(config):
+        config.quantization_config = settings
     refuse_family(config)
     if not raw.get("auto_map"):
         _refuse_silent(config)

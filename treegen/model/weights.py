@@ -24,6 +24,7 @@ from treegen.errors import InputError, ModelError, ModelWarning, arg
 from treegen.model.checkpoint.adapter import Adapter, merge
 from treegen.model.checkpoint.files import fingerprint, weight_files
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
+from treegen.model.checkpoint.layer_formats import check_fp4
 from treegen.model.checkpoint.load_report import (
     check_complete,
     loading_error,
@@ -39,6 +40,7 @@ from treegen.model.checkpoint.quantized import (
 from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
 from treegen.model.hook import ATTENTION
 from treegen.model.latent import adapt_attention
+from treegen.model.linear.fp4_checkpoint import KeptMatrices, stays_fp4
 from treegen.model.linear.fp8 import can_multiply
 from treegen.model.linear.fp8_checkpoint import RestoreReport, fp8_tensors, restore_fp8
 from treegen.model.linear.fp8_experts import quantize_matrices
@@ -133,6 +135,14 @@ class LoadPlan:
     def keeps_fp8(self) -> bool:
         """Whether matrices stay in FP8. An adapter and other ranks need expanded ones."""
         stays = stays_fp8(self.stored, self.quantization, self.device)
+        if self.keeps_fp4 and self.stored is not None and "FP8" in self.stored.stores:
+            stays = can_multiply(self.device)
+        return stays and self.ranks is None and self.adapter is None
+
+    @property
+    def keeps_fp4(self) -> bool:
+        """Whether matrices stay in NVFP4. An adapter and other ranks need expanded ones."""
+        stays = stays_fp4(self.stored, self.quantization, self.device, self.dtype)
         return stays and self.ranks is None and self.adapter is None
 
     @property
@@ -160,7 +170,9 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     key = None
     if plan.adapter is not None:
         key = (directory, fingerprint(directory), plan.dtype, plan.images)
-    module = _load_base(key, lambda: _read_checkpoint(plan, keeps_mxfp4))
+    matrices = check_fp4(directory, plan.config) if stored is not None and stored.is_fp4 else None
+    kept = KeptMatrices() if plan.keeps_fp4 else None
+    module = _load_base(key, lambda: _read_checkpoint(plan, keeps_mxfp4, kept))
     prepare(module)
     if plan.dtype == torch.float32 or stored is not None or is_one_file:
         _cast(module, plan.dtype)
@@ -171,18 +183,29 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
         shard(module, plan.ranks.rank, plan.ranks.size, plan.towers)
     if plan.device.type == "cuda":
         empty_device_cache(plan.device)
-    restored = _move_to_device(module, plan, keeps_fp8)
+    restored = _move_to_device(module, plan, keeps_fp8, kept)
     if is_one_file and not (header := read_header(directory)).is_plain:
         stored = QuantizationInfo("gguf", f"{header.stores} (GGUF)")
-    if stored is not None and not keeps_mxfp4 and plan.is_first_rank:
+    if kept is not None:
+        if line := kept.describe_expanded(matrices, restored.count if restored else 0):
+            warnings.warn(f"{plan.spec.name}: {line}", ModelWarning, stacklevel=1)
+    elif stored is not None and not keeps_mxfp4 and plan.is_first_rank:
         files = [directory] if is_one_file else weight_files(directory)
         sizes = sum(file.stat().st_size for file in files), expanded_bytes
         _warn_converted(plan, stored, restored, sizes)
     return module
 
 
-def _read_checkpoint(plan: LoadPlan, keeps_mxfp4: bool) -> PreTrainedModel:
-    """Return the module as transformers loads it, without the parts that are dropped."""
+def _read_checkpoint(
+    plan: LoadPlan, keeps_mxfp4: bool, kept: KeptMatrices | None
+) -> PreTrainedModel:
+    """Return the module as transformers loads it, without the parts that are dropped.
+
+    Args:
+        plan: How the weights are loaded.
+        keeps_mxfp4: Whether experts stay in MXFP4.
+        kept: Takes the matrices that stay in NVFP4; None if all are expanded.
+    """
     directory, stored = plan.directory, plan.stored
     config = copy.deepcopy(plan.config)  # loading writes into it
     in_one = gguf_arguments(directory)
@@ -192,7 +215,7 @@ def _read_checkpoint(plan: LoadPlan, keeps_mxfp4: bool) -> PreTrainedModel:
     if keeps_mxfp4:
         keep_on_load(config)
     elif stored is not None and stored.packing is not None:
-        dequantize_packed_on_load(config, stored.packing)
+        dequantize_packed_on_load(config, stored.packing, kept)
     elif stored is not None:
         names = configure_dequantization(config, stored)
     # transformers does not control GGUF's progress bars.
@@ -223,9 +246,15 @@ def _read_checkpoint(plan: LoadPlan, keeps_mxfp4: bool) -> PreTrainedModel:
 
 
 def _move_to_device(
-    module: PreTrainedModel, plan: LoadPlan, keeps_fp8: bool
+    module: PreTrainedModel, plan: LoadPlan, keeps_fp8: bool, kept: KeptMatrices | None
 ) -> RestoreReport | None:
     """Move weights to the device of the plan, and quantise them there.
+
+    Args:
+        module: The module, which is changed.
+        plan: How the weights are loaded.
+        keeps_fp8: Whether FP8 matrices are put back.
+        kept: The matrices that stay in NVFP4; None if all were expanded.
 
     Returns:
         The FP8 matrices that were put back; None if all weights were expanded.
@@ -236,6 +265,8 @@ def _move_to_device(
     device = plan.device
     try:
         # Quantise matrix by matrix, so that the weights need not fit before they are quantised.
+        if kept is not None:
+            kept.install(module, device)
         restored = restore_fp8(module, plan.directory, device) if keeps_fp8 else None
         if plan.quantization == "fp8":
             quantize_matrices(module, device)

@@ -1,4 +1,4 @@
-"""Expand packed matrices (GPTQ, AWQ, AutoRound, bitsandbytes) one by one as they are loaded.
+"""Expand packed matrices (GPTQ, AWQ, AutoRound, bitsandbytes, NVFP4) one by one as they load.
 
 In GPTQ, AWQ and AutoRound, a number is scale * (stored - zero), with a scale and a zero for each
 output and group of inputs. int32 words hold eight 4-bit integers each:
@@ -22,6 +22,8 @@ whatever type it is stored as:
 
 Sources: bitsandbytes' functional.py (QuantState) and backends/default/ops.py.
 
+Matrices in NVFP4, and those in FP8 next to them, are read by `treegen.model.checkpoint.fp4`.
+
 Legend: N outputs, K inputs, G groups.
 """
 
@@ -30,19 +32,22 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import ConversionOps
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from treegen.model.checkpoint import fp4
+from treegen.model.checkpoint.fp4 import Fp4Matrix
 from treegen.model.checkpoint.quantized import Packing
+from treegen.ops.attention.types import FP8
 
 _METHOD: Final = "treegen-packed"
 _PARTS: Final = ("weight", "qweight", "qzeros", "scales", "g_idx")
@@ -51,9 +56,36 @@ _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _ONES: Final = 0x11111111
 
 
-def dequantize_packed_on_load(config: PretrainedConfig, packing: Packing) -> None:
-    """Make transformers expand packed matrices as it loads. The configuration is changed."""
-    config.quantization_config = {"quant_method": _METHOD, "packing": packing}
+class Keeper(Protocol):
+    """Keeps matrices in NVFP4 that a device computes with."""
+
+    def start(self, model: PreTrainedModel) -> None:
+        """Find the layers of a model, which has no data yet."""
+
+    def keep(self, name: str, matrices: Sequence[Sequence[Fp4Matrix]]) -> bool:
+        """Keep the matrices of a layer; return whether it can be kept.
+
+        Args:
+            name: The name of the weight in the model.
+            matrices: The matrices of each expert, for each tensor that is merged into the weight;
+                one of one for a linear layer.
+        """
+
+    def __deepcopy__(self, memo: Any) -> Keeper:
+        """Return this object: transformers copies configurations."""
+
+
+def dequantize_packed_on_load(
+    config: PretrainedConfig, packing: Packing, keeper: Keeper | None = None
+) -> None:
+    """Make transformers expand packed matrices as it loads.
+
+    Args:
+        config: The configuration, which is changed.
+        packing: How the matrices are packed.
+        keeper: Keeps some of them; the module then has zeros in their places. Default: None.
+    """
+    config.quantization_config = {"quant_method": _METHOD, "packing": packing, "keeper": keeper}
 
 
 def dequantize(
@@ -102,7 +134,7 @@ def _outputs(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
 
 def _parts(packing: Packing) -> tuple[str, ...]:
     """Return the name suffixes of the tensors that may store a matrix."""
-    return {"bnb-4": PARTS_4, "bnb-8": PARTS_8}.get(packing.layout, _PARTS)
+    return {"bnb-4": PARTS_4, "bnb-8": PARTS_8, "nvfp4": fp4.PARTS}.get(packing.layout, _PARTS)
 
 
 def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
@@ -116,6 +148,8 @@ def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
             return dequantize_4bit(parts).T
         if packing.layout == "bnb-8":
             return dequantize_8bit(parts).T
+        if packing.layout == "nvfp4":
+            return fp4.dequantize_stored(parts).T
         if "weight" in parts:
             raise ValueError("some of these matrices are packed and some are not")
         return dequantize(packing, **parts)
@@ -161,9 +195,17 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
             part = next(part for part in _parts(packing) if f".{name}".endswith(f".{part}"))
             by_matrix[name[: -len(part)]][part] = value if isinstance(value, list) else [value]
         made: dict[str, Any] = {}
+        is_kept = not stays and self._keep(full_layer_name, by_matrix)
         for start, parts in by_matrix.items():
-            if parts.keys() == {"weight"}:
+            if parts.keys() == {"weight"} and parts["weight"][0].dtype not in (torch.uint8, FP8):
                 made[f"{start}weight"] = parts["weight"]
+                continue
+            if is_kept:
+                numbers = parts.get("weight_packed", parts.get("weight", []))
+                made[f"{start}weight"] = [
+                    torch.zeros((), dtype=dtype).expand(len(part), 2 * part.shape[1])
+                    for part in numbers
+                ]
                 continue
             columns = zip(*parts.values(), strict=True)
             stored = (dict(zip(parts, column, strict=True)) for column in columns)
@@ -177,6 +219,20 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
             return {full_layer_name: made["weight"][0].to(dtype)}
         return made
 
+    def _keep(self, name: str, by_matrix: Mapping[str, Mapping[str, list[Tensor]]]) -> bool:
+        """Give the matrices of a layer to the keeper; return whether it keeps them."""
+        keeper = self.hf_quantizer.quantization_config.keeper
+        if keeper is None or not all(map(fp4.is_fp4, by_matrix.values())):
+            return False
+        sides = [
+            [
+                fp4.read_fp4(dict(zip(parts, column, strict=True)))
+                for column in zip(*parts.values(), strict=True)
+            ]
+            for parts in by_matrix.values()
+        ]
+        return bool(keeper.keep(name, sides))
+
     @property
     def reverse_op(self) -> ConversionOps:
         raise NotImplementedError("packed weights are only read")
@@ -184,9 +240,9 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
 
 @register_quantization_config(_METHOD)
 class _Config(QuantizationConfigMixin):  # type: ignore[misc]
-    def __init__(self, packing: Packing, **settings: Any) -> None:
+    def __init__(self, packing: Packing, keeper: Keeper | None = None, **settings: Any) -> None:
         super().__init__(quant_method=cast(Any, _METHOD))
-        self.packing = packing
+        self.packing, self.keeper = packing, keeper
         self.dequantize = True
 
 
@@ -200,6 +256,12 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     @property
     def serialized_names(self) -> dict[str, list[str]]:
         return {"weight": [*_parts(self.quantization_config.packing)]}
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, **_settings: Any
+    ) -> None:
+        if self.quantization_config.keeper is not None:
+            self.quantization_config.keeper.start(model)
 
     def get_load_operations(self) -> dict[str, Any]:
         return {"dequantize": _DequantizeOp}

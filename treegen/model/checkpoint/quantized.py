@@ -15,6 +15,8 @@ from typing import Any, Final
 from transformers import PretrainedConfig
 
 from treegen.errors import ModelError, arg, install
+from treegen.model.checkpoint.fp4 import GROUP
+from treegen.model.checkpoint.layer_formats import formats_of, quantization_settings
 
 _ORIGINAL: Final = "use the checkpoint that it was made from"
 _OURS: Final = f"; treegen itself quantises one in 16 bits by {arg('quantization', 'fp8')}"
@@ -36,9 +38,21 @@ FP8_METHODS: Final[Mapping[str, str]] = {
     "modelopt": "ModelOpt's FP8",
 }
 """Methods whose matrices run in FP8 on GPUs that multiply FP8, and their stored formats."""
+FP4_METHODS: Final[Mapping[str, str]] = {
+    "compressed-tensors": "compressed-tensors' NVFP4, alone or with FP8",
+    "modelopt": "ModelOpt's NVFP4, alone or with FP8",
+}
+"""Methods whose matrices stay in 4 bits on GPUs, and their stored formats."""
 _EXTRAS: Final = {"accelerate": "fp8", "compressed_tensors": "compressed-tensors"}
 _RENAMED: Final = {r"\.weight_scale$": ".weight_scale_inv"}
-_OF_INPUTS: Final = ("input_scale", "activation_scale", "k_scale", "v_scale", "q_scale")
+_OF_INPUTS: Final = (
+    "input_scale",
+    "input_global_scale",
+    "activation_scale",
+    "k_scale",
+    "v_scale",
+    "q_scale",
+)
 
 
 _LAYOUTS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -65,7 +79,7 @@ class Packing:
     """How packed matrices are stored; see `treegen.model.checkpoint.packed_weights`."""
 
     layout: str
-    """"gptq", "gptq_v2", "awq", "bnb-4" or "bnb-8"."""
+    """"gptq", "gptq_v2", "awq", "bnb-4", "bnb-8" or "nvfp4"."""
     group_size: int = -1
     """Inputs that share a scale; -1 for all, and for formats that store it with each matrix."""
     shuffled: bool = False
@@ -87,6 +101,11 @@ class QuantizationInfo:
     packing: Packing | None = None
     """The layout of packed matrices; None for other methods."""
 
+    @property
+    def is_fp4(self) -> bool:
+        """Whether matrices are in NVFP4; some may be in FP8."""
+        return self.packing is not None and self.packing.layout == "nvfp4"
+
 
 def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
     """Return how a checkpoint's weights are quantised; None if they are not.
@@ -94,7 +113,7 @@ def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
     Raises:
         ModelError: treegen cannot read them.
     """
-    settings = _settings(config)
+    settings = quantization_settings(config)
     if settings is None:
         return None
     method = settings.get("quant_method")
@@ -105,6 +124,9 @@ def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
         raise ModelError(
             f"weights in {method} that were rotated (transform_config) cannot be used; {_ORIGINAL}"
         )
+    formats = formats_of(settings | {"quant_method": method}) if method in FP4_METHODS else []
+    if "NVFP4" in formats:
+        return QuantizationInfo(method, " and ".join(formats), packing=Packing("nvfp4", GROUP))
     if method in FP8_METHODS and (method in ("fp8", "mxfp8") or _is_plain_fp8(settings)):
         return QuantizationInfo(method, FP8_METHODS[method], is_fp8=True, needs="accelerate")
     if method in EXPANDED_METHODS:
@@ -131,6 +153,7 @@ def check_packages(stored: QuantizationInfo) -> None:
 def describe_support() -> dict[str, str]:
     """Return how treegen loads each kind of quantised weights, as text for users."""
     return {
+        **dict.fromkeys(FP4_METHODS.values(), "in 4 bits on GPUs in bfloat16, else expanded"),
         **dict.fromkeys(FP8_METHODS.values(), "in FP8 on GPUs that multiply it, else expanded"),
         **dict.fromkeys([*EXPANDED_METHODS.values(), "GGUF"], "expanded on loading"),
         "other methods": f"refused; {OTHER_REFUSED}",
@@ -167,14 +190,6 @@ def unused_names(names: Iterable[str], stored: QuantizationInfo | None) -> list[
     """
     dropped = _OF_INPUTS if stored is not None else ()
     return [name for name in names if not name.endswith(dropped)]
-
-
-def _settings(config: PretrainedConfig) -> dict[str, Any] | None:
-    for part in (config, config.get_text_config(decoder=True)):
-        settings = getattr(part, "quantization_config", None)
-        if settings:
-            return dict(settings if isinstance(settings, dict) else settings.to_dict())
-    return None
 
 
 def _packing(method: str, settings: dict[str, Any]) -> Packing:

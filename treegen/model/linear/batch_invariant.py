@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from treegen.model.linear.experts import GroupedExperts
+from treegen.model.linear.fp4 import Fp4Linear
 from treegen.model.linear.fp8 import Fp8Linear
 
 FEW: Final = 512
@@ -94,11 +95,11 @@ class BatchInvariantLayers:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Replace the classes of these layers, except grouped experts and FP8 layers."""
+        """Replace the classes of these layers, except experts and those in FP8 or 4 bits."""
         self._were: list[tuple[Any, type]] = []
         part: Any
         for part in [*module.modules()]:
-            if isinstance(part, Fp8Linear | GroupedExperts):
+            if isinstance(part, Fp8Linear | Fp4Linear | GroupedExperts):
                 continue
             if isinstance(part, nn.Linear):
                 if needs_invariant_kernel(part.weight, part.out_features):

@@ -20,6 +20,7 @@ from treegen.model.linear.batch_invariant import (
     batch_invariant_linear,
     needs_invariant_kernel,
 )
+from treegen.model.linear.fp4 import Fp4Linear, fp4_linear
 from treegen.model.linear.fp8 import Fp8Linear, fp8_linear
 
 
@@ -66,7 +67,8 @@ class MergedLinear:
     Attributes:
         sizes: The number of outputs of each layer.
         weight: The merged weight [sum of sizes, in_features].
-        scale: The merged FP8 scales [sum of sizes]; None for layers that are not FP8.
+        scale: The merged scales of FP8 or NVFP4 weights; None for other layers.
+        factor: The merged factors of NVFP4 weights [sum of sizes]; None for other layers.
         bias: The merged bias [sum of sizes]; None for none.
         keeps: Whether to keep the last product.
         product: The last product [..., sum of sizes] if `keeps` is set. Its user removes it before
@@ -76,8 +78,10 @@ class MergedLinear:
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
         self.sizes = [part.out_features for part in parts]
         self.weight = _merge_parameters([part.weight for part in parts])
-        scales = [part.scale for part in parts if isinstance(part, Fp8Linear)]
+        scales = [part.scale for part in parts if isinstance(part, Fp8Linear | Fp4Linear)]
         self.scale = _merge_parameters(scales) if scales else None
+        factors = [part.factor for part in parts if isinstance(part, Fp4Linear)]
+        self.factor = _merge_parameters(factors) if factors else None
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = _merge_parameters(biases) if biases else None
         is_fixed = all(isinstance(part, BatchInvariantLinear) for part in parts)
@@ -96,6 +100,8 @@ class MergedLinear:
         if place == 0:
             if self.scale is None:
                 output = self._linear(input, self.weight, self.bias)
+            elif self.factor is not None:
+                output = fp4_linear(input, self.weight, self.scale, self.factor, self.bias)
             else:
                 output = fp8_linear(input, self.weight, self.scale, self.bias)
             self._outputs, self._input = output.split(self.sizes, -1), input
@@ -136,6 +142,10 @@ class _Fp8Part(MergedLinearPart, Fp8Linear):
     """A merged linear layer in FP8."""
 
 
+class _Fp4Part(MergedLinearPart, Fp4Linear):
+    """A merged linear layer in NVFP4."""
+
+
 class _FixedPart(MergedLinearPart, BatchInvariantLinear):
     """A merged linear layer whose sums have one order."""
 
@@ -143,6 +153,7 @@ class _FixedPart(MergedLinearPart, BatchInvariantLinear):
 _PARTS: Final[dict[type, type]] = {
     nn.Linear: MergedLinearPart,
     Fp8Linear: _Fp8Part,
+    Fp4Linear: _Fp4Part,
     BatchInvariantLinear: _FixedPart,
 }
 _UNMERGED: Final = {joined: unmerged for unmerged, joined in _PARTS.items()}

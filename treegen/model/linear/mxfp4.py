@@ -4,7 +4,7 @@ A number is one of sixteen e2m1 values times a power of two that 32 numbers shar
 exact in bfloat16, so experts in 4 bits differ from expanded ones only in the order of sums. Four
 numbers take 17 bits instead of 64.
 
-Legend: E experts, S pairs of a row and an expert, N outputs, K inputs.
+Legend: E experts, N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from treegen.model.linear.experts import (
     convert_experts,
     fused_experts,
 )
+from treegen.model.linear.fp4 import grouped_fp4_product, split_rows
 
 GROUP: Final = 32
 """Numbers that share a scale."""
 BYTES_PER_NUMBER: Final = 17 / GROUP
 _METHOD: Final = "treegen-mxfp4"
-_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Mxfp4Experts(GroupedExperts):
@@ -51,69 +51,10 @@ class Mxfp4Experts(GroupedExperts):
         stock: Any = self
         blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
-        halves = rows.unflatten(1, (-1, 2)).transpose(1, 2).contiguous()
-        out: Tensor = mxfp4_product(halves, blocks.flatten(2), scales, bias, *routes, pairs_per_row)
+        out: Tensor = grouped_fp4_product(
+            split_rows(rows), blocks.flatten(2), scales, None, bias, *routes, pairs_per_row
+        )
         return out
-
-
-@torch.library.custom_op("treegen::mxfp4_product", mutates_args=())
-def mxfp4_product(
-    halves_M2H: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    bias_EN: Tensor | None,
-    order_S: Tensor,
-    blocks_3B: Tensor,
-    pairs_per_row: int,
-) -> Tensor:
-    """Return the product of each pair's row and its expert's matrix, [S, N].
-
-    Pairs in no block are left without values.
-
-    Args:
-        halves_M2H: Rows [S / pairs_per_row, 2, K / 2]: the numbers at even places, then the others.
-        weight: Packed weights, uint8 [E, N, K / 2].
-        scale: Exponents of scales, uint8 [E, N, K / 32].
-        bias_EN: Biases [E, N]; None for none.
-        order_S: The sorted pairs, from `treegen.model.linear.experts.group_by_expert`.
-        blocks_3B: Their blocks, from `group_by_expert`.
-        pairs_per_row: Consecutive pairs that share a row.
-    """
-    out = halves_M2H.new_empty(len(order_S), weight.shape[1])
-    if halves_M2H.device.type == "cuda":
-        from treegen.model.linear.mxfp4_kernels import mxfp4_product as on_gpu
-
-        on_gpu(halves_M2H, weight, scale, bias_EN, order_S, blocks_3B, pairs_per_row, out)
-        return out
-    rows = halves_M2H.transpose(1, 2).flatten(1).float()
-    for expert, begin, end in blocks_3B.T.tolist():
-        if expert < 0:
-            break
-        pairs = order_S[begin:end]
-        made = rows[pairs // pairs_per_row] @ dequantize_mxfp4(weight[expert], scale[expert]).T
-        out[pairs] = (made if bias_EN is None else made + bias_EN[expert].float()).to(out.dtype)
-    return out
-
-
-@mxfp4_product.register_fake
-def _(
-    halves_M2H: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    bias_EN: Tensor | None,
-    order_S: Tensor,
-    blocks_3B: Tensor,
-    pairs_per_row: int,
-) -> Tensor:
-    return halves_M2H.new_empty(order_S.shape[0], weight.shape[1])
-
-
-def dequantize_mxfp4(bytes_NH: Tensor, scales_NG: Tensor) -> Tensor:
-    """Return MXFP4 numbers as float32 [N, K], from bytes [N, K / 2] and scales [N, K / 32]."""
-    numbers = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=bytes_NH.device)
-    halves = torch.stack([bytes_NH & 15, bytes_NH >> 4], dim=-1).flatten(-2)
-    powers_NG = (scales_NG.float() - 127).exp2()
-    return numbers[halves.int()] * powers_NG.repeat_interleave(GROUP, dim=-1)
 
 
 def can_keep(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> bool:

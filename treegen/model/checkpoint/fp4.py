@@ -1,0 +1,298 @@
+"""Read matrices in NVFP4, and those in FP8 that one checkpoint stores along with them.
+
+A number in NVFP4 is one of sixteen e2m1 values, two per byte, the first in the low half; times a
+scale in e4m3 that 16 inputs share; times a number for the whole matrix. Two layouts:
+
+- ModelOpt: `weight`, `weight_scale`, and `weight_scale_2`, which multiplies.
+- compressed-tensors: `weight_packed`, `weight_scale`, and `weight_global_scale`, which divides.
+
+The two scales are combined in float32 first, as both libraries do, so expanded numbers are theirs
+to the bit. An FP8 matrix is `weight` in e4m3 and `weight_scale`: for all, for each output or for
+blocks. Sources: ModelOpt's nvfp4_tensor.py and compressed-tensors' nvfp4 compressor.
+
+Legend: N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from treegen.errors import ModelError
+from treegen.model.checkpoint.files import read_object, summarize_error, weight_files
+
+GROUP: Final = 16
+"""Inputs that share an e4m3 scale in NVFP4."""
+PARTS: Final = (
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_2",
+    "weight_global_scale",
+)
+"""Name suffixes of the tensors that may store a matrix."""
+_REFUSED: Final = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b", "weight_zero_point")
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_LAYOUTS: Final = {"weight_packed": "weight_global_scale", "weight": "weight_scale_2"}
+"""The tensor of numbers of each layout, and that of the scale of a whole matrix."""
+_FLOATS: Final = ("F64", "F32", "F16", "BF16")
+
+
+class Fp4Matrix(NamedTuple):
+    """A matrix in NVFP4, or the matrices of several experts."""
+
+    weight: Tensor
+    """Two numbers per byte, uint8 [..., N, K / 2]."""
+    scale: Tensor
+    """float8_e4m3fn [..., N, K / 16]."""
+    factor: Tensor
+    """The factor of each output, float32 [..., N]."""
+
+
+def dequantize_fp4(weight: Tensor, scale: Tensor) -> Tensor:
+    """Return numbers in 4 bits times their scales as float32 [..., K].
+
+    Args:
+        weight: Two numbers per byte, uint8 [..., K / 2].
+        scale: Scales of groups of inputs: uint8 exponents of powers of two with a bias of 127, or
+            numbers of another type, [..., groups].
+    """
+    numbers = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=weight.device)
+    halves = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
+    number = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
+    grouped = numbers[halves.int()].unflatten(-1, (scale.shape[-1], -1))
+    whole: Tensor = (grouped * number[..., None]).flatten(-2)
+    return whole
+
+
+def is_fp4(parts: Mapping[str, Any]) -> bool:
+    """Return whether the tensors, by the suffixes of their names, store a matrix in NVFP4."""
+    return any(numbers in parts and whole in parts for numbers, whole in _LAYOUTS.items())
+
+
+def read_fp4(parts: Mapping[str, Tensor]) -> Fp4Matrix:
+    """Return a matrix in NVFP4 as it is stored.
+
+    Args:
+        parts: The tensors by the suffixes of their names.
+
+    Raises:
+        ValueError: the tensors do not fit together, or are no scales.
+    """
+    weight, scale, whole, divides = _split(parts)
+    factor = whole.reciprocal() if divides else whole
+    return Fp4Matrix(weight, scale, factor.expand(len(weight)))
+
+
+def dequantize_stored(parts: Mapping[str, Tensor]) -> Tensor:
+    """Return a matrix [N, K] in NVFP4 or FP8 in float32.
+
+    Args:
+        parts: The tensors by the suffixes of their names.
+
+    Raises:
+        ValueError: the tensors do not fit together, or are no scales.
+    """
+    if not is_fp4(parts):
+        return _dequantize_fp8(parts)
+    weight, scale, whole, divides = _split(parts)
+    numbers = scale.float()
+    return dequantize_fp4(weight, numbers / whole if divides else numbers * whole)
+
+
+def _split(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Return bytes, scales, the scale of the whole matrix, and whether it divides."""
+    numbers = next(name for name, whole in _LAYOUTS.items() if name in parts and whole in parts)
+    kinds = {name: (_dtype_name(part), tuple(part.shape)) for name, part in parts.items()}
+    if why := _wrong(kinds):
+        raise ValueError(why)
+    whole = parts[_LAYOUTS[numbers]].float().reshape(())
+    if not 0 < float(whole) < float("inf"):
+        raise ValueError(f"{_LAYOUTS[numbers]} is {float(whole):g}, not a positive number")
+    scale = parts["weight_scale"]
+    bits = scale.view(torch.uint8)
+    # 127 and 255 are no numbers; a negative scale has the highest bit, which -0.0 has too.
+    if bits.numel() and int(bits.max()) > 126:
+        raise ValueError("weight_scale has negative scales, or values that are no numbers")
+    return parts[numbers], scale, whole, numbers == "weight_packed"
+
+
+def _dequantize_fp8(parts: Mapping[str, Tensor]) -> Tensor:
+    kinds = {name: (_dtype_name(part), tuple(part.shape)) for name, part in parts.items()}
+    if why := _wrong(kinds):
+        raise ValueError(why)
+    weight, grid = parts["weight"], parts["weight_scale"].float()
+    if not bool((grid.isfinite() & (grid >= 0)).all()):
+        raise ValueError("weight_scale has negative scales, or values that are no numbers")
+    grid = grid.reshape(-1, 1) if grid.dim() < 2 else grid
+    for dim, size in enumerate(weight.shape):
+        grid = grid.repeat_interleave(size // grid.shape[dim], dim=dim)
+    return weight.float() * grid
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    names = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8", torch.bfloat16: "BF16"}
+    names |= {torch.float32: "F32", torch.float16: "F16", torch.float64: "F64"}
+    return names.get(tensor.dtype, str(tensor.dtype))
+
+
+def _wrong(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+    """Return why tensors store no matrix; empty if they do.
+
+    Args:
+        kinds: The types, as safetensors names them, and the shapes, by the suffixes of names.
+    """
+    names = ", ".join(sorted(kinds))
+    whole_names = [whole for whole in _LAYOUTS.values() if whole in kinds]
+    if not whole_names and "weight_packed" not in kinds and kinds["weight"][0] != "U8":
+        return _wrong_fp8(kinds)
+    for numbers, whole in _LAYOUTS.items():
+        if kinds.keys() == {numbers, "weight_scale", whole}:
+            break
+    else:
+        return f"{names} are not the three tensors of a matrix in NVFP4"
+    (kind, shape), (scale_kind, scale_shape) = kinds[numbers], kinds["weight_scale"]
+    if kind != "U8" or len(shape) != 2:
+        return f"{numbers} is {kind} {[*shape]}, not bytes of a matrix"
+    want = [shape[0], 2 * shape[1] // GROUP]
+    if scale_kind != "F8_E4M3" or [*scale_shape] != want or 2 * shape[1] % GROUP:
+        return f"weight_scale is {scale_kind} {[*scale_shape]}, not F8_E4M3 {want}"
+    kind, shape = kinds[whole]
+    if kind not in _FLOATS or [*shape] not in ([], [1]):
+        return f"{whole} is {kind} {[*shape]}, not one number"
+    return ""
+
+
+def _wrong_fp8(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+    if kinds.keys() != {"weight", "weight_scale"}:
+        return f"{', '.join(sorted(kinds))} are not the two tensors of a matrix in FP8"
+    (kind, shape), (scale_kind, scale_shape) = kinds["weight"], kinds["weight_scale"]
+    if kind != "F8_E4M3" or len(shape) != 2:
+        return f"weight is {kind} {[*shape]}, not F8_E4M3 of a matrix"
+    grid = [*scale_shape] if len(scale_shape) == 2 else [*scale_shape, 1][-2:]
+    grid = [1, 1] if not scale_shape else grid
+    fits = len(scale_shape) <= 2 and all(
+        num and not size % num for size, num in zip(shape, grid, strict=True)
+    )
+    if scale_kind not in _FLOATS or not fits:
+        return f"weight_scale is {scale_kind} {[*scale_shape]}, which does not fit {[*shape]}"
+    return ""
+
+
+class StoredSizes(NamedTuple):
+    """What the matrices of one format take."""
+
+    matrices: int
+    """How many there are."""
+    numbers: int
+    """Numbers in them."""
+    stored_bytes: int
+    """Bytes in the files."""
+    loaded_bytes: int
+    """Bytes in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrices:
+    """The matrices that the headers of a checkpoint show, by the names of their modules."""
+
+    fp4: Mapping[str, tuple[int, int]]
+    """Outputs and inputs of those in NVFP4."""
+    fp8: Mapping[str, tuple[int, int]]
+    """Outputs and inputs of those in FP8."""
+    plain: frozenset[str]
+    """Modules with a weight that is not quantised."""
+
+    def sizes(self, kept: Sequence[str], itemsize: int) -> dict[str, StoredSizes]:
+        """Return what matrices take, by format, and apart those that are kept and expanded.
+
+        Args:
+            kept: The formats that stay as they are stored, "NVFP4" and "FP8".
+            itemsize: Bytes of an expanded number.
+        """
+        sizes: dict[str, StoredSizes] = {}
+        for form, matrices in (("NVFP4", self.fp4), ("FP8", self.fp8)):
+            # The output matrix is always expanded.
+            for is_head in (False, True):
+                shapes = [
+                    shape for name, shape in matrices.items() if is_head == name.endswith("lm_head")
+                ]
+                numbers = sum(rows * width for rows, width in shapes)
+                stored = numbers + 4 * sum(rows for rows, _ in shapes)
+                if form == "NVFP4":
+                    stored = numbers * 9 // 16 + 4 * sum(rows for rows, _ in shapes)
+                is_kept = form in kept and not is_head
+                key = f"{form} {'kept' if is_kept else 'expanded'}"
+                before = sizes.get(key, StoredSizes(0, 0, 0, 0))
+                loaded = stored if is_kept else numbers * itemsize
+                added = StoredSizes(len(shapes), numbers, stored, loaded)
+                sizes[key] = StoredSizes(*map(sum, zip(before, added, strict=True)))
+        return {key: size for key, size in sizes.items() if size.matrices}
+
+
+def read_headers(directory: Path) -> StoredMatrices:
+    """Return the matrices of a checkpoint, from the headers of its files alone.
+
+    Raises:
+        ModelError: a file cannot be read, or the tensors of a matrix do not fit together.
+    """
+    modules: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = defaultdict(dict)
+    for file in weight_files(directory):
+        try:
+            with safe_open(file, "pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
+                    module, _, part = name.rpartition(".")
+                    if part in _REFUSED:
+                        raise ModelError(
+                            f"{directory}: {name} changes what weights in NVFP4 mean, and treegen "
+                            "does not read it; use a checkpoint without it"
+                        )
+                    if part in PARTS:
+                        one = tensors.get_slice(name)
+                        modules[module][part] = (one.get_dtype(), tuple(one.get_shape()))
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"{file} cannot be read: {summarize_error(error)}; download it again"
+            ) from None
+    fp4: dict[str, tuple[int, int]] = {}
+    fp8: dict[str, tuple[int, int]] = {}
+    plain = set()
+    for module, kinds in modules.items():
+        if kinds.keys() == {"weight"} and kinds["weight"][0] in _FLOATS:
+            plain.add(module)
+            continue
+        if len(kinds) == 1 and "weight" not in kinds:
+            kinds["weight"] = ("nothing", ())
+        if why := _wrong(kinds):
+            raise ModelError(f"{directory}: {module} cannot be read: {why}; download it again")
+        if is_fp4(kinds):
+            numbers = kinds.get("weight_packed", kinds.get("weight", ("", ())))[1]
+            fp4[module] = (numbers[0], 2 * numbers[1])
+        else:
+            shape = kinds["weight"][1]
+            fp8[module] = (shape[0], shape[1])
+    return StoredMatrices(fp4, fp8, frozenset(plain))
+
+
+def read_quant_config(directory: Path) -> dict[str, Any] | None:
+    """Return ModelOpt's settings from hf_quant_config.json, as `quantization_config` has them.
+
+    Raises:
+        ModelError: the file has no settings of a quantisation.
+    """
+    file = directory / "hf_quant_config.json"
+    if not file.is_file():
+        return None
+    settings = read_object(file).get("quantization")
+    if not isinstance(settings, dict):
+        raise ModelError(f"{file} has no object named quantization; download it again")
+    return settings | {"quant_method": "modelopt"}

@@ -1,0 +1,188 @@
+"""Keep matrices in NVFP4 while transformers loads a checkpoint, and put them into the module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from treegen.model.checkpoint.fp4 import GROUP, Fp4Matrix, StoredMatrices, dequantize_fp4
+from treegen.model.checkpoint.quantized import QuantizationInfo
+from treegen.model.linear.experts import FusedExperts, convert_experts, fused_experts
+from treegen.model.linear.fp4 import Fp4Experts, Fp4Linear
+from treegen.model.linear.fp8 import MULTIPLE, iter_fp8_linears
+from treegen.ops.attention.types import FP8
+
+
+class KeptMatrices:
+    """The matrices in NVFP4 that stay in 4 bits: of linear layers and of fused experts.
+
+    The same layers are eligible as for FP8. Experts with transposed tensors are expanded.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Matrices that stay in 4 bits."""
+        self._names: set[str] = set()
+        self._kept: dict[str, tuple[Fp4Matrix, int]] = {}
+
+    def __deepcopy__(self, memo: Any) -> KeptMatrices:
+        return self
+
+    def start(self, model: PreTrainedModel) -> None:
+        """Find the layers of a model, which has no data yet."""
+        self._names = {f"{name}.weight" for name, _ in iter_fp8_linears(model)}
+        for name, experts in fused_experts(model):
+            self._names |= {f"{name}.{tensor}" for tensor in experts.tensors if _fits(experts)}
+
+    def keep(self, name: str, matrices: Sequence[Sequence[Fp4Matrix]]) -> bool:
+        """Keep the matrices of a layer; return whether it can be kept.
+
+        Args:
+            name: The name of the weight in the model.
+            matrices: The matrices of each expert, for each tensor that is merged into the weight;
+                one of one for a linear layer.
+        """
+        if name not in self._names:
+            return False
+        num = sum(map(len, matrices))
+        if name.endswith(".weight"):
+            self._kept[name] = (matrices[0][0], num)
+            return num == 1
+        sides = [[torch.stack(tensors) for tensors in zip(*side, strict=True)] for side in matrices]
+        joined = (torch.cat(tensors, dim=1) for tensors in zip(*sides, strict=True))
+        self._kept[name] = (Fp4Matrix(*joined), num)
+        return True
+
+    def install(self, module: nn.Module, device: torch.device) -> None:
+        """Replace the layers of a loaded module by layers in 4 bits, on a device.
+
+        Args:
+            module: The module, which has zeros in their places. It is changed.
+            device: The device of the matrices.
+        """
+        for name, part in [*iter_fp8_linears(module)]:
+            if (weight_name := f"{name}.weight") in self._kept:
+                matrix, num = self._kept.pop(weight_name)
+                _replace_linear(part, matrix, device)
+                self.count += num
+        for name, experts in [*fused_experts(module)]:
+            names = [f"{name}.{tensor}" for tensor in experts.tensors]
+            kept = [self._kept.pop(tensor_name, None) for tensor_name in names]
+            if all(kept):
+                sides = cast(list[tuple[Fp4Matrix, int]], kept)
+                _replace_experts(experts, [matrix for matrix, _ in sides], device)
+                self.count += sum(num for _, num in sides)
+                continue
+            for tensor_name, one in zip(experts.tensors, kept, strict=True):
+                if one is not None:  # only one of the two tensors is in NVFP4
+                    getattr(experts.module, tensor_name).data = _expand(one[0])
+        self._kept.clear()  # of parts that text never reaches
+
+    def describe_expanded(self, stored: StoredMatrices | None, num_fp8: int) -> str:
+        """Return a line about the matrices that were expanded after all; empty for none.
+
+        Args:
+            stored: The matrices of the checkpoint.
+            num_fp8: Matrices that stay in FP8.
+        """
+        all_of_them = len(stored.fp4) + len(stored.fp8) if stored is not None else self.count
+        if not (expanded := all_of_them - self.count - num_fp8):
+            return ""
+        also = f" and {num_fp8:,} in FP8" if num_fp8 else ""
+        return f"{self.count:,} matrices stay in NVFP4{also}; {expanded:,} others were expanded"
+
+
+def stays_fp4(
+    stored: QuantizationInfo | None,
+    quantization: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> bool:
+    """Return whether matrices that a checkpoint stores in NVFP4 stay in 4 bits on a device.
+
+    Args:
+        stored: How the weights are quantised; None if they are not.
+        quantization: As in `load_model`.
+        device: The device, which must be a GPU of compute capability 8.0 or more.
+        dtype: The type to compute in, which must be bfloat16.
+    """
+    if stored is None or not stored.is_fp4 or quantization is not None:
+        return False
+    return can_keep_fp4(device, dtype)
+
+
+def can_keep_fp4(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a device computes with matrices in NVFP4; assumed if none is available."""
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def replace_with_empty_fp4(module: nn.Module) -> None:
+    """Turn the layers of a module that may run in NVFP4 into such without data."""
+    device = torch.device("meta")
+    for _, part in [*iter_fp8_linears(module)]:
+        _replace_linear(part, _empty(part.weight), device)
+    for _, experts in [*fused_experts(module)]:
+        if _fits(experts):
+            tensors = [getattr(experts.module, name) for name in experts.tensors]
+            _replace_experts(experts, [_empty(tensor) for tensor in tensors], device)
+
+
+def _empty(weight: Tensor) -> Fp4Matrix:
+    shape, inputs = weight.shape[:-1], weight.shape[-1]
+    return Fp4Matrix(
+        weight.new_empty((*shape, inputs // 2), dtype=torch.uint8),
+        weight.new_empty((*shape, inputs // GROUP), dtype=FP8),
+        weight.new_empty(shape, dtype=torch.float32),
+    )
+
+
+def fill_random_fp4(part: nn.Module) -> None:
+    """Fill a layer in NVFP4 with random numbers of about 0.02."""
+    for weight in part.parameters(recurse=False):
+        if weight.dtype == torch.uint8:
+            weight.data.random_(0, 256)
+        elif weight.dtype == FP8:
+            weight.data.view(torch.uint8).random_(24, 88)  # 2^-4 to 2^4
+        elif weight.dtype == torch.float32:
+            weight.data.fill_(1e-3)
+        else:
+            weight.data.fill_(0.0)
+
+
+def _fits(experts: FusedExperts) -> bool:
+    part = experts.module
+    sizes = [size for name in experts.tensors for size in part._parameters[name].shape[1:]]
+    return not part.is_transposed and not any(size % MULTIPLE for size in sizes)
+
+
+def _replace_linear(part: nn.Linear, matrix: Fp4Matrix, device: torch.device) -> None:
+    part.weight = _parameter(matrix.weight, device)
+    part.__class__ = Fp4Linear
+    layer = cast(Fp4Linear, part)
+    layer.scale = _parameter(matrix.scale, device)
+    layer.factor = _parameter(matrix.factor.contiguous(), device)
+
+
+def _replace_experts(
+    experts: FusedExperts, sides: Sequence[Fp4Matrix], device: torch.device
+) -> None:
+    part = experts.module
+    for name, matrix in zip(experts.tensors, sides, strict=True):
+        setattr(part, name, _parameter(matrix.weight, device))
+        part.register_parameter(f"{name}_scale", _parameter(matrix.scale, device))
+        part.register_parameter(f"{name}_factor", _parameter(matrix.factor, device))
+    convert_experts(experts, Fp4Experts)
+
+
+def _parameter(tensor: Tensor, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(tensor.to(device), requires_grad=False)
+
+
+def _expand(matrix: Fp4Matrix) -> Tensor:
+    return dequantize_fp4(matrix.weight, matrix.scale.float() * matrix.factor[..., None])

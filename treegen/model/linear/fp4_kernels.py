@@ -1,0 +1,534 @@
+"""The Triton kernel that multiplies rows by matrices in 4 bits, which it expands in registers.
+
+As in `expert_kernels`, a program computes some outputs of one block of rows, and the matrix is the
+left operand. A word holds four numbers. The first numbers of all words are multiplied by every
+fourth number of the row, from the first one on, and so on, so nothing moves between threads.
+
+A number is e2m1, times a scale for each group of inputs: a power of two (MXFP4), or a number in
+e4m3, whose products with e2m1 are exact in bfloat16, and a factor for each output at the end
+(NVFP4). With one matrix and few outputs, several programs share the inputs of one product and a
+second kernel adds their sums.
+
+Legend: E matrices, S pairs of a row and a matrix, N outputs, K inputs, P parts of the inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from treegen.model.linear.blocks import num_blocks, rows_of_block
+
+# A register has two words of four numbers. Sign, exponent (2 bits) and mantissa (1 bit) of the same
+# number of both are moved to these bits of two bfloat16, which are then 2^-126 times the number,
+# also for 0 and 0.5. The products after that are exact.
+_SHIFTS: Final = (("shl", 12, "shl", 6), ("shl", 8, "shl", 2), ("shl", 4, "shr", 2))
+_MOVE: Final = """
+    {sign_to}.b32 sign, $4, {sign_by};
+    {bits_to}.b32 bits, $4, {bits_by};
+    and.b32 bits, bits, 0x01C001C0;
+    lop3.b32 bits, sign, 0x80008000, bits, 0xEA;{unscale}
+    fma.rn.bf16x2 ${at}, bits, $5, none;"""
+
+
+def _assembly(unscales: bool) -> str:
+    """Return the code that expands two words.
+
+    Args:
+        unscales: Whether to multiply numbers by 2^126 first, which factors then need not contain.
+    """
+    lines = """
+{
+    .reg .b32 sign, bits, power, none;
+    mov.b32 power, 0x7E807E80;
+    mov.b32 none, 0x80008000;"""
+    unscale = "\n    fma.rn.bf16x2 bits, bits, power, none;" if unscales else ""
+    for at, (sign_to, sign_by, bits_to, bits_by) in enumerate((*_SHIFTS, ("shl", 0, "shr", 6))):
+        lines += _MOVE.format(
+            at=at,
+            sign_to=sign_to,
+            sign_by=sign_by,
+            bits_to=bits_to,
+            bits_by=bits_by,
+            unscale=unscale,
+        )
+    return lines + "\n}\n"
+
+
+EXPAND: tl.constexpr = tl.constexpr(_assembly(unscales=True))
+EXPAND_SCALED: tl.constexpr = tl.constexpr(_assembly(unscales=False))
+# A number in e4m3 is 2^120 times the bfloat16 with the same exponent and mantissa.
+EXPAND_E4M3: tl.constexpr = tl.constexpr("""
+{
+    .reg .b32 low, high, power, more, none;
+    mov.b32 power, 0x7B007B00;
+    mov.b32 more, 0x7B807B80;
+    mov.b32 none, 0x80008000;
+    prmt.b32 low, $2, 0, 0x4140;
+    prmt.b32 high, $2, 0, 0x4342;
+    shl.b32 low, low, 4;
+    shl.b32 high, high, 4;
+    fma.rn.bf16x2 low, low, power, none;
+    fma.rn.bf16x2 high, high, power, none;
+    fma.rn.bf16x2 $0, low, more, none;
+    fma.rn.bf16x2 $1, high, more, none;
+}
+""")
+_INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def _expand_quarter(numbers, factor, IS_SCALED: tl.constexpr):
+    """Return numbers of 4 bits times a factor, as `_dequantize_words`; for Triton's interpreter."""
+    size = numbers.to(tl.int32) & 7
+    # Exponents of e2m1 above 0 begin at 1, which is 2^0.
+    normal = ((size << 22) + (126 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(size < 2, size.to(tl.float32) * 0.5, normal)
+    value = tl.where((numbers & 8) != 0, -value, value)
+    value = value * (2.0**-126 if IS_SCALED else 1.0)
+    return (value * factor.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _dequantize_words(words, factor, IS_SCALED: tl.constexpr):
+    """Return the four numbers of words, lowest bits first, times a factor, in bfloat16.
+
+    Args:
+        words: Words, uint16.
+        factor: Factors, bfloat16.
+        IS_SCALED: Whether factors contain 2^126.
+    """
+    if _INTERPRETED:
+        a = _expand_quarter(words & 15, factor, IS_SCALED)
+        b = _expand_quarter((words >> 4) & 15, factor, IS_SCALED)
+        c = _expand_quarter((words >> 8) & 15, factor, IS_SCALED)
+        d = _expand_quarter(words >> 12, factor, IS_SCALED)
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(
+            EXPAND_SCALED if IS_SCALED else EXPAND,
+            "=&r,=&r,=&r,=&r,r,r",
+            [words, factor],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    return a, b, c, d
+
+
+@triton.jit
+def _add_product(a, b, total):
+    """Return a @ b + total; Triton's interpreter multiplies no bfloat16."""
+    if _INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total)
+
+
+@triton.jit
+def _factors(s, IS_E4M3: tl.constexpr):
+    """Return stored scales as bfloat16; those in e4m3 times 2^119, so that they are normal."""
+    if IS_E4M3 and _INTERPRETED:
+        bits = (s.to(tl.int32) << 20).to(tl.float32, bitcast=True)
+        factor = (bits * 2.0**120 * 2.0**119).to(tl.bfloat16)
+    elif IS_E4M3:
+        factor = tl.inline_asm_elementwise(
+            EXPAND_E4M3, "=&r,=&r,r", [s], dtype=tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        # The exponent becomes a power of two; for exponent 0 it is half of that for 1.
+        power = tl.where(s == 0, 0x40, s.to(tl.int16) << 7).to(tl.int16)
+        factor = power.to(tl.bfloat16, bitcast=True)
+    return factor
+
+
+@triton.jit(do_not_specialize=["room", "num_rows"])
+def _fp4_product(
+    rows,
+    weights,
+    scales,
+    factors,
+    bias,
+    order,
+    blocks,
+    out,
+    room,
+    num_rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EACH: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_E4M3: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ONE: tl.constexpr,
+    PARTS: tl.constexpr,
+    APART: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Compute some outputs [BLOCK_N] of the pairs [ROWS] of a block in one program.
+
+    Args:
+        rows: Pointer to rows [S / EACH, 4, K / 4]: every fourth number, from the first one on, then
+            from the second, and so on.
+        weights: Pointer to packed weights, uint16 [E, N, K / 4].
+        scales: Pointer to scales, uint8 [E, N, K / GROUP].
+        factors: Pointer to the factor of each output, float32 [E, N]; unused without IS_E4M3.
+        bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
+        order: Pointer to the pair at each place [S]; unused with ONE.
+        blocks: Pointer to expert, first place and end of each block [3, room]; unused with ONE.
+        out: Pointer to the outputs of each pair [S, N]; with APART to float32 sums [PARTS, S, N],
+            without factors and biases.
+        room: Places for blocks.
+        num_rows: The number of pairs, S.
+        N: The number of outputs.
+        K: The number of inputs.
+        EACH: Consecutive pairs that share a row.
+        GROUP: Inputs that share a scale.
+        IS_E4M3: Whether scales are e4m3, with factors; else they are exponents of powers of two.
+        HAS_BIAS: Whether there are biases.
+        ONE: Whether there is one matrix, so that blocks are consecutive rows.
+        PARTS: Parts of the inputs that are summed one by one.
+        APART: Whether each part has its own program.
+        ROWS: Maximum pairs of a block.
+        BLOCK_N: Outputs per program.
+        BLOCK_K: Inputs per step.
+    """
+    parts: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    W: tl.constexpr = BLOCK_K // 4
+    GROUPS: tl.constexpr = BLOCK_K // GROUP
+    SHARE: tl.constexpr = (K // 4 + PARTS * W - 1) // (PARTS * W) * W  # words per part
+    if ONE:
+        # Programs that read one part of the matrix are neighbours.
+        room = tl.cdiv(num_rows, ROWS)
+        block, column = tl.program_id(0) % room, tl.program_id(0) // room
+        expert = tl.zeros([], tl.int64)
+    else:
+        block, column = tl.program_id(0) // parts, tl.program_id(0) % parts
+        expert = tl.load(blocks + block).to(tl.int64)
+    if expert >= 0:
+        if ONE:
+            m = block * ROWS + tl.arange(0, ROWS)
+            live_M = m < num_rows
+            pair = tl.where(live_M, m, 0).to(tl.int64)
+        else:
+            m = tl.load(blocks + room + block) + tl.arange(0, ROWS)
+            live_M = m < tl.load(blocks + 2 * room + block)
+            pair = tl.load(order + m, mask=live_M, other=0).to(tl.int64)
+        n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        live_N = n < N
+        word, group = tl.arange(0, W), tl.arange(0, GROUPS)
+        output = (expert * N + tl.where(live_N, n, 0))[:, None]
+        weight_at = weights + output * (K // 4) + word[None, :]
+        scale_at = scales + output * (K // GROUP) + group[None, :]
+        row_at = rows + (pair // EACH)[None, :] * K + word[:, None]
+        total = tl.zeros([BLOCK_N, ROWS], tl.float32)
+        begin = tl.program_id(1) if APART else 0
+        for part in range(begin, begin + (1 if APART else PARTS)):
+            first = part * SHARE
+            end = tl.minimum(K // 4, first + SHARE)
+            some = tl.zeros([BLOCK_N, ROWS], tl.float32)
+            for start in range(first, end, W):
+                there = word < end - start
+                w = tl.load(weight_at + start, mask=there[None, :], other=0)
+                there_G = group < (end - start) // (GROUP // 4)
+                s = tl.load(scale_at + start // (GROUP // 4), mask=there_G[None, :], other=0)
+                x0 = tl.load(row_at + start, mask=there[:, None], other=0.0)
+                x1 = tl.load(row_at + K // 4 + start, mask=there[:, None], other=0.0)
+                x2 = tl.load(row_at + K // 2 + start, mask=there[:, None], other=0.0)
+                x3 = tl.load(row_at + 3 * (K // 4) + start, mask=there[:, None], other=0.0)
+                factor = _factors(s, IS_E4M3)[:, :, None]
+                factor = tl.reshape(
+                    tl.broadcast_to(factor, [BLOCK_N, GROUPS, GROUP // 4]), [BLOCK_N, W]
+                )
+                w0, w1, w2, w3 = _dequantize_words(w, factor, IS_E4M3)
+                some = _add_product(w0, x0, some)
+                some = _add_product(w1, x1, some)
+                some = _add_product(w2, x2, some)
+                some = _add_product(w3, x3, some)
+            total = some if PARTS == 1 or APART else total + some
+        at = pair[None, :] * N + n[:, None]
+        live = live_M[None, :] & live_N[:, None]
+        if IS_E4M3:
+            total *= 128.0  # 2^126 / 2^119
+        if APART:
+            tl.store(out + tl.program_id(1).to(tl.int64) * num_rows * N + at, total, mask=live)
+        else:
+            if IS_E4M3:
+                total *= tl.load(factors + expert * N + n, mask=live_N, other=0.0)[:, None]
+            if HAS_BIAS:
+                added = tl.load(bias + expert * N + n, mask=live_N, other=0.0)
+                total += added.to(tl.float32)[:, None]
+            tl.store(out + at, total.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _add_parts(
+    sums,
+    factors,
+    bias,
+    out,
+    count,
+    N: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add the sums of parts of the inputs, for some outputs of all rows.
+
+    Args:
+        sums: Pointer to float32 sums [PARTS, M, N].
+        factors: Pointer to the factor of each output, float32 [N].
+        bias: Pointer to the biases [N]; unused without HAS_BIAS.
+        out: Pointer to the outputs [M, N].
+        count: M x N.
+        N: The number of outputs.
+        HAS_BIAS: Whether there are biases.
+        PARTS: The number of parts.
+        BLOCK: Outputs per program.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = at < count
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(sums + part * count + at, mask=live, other=0.0)
+    total *= tl.load(factors + at % N, mask=live, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + at % N, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=live)
+
+
+class Tiles(NamedTuple):
+    """How a product is divided among programs. All sizes are powers of two."""
+
+    rows: int
+    """Rows per program."""
+    outputs: int = 128
+    """Outputs per program."""
+    inputs: int = 128
+    """Inputs per step. Sums have one order as long as it does not depend on the number of rows."""
+    warps: int = 8
+    stages: int = 3
+    """Pipeline stages."""
+    parts: int = 1
+    """Parts of the inputs that are summed one by one; for one matrix."""
+    apart: bool = False
+    """Whether each part has its own program, so that few outputs occupy the whole device."""
+
+
+def choose_num_stages(rows: int, capability: tuple[int, int]) -> int:
+    """Return the most pipeline stages that fit in shared memory for blocks of `rows` rows."""
+    return 3 if capability >= (9, 0) or rows <= 64 else 2
+
+
+def choose_tiles(rows: int, outputs: int, capability: tuple[int, int], processors: int) -> Tiles:
+    """Return the tiles of a product of rows by one matrix.
+
+    Args:
+        rows: The number of rows.
+        outputs: The number of outputs of the matrix.
+        capability: The compute capability of the device.
+        processors: The number of its multiprocessors.
+    """
+    size = min(max(triton.next_power_of_2(rows), 16), 128)
+    columns = triton.cdiv(outputs, 128)
+    parts = 1
+    while parts < 8 and columns * parts < 2 * processors:
+        parts *= 2
+    return Tiles(
+        size,
+        stages=choose_num_stages(size, capability),
+        parts=parts,
+        apart=parts > 1 and triton.cdiv(rows, size) * columns < 2 * processors,
+    )
+
+
+def grouped_tiles(rows: int, capability: tuple[int, int]) -> Tiles:
+    """Return the tiles of products of blocks of at most `rows` pairs."""
+    return Tiles(rows, stages=choose_num_stages(rows, capability))
+
+
+def grouped_fp4_product(
+    quarters: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    factor: Tensor | None,
+    bias: Tensor | None,
+    order: Tensor,
+    blocks: Tensor,
+    each: int,
+    out: Tensor,
+    tiles: Tiles | None = None,
+) -> None:
+    """Fill out [S, N] as documented in `treegen.model.linear.fp4.grouped_fp4_product`.
+
+    Args:
+        quarters: Rows [S / each, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
+        weight: Packed weights, uint8 [E, N, K / 2].
+        scale: Scales, uint8 [E, N, groups].
+        factor: The factor of each output, float32 [E, N]; None if scales are powers of two.
+        bias: Biases [E, N]; None for none.
+        order: int32 [S], the pairs sorted by expert.
+        blocks: int32 [3, B], expert, first place and end of each block.
+        each: Consecutive pairs that share a row.
+        out: Outputs [S, N], dense; overwritten.
+        tiles: How to divide the product, with `rows_of_block` rows. Default: `grouped_tiles`.
+    """
+    num_pairs, experts = len(out), len(weight)
+    if not num_pairs:
+        return
+    size = rows_of_block(num_pairs, experts)
+    if tiles is None:
+        tiles = grouped_tiles(size, _capability(quarters))
+    _launch(
+        num_blocks(num_pairs, experts),
+        tiles,
+        quarters,
+        weight,
+        scale,
+        factor,
+        bias,
+        order,
+        blocks,
+        each,
+        out,
+    )
+
+
+def fp4_linear(
+    quarters: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    factor: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    tiles: Tiles | None = None,
+) -> None:
+    """Fill out [M, N] with rows times the transpose of one matrix.
+
+    Args:
+        quarters: Rows [M, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
+        weight: Packed weights, uint8 [N, K / 2].
+        scale: Scales in e4m3, uint8 [N, K / 16].
+        factor: The factor of each output, float32 [N].
+        bias: Biases [N]; None for none.
+        out: Outputs [M, N], dense; overwritten.
+        tiles: How to divide the product. Default: `choose_tiles`.
+    """
+    rows, outputs = out.shape
+    if not rows:
+        return
+    if tiles is None:
+        tiles = choose_tiles(rows, outputs, _capability(quarters), _processors(quarters))
+    sums = out
+    if tiles.apart:
+        sums = out.new_empty((tiles.parts, rows, outputs), dtype=torch.float32)
+    _launch(
+        triton.cdiv(rows, tiles.rows),
+        tiles,
+        quarters,
+        weight[None],
+        scale[None],
+        factor,
+        bias,
+        None,
+        None,
+        1,
+        sums,
+    )
+    if tiles.apart:
+        block, count = 1024, rows * outputs
+        _add_parts[(triton.cdiv(count, block),)](
+            sums,
+            factor,
+            factor if bias is None else bias,
+            out,
+            count,
+            N=outputs,
+            HAS_BIAS=bias is not None,
+            PARTS=tiles.parts,
+            BLOCK=block,
+        )
+
+
+def _launch(
+    num_blocks: int,
+    tiles: Tiles,
+    quarters: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    factor: Tensor | None,
+    bias: Tensor | None,
+    order: Tensor | None,
+    blocks: Tensor | None,
+    each: int,
+    out: Tensor,
+) -> None:
+    """Launch the kernel; see `grouped_fp4_product` for the arguments.
+
+    Args:
+        num_blocks: Blocks of rows.
+        tiles: How to divide the product.
+        quarters: Rows.
+        weight: Packed weights.
+        scale: Scales.
+        factor: The factor of each output.
+        bias: Biases.
+        order: The pairs sorted by expert; None for one matrix.
+        blocks: Blocks of pairs; None for one matrix.
+        each: Consecutive pairs that share a row.
+        out: Outputs, or the sums of parts of the inputs.
+    """
+    outputs, inputs = weight.shape[1], quarters[0].numel()
+    # With four warps, blocks of 64 inputs and four stages, Triton 3.6 sets no barrier between
+    # reading a step's bytes and copying the next step's, and sums were wrong.
+    _fp4_product[
+        (num_blocks * triton.cdiv(outputs, tiles.outputs), tiles.parts if tiles.apart else 1)
+    ](
+        quarters.contiguous(),
+        weight.view(torch.uint16),
+        scale,
+        scale if factor is None else factor,
+        scale if bias is None else bias,
+        order,
+        blocks,
+        out,
+        0 if blocks is None else blocks.shape[1],
+        out.shape[-2],
+        N=outputs,
+        K=inputs,
+        EACH=each,
+        GROUP=inputs // scale.shape[-1],
+        IS_E4M3=factor is not None,
+        HAS_BIAS=bias is not None,
+        ONE=blocks is None,
+        **constants_of(tiles),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def constants_of(tiles: Tiles) -> dict[str, int]:
+    """Return the constants of the kernel that the tiles decide."""
+    return {
+        "PARTS": tiles.parts,
+        "APART": tiles.apart,
+        "ROWS": tiles.rows,
+        "BLOCK_N": tiles.outputs,
+        "BLOCK_K": tiles.inputs,
+    }
+
+
+def _capability(tensor: Tensor) -> tuple[int, int]:
+    if _INTERPRETED.value:
+        return 9, 0
+    return torch.cuda.get_device_capability(tensor.device)
+
+
+def _processors(tensor: Tensor) -> int:
+    if _INTERPRETED.value:
+        return 4
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
