@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from treegen.common.formatting import format_bytes, format_table, safe_text
 from treegen.evals.progress.usage import format_kernels, format_sharing
@@ -13,6 +13,8 @@ from treegen.report.run_settings import describe_view
 from treegen.report.view import RunView
 
 _Item = TypeVar("_Item")
+# Titles of stored columns, and what a reader sees.
+_TITLES: Final = {"Less maj@k": "Minus maj@k"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +224,12 @@ def table_listing(table: Table) -> PrintableTable:
             return _cell(row[place])
         return interval(row[place], row[place + 1])  # type: ignore[arg-type]
 
+    def title(place: int) -> str:
+        name = table.columns[place]
+        return f"95% interval{name[3:].rstrip()}" if place in lows else _TITLES.get(name, name)
+
     return PrintableTable(
-        [
-            f"95% interval{table.columns[p][3:].rstrip()}" if p in lows else table.columns[p]
-            for p in places
-        ],
+        [title(place) for place in places],
         [[cell(row, place) for place in places] for row in table.rows],
         numbers=range(1, len(places)),
         title=table.title,

@@ -1,6 +1,7 @@
 """Printed results of a run: lines, and tables that can be pasted elsewhere."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from treegen.common.formatting import format_table, safe_text
@@ -11,6 +12,7 @@ from treegen.evals.progress.usage import (
     workers_line,
 )
 from treegen.evals.statistics.metrics import Report
+from treegen.evals.statistics.tables import Table
 from treegen.evals.thinking import thinking_line
 from treegen.report.plots.heat_map import draw_text
 from treegen.report.run_settings import KeySettings
@@ -60,7 +62,7 @@ def run_text(
         if votes := _majority(report, votes_shown):
             lines.append("\n" + votes)
         for table in report.tables:
-            lines.append(f"\n{table_listing(table)}")
+            lines.append(f"\n{table_listing(_of_filters(table, shown))}")
         for grid in report.grids:
             lines.append(f"\n{safe_text(draw_text(grid, ascii=ascii))}")
         if hidden := _hidden_filters(report, shown):
@@ -185,6 +187,20 @@ def _hidden_filters(report: Report, shown: Mapping[str, Sequence[str]] | None) -
     if shown is None:
         return []
     return [*dict.fromkeys(r.filter for r in report.metrics if r.filter not in shown[r.task])]
+
+
+def _of_filters(table: Table, shown: Mapping[str, Sequence[str]] | None) -> Table:
+    """Return a table without the rows of hidden filters.
+
+    Args:
+        table: The table.
+        shown: The filters to show, by task; None for all.
+    """
+    if shown is None or "Filter" not in table.columns:
+        return table
+    place = table.columns.index("Filter")
+    names = {name for filters in shown.values() for name in filters}
+    return replace(table, rows=tuple(row for row in table.rows if row[place] in names))
 
 
 def _majority(report: Report, shown: Sequence[str] | None) -> str:
