@@ -70,6 +70,8 @@ def command(
             files += plot.save(folder)
         if not quiet:
             echo(f"plots: {safe_text(str(folder))}\n")
+    if html is None and not quiet:
+        echo("samples side by side: --html FILE.html writes a page\n")
     if html is not None:
         write_page([a, b], html, plots=False, comparison=comparison)
         if not quiet:

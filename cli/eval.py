@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -25,6 +25,9 @@ from treegen.cli.options.options import (
     add_option_groups,
     add_options,
 )
+
+# Below this number of problems, a line explains the width of intervals.
+_FEW: Final = 20
 
 if TYPE_CHECKING:
     from treegen.api.judge_plan import JudgingPlan
@@ -172,6 +175,9 @@ def _show_headlines(results: "Sequence[EvaluationResult]") -> None:
     from treegen.report.run_settings import describe_results
 
     for result in results:
+        num = result.report.num_problems if result.report is not None else 0
+        if 1 < num < _FEW:
+            render.echo(f"intervals are wide because there are only {num} problems")
         about = describe_results(result.results, short=True)
         render.show_headline(about, result.report, result.path)
 

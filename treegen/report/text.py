@@ -19,6 +19,7 @@ from treegen.report.run_settings import KeySettings
 from treegen.report.tables import (
     format_interval,
     headline_filters,
+    interval,
     number,
     table_listing,
     task_label,
@@ -103,12 +104,12 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     Args:
         results: The content of each results.json.
     """
-    head = ["Method", "Solved", "95% interval", *_COSTS, "Failed", "Seconds"]
+    head = ["Method", "Solved", "Share", "95% interval", *_COSTS, "Failed", "Seconds"]
     rows = [
         [
             result["method"],
             f"{result['num_solved']}/{result['done']}",
-            _interval(result["solved"]),
+            *_share(result["solved"]),
             *(_mean(result["cost"][name]["mean"]) for name in _COSTS.values()),
             str(len(result["errors"])),
             f"{result['seconds']:,.1f}",
@@ -125,7 +126,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
         f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
         f"at most {limits} per {each_of}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
-        f"Costs are means per {each_of}."
+        f"Costs are means per {each_of}; Decoded, Prefilled and Re-prompting count tokens."
     )
     return f"{text}\n\n{_pass_table(results)}" if several else text
 
@@ -134,17 +135,23 @@ def _pass_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of pass@k over the searches of each problem, a line for each method."""
     ks = sorted({int(k) for result in results for k in result.get("pass@k", {})})
     rows = [
-        [result["method"], *(_interval(result.get("pass@k", {}).get(str(k))) for k in ks)]
+        [result["method"], *(_pass(result.get("pass@k", {}).get(str(k))) for k in ks)]
         for result in results
     ]
     head = ["Method", *(f"pass@{k}" for k in ks)]
     return format_table(head, rows, right=range(1, len(head)))
 
 
-def _interval(solved: Mapping[str, float] | None) -> str:
+def _share(solved: Mapping[str, float] | None) -> tuple[str, str]:
+    """Return a share and its interval."""
     if solved is None:
-        return "n/a"
-    return f"{solved['value']:.3f} [{solved['low']:.3f}, {solved['high']:.3f}]"
+        return "n/a", ""
+    return number(solved["value"]), interval(solved["low"], solved["high"])
+
+
+def _pass(solved: Mapping[str, float] | None) -> str:
+    value, bounds = _share(solved)
+    return f"{value} ({bounds})" if bounds else value
 
 
 def _mean(value: float | None) -> str:

@@ -337,8 +337,9 @@ def recall_choices(run: "RunDir") -> dict[str, Any]:
     results: Any = None
     with suppress(RunError):  # a damaged file, which the next scoring replaces
         results = run.results()
-    scored = results.get("settings") if isinstance(results, dict) else None
-    for name in REPORTED if isinstance(scored, dict) else ():
+    settings = results.get("settings") if isinstance(results, dict) else None
+    scored: dict[str, Any] = settings if isinstance(settings, dict) else {}
+    for name in REPORTED:
         value = scored.get(name)
         with suppress(InputError, TypeError):
             if name == "votes":
