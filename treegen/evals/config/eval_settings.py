@@ -337,15 +337,24 @@ def recall_choices(run: "RunDir") -> dict[str, Any]:
     results: Any = None
     with suppress(RunError):  # a damaged file, which the next scoring replaces
         results = run.results()
-    settings = results.get("settings") if isinstance(results, dict) else None
-    scored: dict[str, Any] = settings if isinstance(settings, dict) else {}
-    for name in REPORTED:
-        value = scored.get(name)
-        with suppress(InputError, TypeError):
-            if name == "votes":
-                check_votes(value)
-                value = list(dict.fromkeys((*choices.get(name, ()), *value)))
-            elif not all(type(k) is int and 1 <= k <= choices["num_samples"] for k in value):
-                continue
-            choices[name] = value
+    settings: Any = results.get("settings") if isinstance(results, dict) else None
+    for name in REPORTED if isinstance(settings, dict) else ():
+        with suppress(InputError, TypeError):  # it has none, or was edited
+            choices[name] = _read_reported(name, settings.get(name), choices)
     return choices
+
+
+def _read_reported(name: str, value: Any, choices: Mapping[str, Any]) -> Any:
+    """Return votes or k of results.json; raises InputError or TypeError for other values.
+
+    Args:
+        name: A name of REPORTED.
+        value: Its value in results.json.
+        choices: The choices in run.json.
+    """
+    if name == "votes":
+        check_votes(value)
+        return list(dict.fromkeys((*choices.get(name, ()), *value)))
+    if not all(type(k) is int and 1 <= k <= choices["num_samples"] for k in value):
+        raise InputError(f"{name} must be numbers of samples")
+    return value
