@@ -58,6 +58,8 @@ def command(
         for plot in comparison_plots(comparison):
             files += plot.save(folder)
         echo(f"plots: {safe_text(str(folder))}\n")
+    if html is None:
+        echo("samples side by side: --html FILE.html writes a page\n")
     if html is not None:
         write_page([a, b], html, plots=False, comparison=comparison)
         echo(f"page: {safe_text(str(html))}\n")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -27,6 +27,9 @@ from treegen.cli.options.options import (
     is_quiet,
     option,
 )
+
+# Below this number of problems, a line explains the width of intervals.
+_FEW: Final = 20
 
 if TYPE_CHECKING:
     from treegen.api.judge_plan import JudgingPlan
@@ -98,7 +101,6 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
     from treegen.evals.pipeline.execution import ModelLoader
-    from treegen.report.run_settings import describe_results
 
     tasks = collect_tasks(params)
     is_checked_first = pop_lm_eval_options(params, tasks)
@@ -138,9 +140,7 @@ def command(
             document["judged"] = judgings.to_json()
             complaints += judgings.complaints
     differences = _compare(rows, allow_task_code="allow_task_code" in choices)
-    for result in results:
-        about = describe_results(result.results, short=True)
-        render.show_headline(about, result.report, result.path)
+    _show_headlines(results)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
     if missing := sum(result.missing for result in results):
         complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
@@ -166,6 +166,19 @@ def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -
         render.show_report(result.results, result.report, all_filters=all_filters)
         render.pictures(result.report, result.path)
         render.echo("")
+
+
+def _show_headlines(results: "Sequence[EvaluationResult]") -> None:
+    """Print the headline of each run."""
+    from treegen.cli.terminal import render
+    from treegen.report.run_settings import describe_results
+
+    for result in results:
+        num = result.report.num_problems if result.report is not None else 0
+        if 1 < num < _FEW:
+            render.echo(f"intervals are wide because there are only {num} problems")
+        about = describe_results(result.results, short=True)
+        render.show_headline(about, result.report, result.path)
 
 
 def _judge_runs(

@@ -133,4 +133,6 @@ def _draw_trees(trees: "Sequence[StoredTree]", problem_id: str, *, full: bool) -
         width = None if sys.stdout.isatty() else _WIDTH
         console = Console(file=sys.stdout, width=width, highlight=False)
         console.print(tree.draw(full=full))
+        if legend := run_document.tree_legend(tree):
+            echo(f"({legend})")
         echo("")

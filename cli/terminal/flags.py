@@ -26,7 +26,11 @@ def rename_arguments(message: str, command: click.Command | None) -> str:
 def _spell(flags: dict[str, str], reference: str) -> str:
     name, _, value = reference.partition("=")
     if name not in flags:
-        return reference
+        of_eval = _eval_flags()
+        if not of_eval.get(name, "").startswith("--"):
+            return reference
+        # The option of another command, such as one that decides what `treegen eval` stores.
+        return f"`treegen eval {_spell(of_eval, reference)}`"
     flag = flags[name]
     in_list = " " in flag  # --model-args page_size=16
     if not value or (value in ("True", "False") and not in_list):
@@ -56,6 +60,16 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
     near = find_near(word.replace("_", "-"), options)
     meant = [flags[ours]] if ours else [options[name] for name in near]
     return f"{message}; did you mean {' or '.join(map(repr, meant))}?" if meant else message
+
+
+def _eval_flags() -> dict[str, str]:
+    """Return the flags of `treegen eval` if a command of `treegen` is running."""
+    ctx = click.get_current_context(silent=True)
+    root = None if ctx is None else ctx.find_root().command
+    if ctx is None or not isinstance(root, click.Group):
+        return {}
+    command = root.get_command(ctx, "eval")
+    return {} if command is None else _flags(command)
 
 
 def _flags(command: click.Command) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,8 @@ import click
 from treegen.cli.options.options import is_json_requested, is_quiet
 from treegen.cli.terminal.flags import rename_arguments
 from treegen.common.formatting import format_table, safe_text
-from treegen.errors import InputError
+from treegen.errors import InputError, Message
+from treegen.evals.statistics.tables import Table
 from treegen.report.load import load_run
 from treegen.report.plots.heat_map import save_png
 from treegen.report.run_settings import describe_results
@@ -133,6 +135,8 @@ def show_report(
     """
     if notes := results.get("task", {}).get("notes"):
         results = {**results, "task": {**results["task"], "notes": list(map(in_flags, notes))}}
+    if report is not None:
+        report = replace(report, tables=tuple(map(_in_flags, report.tables)))
     echo(title or describe_results(results))
     text = run_text(
         results,
@@ -143,6 +147,12 @@ def show_report(
         more="--all-filters shows them",
     )
     echo(f"\n{text}")
+
+
+def _in_flags(table: Table) -> Table:
+    """Return a table whose messages name the running command's flags."""
+    rows = (tuple(in_flags(c) if isinstance(c, Message) else c for c in r) for r in table.rows)
+    return replace(table, rows=tuple(rows))
 
 
 def show_headline(title: str, report: Report | None, path: Path) -> None:

@@ -62,9 +62,13 @@ def test_what_a_comparison_prints_and_stores(compared: Path) -> None:
     assert "at most 150 tokens per problem" in out
     rows = [line.strip("|").split("|") for line in out.splitlines() if line.startswith("|")]
     head, _, *cells = [[cell.strip() for cell in row] for row in rows]
-    assert head[:4] == ["Method", "Solved", "95% interval", "Decoded"]
+    assert head[:5] == ["Method", "Solved", "Share", "95% interval", "Decoded"]
     assert [row[0] for row in cells] == ["sample", "tot-bfs"]
     assert [row[1] for row in cells] == ["0/3", "0/3"]
+    assert [row[2] for row in cells] == ["0.000", "0.000"]
+    assert cells[0][3] == "0.000 to 0.755"
+    assert f"preparing {compared / 'sample'}, {compared / 'tot-bfs'}: reading" in err
+    assert err.index("preparing") < err.index("run directory")
     document = json.loads((compared / "document.json").read_text())
     assert [run["method"] for run in document["runs"]] == ["sample", "tot-bfs"]
     assert "countdown tot-bfs: 3/3 searches (100%)" in err

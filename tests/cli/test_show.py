@@ -136,8 +136,8 @@ def test_a_search_is_drawn_with_its_best_path(treegen: Command, run: Path) -> No
     (record,) = [tree for tree in read_trees(run) if tree.problem_id == "p1"]
     done = treegen("show", run, "--tree", "p1")
     assert done.document["method"] == "beam" and len(done.document["nodes"]) == 21
-    lines = [line for line in done.out.splitlines()[1:-1] if line.strip()]
-    assert len(lines) == 21
+    *lines, legend = [line for line in done.out.splitlines()[1:] if line.strip()]
+    assert len(lines) == 21 and legend.startswith("(* on the best path; score: the value")
     starred = [line for line in lines if "* " in line]
     assert len(starred) == len(best_path(record.nodes, record.best)) == len(record.path)
     for line, node in zip(starred, record.path, strict=True):
@@ -203,7 +203,7 @@ def test_a_tree_says_what_is_known_of_each_node() -> None:
         )
     )
     assert drawn.splitlines()[0] == "* [1 tokens] start [bold]here[/bold]"
-    assert drawn.splitlines()[1].endswith("* [score 0.50, logprob -1.25, 1,234 tokens] two lines")
+    assert drawn.splitlines()[1].endswith("* [score 0.500, logprob -1.25, 1,234 tokens] two lines")
     assert drawn.splitlines()[2].endswith("[1 tokens, cut off, pruned] (empty)")
 
 
@@ -307,7 +307,7 @@ def test_what_is_under_way_may_turn_out_either_way() -> None:
     assert found is not None and found.value == 4 / 12 and found.num_problems == 12
     assert found.low == estimate([1.0] * 4 + [0.0] * 8).low and found.high == 1
     shown = moment(4, estimate=found, unknown=8).format_accuracy
-    assert shown == f"accuracy at least 0.333 ({found.low:.3f} to 1.000), 8 unknown"
+    assert shown == f"accuracy at least 0.333 ({found.low:.3f} to 1.000), 8 running"
     assert so_far.estimate() == so_far.estimate(0) == estimate([1.0] * 4)
 
 

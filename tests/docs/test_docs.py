@@ -32,6 +32,7 @@ _PAGES = (
             "runs",
             "search",
             "search/ab-mcts",
+            "search/budgets",
             "search/loops",
             "search/own-methods",
             "search/refine",

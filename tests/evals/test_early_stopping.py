@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cli_cases import Command
 
+from treegen.api.run import open_run
 from treegen.errors import InputError
 from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
 from treegen.evals.early_stopping import Rounds, StopRule, parse_stop_rule
@@ -307,6 +308,50 @@ def test_a_stored_run_is_scored_with_further_votes(
     assert {row[2] for row in first} == {2, 4}
     (path / "scores.jsonl").write_text('{"problem_id": "x", "sample_index": 0, "score": "no"}\n')
     assert "scores.jsonl:1" in treegen("score", path, "--votes", "score").error
+
+
+def _draw_small(treegen: Command, path: Path, *more: object) -> None:
+    small = ("--limit", "3", "-n", "4", "--max-tokens", "24")
+    assert treegen("eval", "gsm8k", *small, "-o", path, "-q", *more).code == 0
+
+
+def test_scoring_adds_votes_to_those_of_before(tmp_path: Path, treegen: Command) -> None:
+    path = tmp_path / "run"
+    _draw_small(treegen, path, "--votes", "logprob:best")
+
+    def names(document: dict[str, Any]) -> list[str]:
+        rows = document["report"]["tables"][-1]["rows"]
+        return [row[0] for row in rows if row[1] == rows[0][1]]
+
+    done = treegen("score", path, "--votes", "likelihood", "--maj", "2")
+    expected = ["logprob:best", "likelihood:weighted"]
+    assert names(done.document["runs"][0]) == expected
+    done = treegen("score", path, "--votes", "certainty,logprob:borda=1")
+    assert "left out certainty:borda=0.5" in done.err
+    assert "`treegen eval --self-certainty`" in done.err
+    expected.append("logprob:borda=1")
+    assert names(done.document["runs"][0]) == expected
+    # Every command shows them, and so does a run that is continued.
+    shown = open_run(path).view.report
+    assert shown is not None and {row[2] for row in shown.tables[-1].rows} == {2}
+    assert {str(row[0]) for row in shown.tables[-1].rows} == {*expected}
+    again = treegen("eval", "--resume", path, "--votes", "logprob:best,likelihood:best")
+    assert names(again.document["runs"][0]) == [*expected, "likelihood:best"]
+    # Nothing is written if no vote can be computed.
+    before = (path / "results.json").read_bytes()
+    done = treegen("score", path, "--votes", "certainty:best,score")
+    assert done.code == 2 and "no vote can be computed: certainty:best: some" in done.error
+    assert (path / "results.json").read_bytes() == before
+
+
+def test_hidden_filters_have_no_votes_on_the_screen(tmp_path: Path, treegen: Command) -> None:
+    path = tmp_path / "run"
+    _draw_small(treegen, path, "--votes", "logprob")
+    hidden = "flexible-extract"
+    rows = [row for row in treegen("show", path).out.splitlines() if hidden in row]
+    assert rows == [f"other filters: strict-match, {hidden}; --all-filters shows them"]
+    out = treegen("show", path, "--all-filters").out
+    assert any(hidden in r for r in out.splitlines() if r.startswith("|logprob:borda"))
 
 
 def test_equal_answers_decide_together() -> None:

@@ -86,7 +86,6 @@ def test_what_cannot_be_picked_from_is_refused(
     # A run that was given away has its data in its directory.
     (tmp_path / "run-data.jsonl").rename(run / "run-data.jsonl")
     assert "has no sample to pick from" in treegen("usc", run).error
-    rows = treegen("score", run, "--votes", "usc").document["runs"][0]["report"]["tables"][-1][
-        "rows"
-    ]
-    assert "treegen usc" in rows[0][0] and rows[0][3] is None
+    before = (run / "run.json").read_bytes()
+    assert "let the model pick with treegen usc" in treegen("score", run, "--votes", "usc").error
+    assert (run / "run.json").read_bytes() == before and not (run / "results.json").exists()

@@ -218,7 +218,7 @@ def test_sparse_attention_is_exact_up_to_the_keys_that_it_selects(
         pytest.skip(f"this transformers has no {(EXACT | HYBRID)[family][0]}")
     directory = save_tiny_model(tmp_path, family, max_position_embeddings=2 * SELECTED)
     with pytest.warns(ModelWarning, match="64 tokens, not 128: beyond 64 .* attention leaves"):
-        llm = LLM(directory, device="cpu", memory="16MiB", check=False)
+        llm = LLM(str(directory), device="cpu", memory="16MiB", check=False)
     assert llm.model.spec.context_length == SELECTED
     ids = torch.randint(3, 320, (SELECTED,), generator=torch.Generator().manual_seed(2))
     prompts = [ids[:30], torch.cat([ids[:41], ids[:3]]), ids[: SELECTED - STEPS - 1]]

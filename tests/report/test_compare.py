@@ -237,7 +237,9 @@ def test_runs_of_other_problems_are_refused(treegen: Command, tmp_path: Path) ->
     a = make_run(tmp_path / "a", num_problems=6, num_samples=2)
     fewer = make_run(tmp_path / "fewer", num_problems=5, num_samples=2)
     error = treegen("compare", a, fewer).error
-    assert "different problems: 5 in common, 1 only in" in error and "limit=" in error
+    assert (
+        "different problems: 5 in common, 1 only in" in error and "`treegen eval --limit`" in error
+    )
     content = make_run(tmp_path / "content", num_problems=6, num_samples=2, questions=["1 - 1?"])
     assert "not the same content" in treegen("compare", a, content).error
     version = make_run(tmp_path / "version", num_problems=6, num_samples=2)

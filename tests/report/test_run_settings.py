@@ -1,6 +1,7 @@
 """What a run is, and how runs differ, is said wherever runs are shown or compared."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.report.run_settings import (
     KeySettings,
+    describe_random_numbers,
     describe_view,
     differing_columns,
     short_model_name,
 )
+from treegen.report.view import RunView
 
 SYSTEM = "Solve the problem step by step, and end with the answer as a number."
 
@@ -70,6 +73,27 @@ def test_a_comparison_says_in_what_the_runs_differ(
     assert differ in str(open_run(runs[0]).compare(runs[1]))
 
 
+def test_a_comparison_says_whether_the_runs_share_random_numbers(
+    runs: tuple[Path, Path], treegen: Command
+) -> None:
+    a, b = map(load_run, runs)
+    same = "random numbers: the same in both runs (seed 0), so similar runs differ by less noise"
+    assert same in str(compare_runs(a, b)).splitlines()
+
+    def with_sampling(view: RunView, **changes: object) -> RunView:
+        sampling = {**view.info.identity["sampling"], **changes}
+        return replace(
+            view, info=replace(view.info, identity={**view.info.identity, "sampling": sampling})
+        )
+
+    other = with_sampling(b, seed=5)
+    assert describe_random_numbers(a, other) == "independent (seed 0 / 5)"
+    greedy = with_sampling(b, temperature=0.0)
+    assert describe_random_numbers(a, greedy) == ""
+    out = treegen("compare", *runs, "--no-plots").out
+    assert same in out and "--html FILE.html" in out
+
+
 def test_the_page_of_runs_has_a_column_for_each_differing_setting(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -89,7 +113,10 @@ def test_the_page_of_runs_has_a_column_for_each_differing_setting(
     ]
     assert all(describe_view(view).replace("'", "&#39;") in page for view in views)
     write_page(views, tmp_path / "both.html", plots=False, comparison=compare_runs(*views))
-    assert "differ in: temperature 0.7 / 1" in (tmp_path / "both.html").read_text("utf-8")
+    both = (tmp_path / "both.html").read_text("utf-8")
+    assert "differ in: temperature 0.7 / 1" in both
+    link = '<a href="#samples-side-by-side">'
+    assert link in both and 'id="samples-side-by-side"' in both and link not in page
 
 
 def test_a_page_has_contents_and_its_samples_before_its_plots(
@@ -103,6 +130,8 @@ def test_a_page_has_contents_and_its_samples_before_its_plots(
     assert places == sorted(places) and len(links) >= 5
     assert links.index("run-1-drawn") < links.index("run-1-plots")
     assert links.index("run-1-metrics") == 0 and links[-1] == "run-1-settings"
+    for words in ("maj@k: the probability", "pass@k: the probability", "95% interval: where"):
+        assert words in page[page.index('id="run-1-metrics"') :]
 
 
 def test_models_and_references_have_short_forms() -> None:
@@ -119,3 +148,13 @@ def test_references_in_frames_and_on_pages_are_the_answers(
 ) -> None:
     pytest.importorskip("pandas")
     assert open_run(runs[0]).problems()["reference"].tolist() == [str(i) for i in range(6)]
+
+
+def test_only_methods_that_draw_whole_solutions_have_n() -> None:
+    def line(method: str) -> str:
+        choices = {"method": method, "num_samples": 40, "temperature": 0.7}
+        return KeySettings.of_choices(choices, {}).describe("countdown")
+
+    assert line("tot-bfs") == "countdown: tot-bfs, temperature 0.7"
+    assert line("best-of-n") == "countdown: best-of-n, n 40, temperature 0.7"
+    assert "n 40" in line("mine.py:two")  # a function of the user's own may read it

@@ -117,7 +117,7 @@ def test_hostile_text_stays_in_its_label() -> None:
     label = r'"(?:[^"\\]|\\.)*"'
     dot = found.to_dot().splitlines()
     assert dot[0] == r'digraph "p\"0\\" {' and dot[-1] == "}"
-    for line in dot[3:-1]:
+    for line in dot[4:-1]:
         assert re.fullmatch(
             rf"  n\d+(?: -> n\d+)?(?: \[[^\"]*(?:label={label})?[^\"]*\])?;|"
             rf"  n\d+ \[label={label}(?:, style=\"rounded,dashed\")?"

@@ -199,8 +199,8 @@ def test_the_best_path_is_marked_in_the_terminal() -> None:
     assert len(shown) == 6
     marked = ["* " in line for line in shown]
     assert marked == [True, False, True, True, True, False]
-    assert "score 0.25" in shown[1] and "pruned" in shown[1]
-    assert "score 3.14, logprob -" in shown[4] and "2 tokens, cut off" in shown[4]
+    assert "score 0.250" in shown[1] and "pruned" in shown[1]
+    assert "score 3.142, logprob -" in shown[4] and "2 tokens, cut off" in shown[4]
 
 
 def test_hostile_text_is_only_text_in_the_terminal() -> None:

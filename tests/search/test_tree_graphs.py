@@ -4,8 +4,10 @@ import xml.dom.minidom
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from treegen import LLM, Node, SamplingParams
+from treegen.search.tree.draw import draw_tree
 from treegen.search.tree.records import NodeRecord, SearchTree
 
 
@@ -42,6 +44,21 @@ def test_the_best_path_is_bold_and_pruned_nodes_are_dashed(tree: SearchTree) -> 
     assert "n0 ==> n1" in mermaid and "n1 ==> n3" in mermaid and "n0 --> n2" in mermaid
     svg = tree.to_svg(3)
     assert svg.count('stroke-width="3"') == 5 and svg.count("stroke-dasharray") == 1
+
+
+def test_labels_have_the_problem_and_why_nodes_were_pruned() -> None:
+    prompt = f"{'Q: an example. ' * 9}Input: 2 3 7 11 Target: 49"
+    why = {"pruned": True, "pruned_because": "outranked"}
+    nodes = (node(0, None, 0, prompt), node(1, 0, 1, "2 * 3 = 6", leaf=True, **why))
+    tree = SearchTree(nodes)
+    for text in (tree.to_dot(), tree.to_mermaid()):
+        assert "Target: 49" in text.replace("#58;", ":") and "bold: best path" in text
+        assert "pruned: outranked" in text.replace("#58;", ":")
+    assert "7 11 Target: 49</text>" in tree.to_svg()
+    console = Console(width=200)
+    with console.capture() as drawn:
+        console.print(draw_tree(nodes))
+    assert "score 0.500, logprob -1.00, 3 tokens, pruned: outranked" in drawn.get()
 
 
 def test_the_picture_is_xml_and_holds_no_markup_of_the_texts(tree: SearchTree) -> None:

@@ -9,7 +9,7 @@ from treegen.common.params import PENALTIES
 from treegen.common.version import VERSION
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import drop_unset, find_moved_files
-from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
+from treegen.evals.config.eval_settings import recall_choices, resolve_eval_settings
 from treegen.evals.job import AnyJob, Job, load_job
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, RunSettings, model_identity
@@ -142,7 +142,7 @@ def load_stored_job(choices: Mapping[str, Any], run: RunDir) -> Job:
         InputError: the problems or the task are not those of the run, or code would run that the
         user does not name.
     """
-    stored = find_moved_files(run.path, stored_choices(run.info))
+    stored = find_moved_files(run.path, recall_choices(run))
     job = load_job(
         resolve_eval_settings(drop_unset(choices), {**stored, "score": True, "kept": run.path})
     )

@@ -27,7 +27,13 @@ from treegen.evals.statistics.estimators import (
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import MetricVerdict, Verdict
-from treegen.report.run_settings import KeySettings, describe_view, differing_settings
+from treegen.report.run_settings import (
+    KeySettings,
+    check_same_problems,
+    describe_random_numbers,
+    describe_view,
+    differing_settings,
+)
 from treegen.report.tables import PrintableTable, interval
 from treegen.report.view import ProblemView, RunView
 
@@ -126,6 +132,8 @@ class Comparison:
     """What each run is: its task, model and key settings."""
     differ_in: tuple[str, ...] = ()
     """The settings in which the runs differ, with both values, such as "temperature 0.7 / 1.0"."""
+    random_numbers: str = ""
+    """Whether the runs drew with the same random numbers; empty if that is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline includes its differences by problem."""
@@ -157,6 +165,8 @@ class Comparison:
             lines.append(f"p (Holm): adjusted for the {len(self.differences):,} lines of the table")
         else:
             del columns["p (Holm)"]
+        if self.random_numbers:
+            lines.append(f"random numbers: {self.random_numbers}")
         if self.tokens is not None:
             lines.append(_describe_tokens(self.tokens))
         listing = PrintableTable.of(
@@ -183,7 +193,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         InputError: the runs cannot be compared: they have other problems, another task or version
             of it, no common filter, or unfinished problems. Or scipy is not installed.
     """
-    _check_same_problems(a, b)
+    check_same_problems(a, b)
     unfinished = tuple(
         p.id
         for p, q in zip(a.problems, b.problems, strict=True)
@@ -231,6 +241,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         places,
         (describe_view(a), describe_view(b)),
         differing_settings(KeySettings.of(a), KeySettings.of(b)),
+        describe_random_numbers(a, b),
     )
 
 
@@ -321,36 +332,6 @@ def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDiff
     half = float(student.ppf(0.975, freedom)) * error
     p_value = 2 * float(student.sf(abs(value) / error, freedom))
     return TokenDifference(sum(a), sum(b), value, value - half, value + half, p_value)
-
-
-def _task(task: Any) -> str:
-    return f"{task['name']} version {task['version']}" if isinstance(task, dict) else "no task"
-
-
-def _check_same_problems(a: RunView, b: RunView) -> None:
-    tasks = [view.info.identity.get("task") for view in (a, b)]
-    if tasks[0] != tasks[1]:
-        raise InputError(
-            f"{a.path} is of {_task(tasks[0])} and {b.path} of {_task(tasks[1])}; only runs of one "
-            "version of one task can be compared"
-        )
-    first, second = set(a.info.problem_ids), set(b.info.problem_ids)
-    if first != second:
-        only = [
-            f"{len(x - y):,} only in {view.path}"
-            for x, y, view in ((first, second, a), (second, first, b))
-            if x - y
-        ]
-        raise InputError(
-            f"the runs are of different problems: {len(first & second):,} in common, "
-            f"{' and '.join(only)}; run both with the same {arg('data=')} and {arg('limit=')}"
-        )
-    data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
-    if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
-        raise InputError(
-            f"the problems of {a.path} and {b.path} have the same ids but not the same content; "
-            f"run both with the same {arg('data=')}"
-        )
 
 
 def _task_metrics(verdicts: Sequence[Verdict]) -> list[str] | None:

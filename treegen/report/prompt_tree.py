@@ -1,13 +1,16 @@
 """A problem's prompt and samples as a tree like that of a search."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from treegen.evals.statistics.votes import majority_vote
 from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Node, prompts_of
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView
+
+SAMPLES: Final = "samples"
+"""The method of a tree of samples."""
 
 
 def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredTree:
@@ -66,7 +69,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
             finish_reason=sample.finish_reason,
         )
     solved = None if best is None else nodes[best]["score"] == 1.0
-    return StoredTree(problem.id, "samples", solved, vote.answer, best, tuple(nodes))
+    return StoredTree(problem.id, SAMPLES, solved, vote.answer, best, tuple(nodes))
 
 
 def content_text(node: Node) -> str:

@@ -9,7 +9,7 @@ from treegen.errors import InputError
 from treegen.evals.statistics.votes import majority_vote
 from treegen.evals.thinking import thinking_to_json
 from treegen.report.curves import VoteShares, classify_sample, vote_shares
-from treegen.report.prompt_tree import prompt_tree
+from treegen.report.prompt_tree import SAMPLES, prompt_tree
 from treegen.report.tables import table_listing
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, RunView
@@ -120,7 +120,7 @@ def _searches(trees: tuple[StoredTree, ...]) -> str:
         for t in trees
     ]
     return format_table(
-        ["Problem", "Search", "Solved", "Answer", "Nodes", "Tokens"], rows, right=(4, 5)
+        ["Problem", "Search", "Solved", "Answer", "Nodes", "Decoded tokens"], rows, right=(4, 5)
     )
 
 
@@ -254,3 +254,19 @@ def tree_title(tree: StoredTree, name: str) -> str:
     outcome = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
     answer = "" if tree.answer is None else f", answer {tree.answer}"
     return safe_text(f"{name}, {tree.method}: {len(tree.nodes):,} nodes{outcome}{answer}")
+
+
+def tree_legend(tree: StoredTree) -> str:
+    """Return a line that explains the marks of a drawn tree; "" if it has none."""
+    is_search = tree.method != SAMPLES
+    path = "on the best path" if is_search else "the first sample of the winning answer"
+    score = "the value of a node, higher is better" if is_search else "1 if right, 0 if wrong"
+    marks = {
+        f"* {path}": tree.best is not None,
+        f"score: {score}": any(node.get("score") is not None for node in tree.nodes),
+        "logprob: sum over the tokens of a node": any(
+            node.get("n_tokens") and node.get("logprob") is not None for node in tree.nodes
+        ),
+        "pruned: not continued": any(node.get("pruned") for node in tree.nodes),
+    }
+    return "; ".join(mark for mark, is_present in marks.items() if is_present)

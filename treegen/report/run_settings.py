@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.formatting import safe_text
-from treegen.errors import RunError
+from treegen.errors import InputError, RunError, arg
 
 if TYPE_CHECKING:
     from treegen.report.view import RunView
@@ -129,6 +129,8 @@ class KeySettings:
             **{k: facts.get(k) for k in ("dtype", "quantization", "kv_cache_dtype")},
             **{k: _plain(v) for k, v in choices.items() if k not in left_out},
         }
+        if not _reads_samples(choices):
+            del values["num_samples"]
         return KeySettings(name, values, "" if imported else str(facts.get("fingerprint", "")))
 
     def describe(self, task: str, *, short: bool = False) -> str:
@@ -219,6 +221,58 @@ def differing_settings(a: KeySettings, b: KeySettings) -> tuple[str, ...]:
     return tuple(f"{name} {x} / {y}" for name, (x, y) in a.differing(b).items())
 
 
+def check_same_problems(a: "RunView", b: "RunView") -> None:
+    """Raise InputError unless two runs are of the same problems, by the same version of a task.
+
+    Args:
+        a: The first run.
+        b: The second run.
+    """
+    tasks = [view.info.identity.get("task") for view in (a, b)]
+    if tasks[0] != tasks[1]:
+        raise InputError(
+            f"{a.path} is of {_task(tasks[0])} and {b.path} of {_task(tasks[1])}; only runs of one "
+            "version of one task can be compared"
+        )
+    first, second = set(a.info.problem_ids), set(b.info.problem_ids)
+    if first != second:
+        only = [
+            f"{len(x - y):,} only in {view.path}"
+            for x, y, view in ((first, second, a), (second, first, b))
+            if x - y
+        ]
+        raise InputError(
+            f"the runs are of different problems: {len(first & second):,} in common, "
+            f"{' and '.join(only)}; run both with the same {arg('data=')} and {arg('limit=')}"
+        )
+    data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
+    if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
+        raise InputError(
+            f"the problems of {a.path} and {b.path} have the same ids but not the same content; "
+            f"run both with the same {arg('data=')}"
+        )
+
+
+def describe_random_numbers(a: "RunView", b: "RunView") -> str:
+    """Return whether two runs drew with the same random numbers; "" if treegen did not draw both.
+
+    The random numbers of a sample follow from the seed, its problem and its index.
+
+    Args:
+        a: The first run.
+        b: The second run.
+    """
+    if any("imported" in view.info.identity for view in (a, b)):
+        return ""
+    settings = [KeySettings.of(view).values for view in (a, b)]
+    if any(not values.get("temperature") or values.get("seed") is None for values in settings):
+        return ""
+    seeds = [values["seed"] for values in settings]
+    if seeds[0] != seeds[1]:
+        return f"independent (seed {seeds[0]} / {seeds[1]})"
+    return f"the same in both runs (seed {seeds[0]}), so similar runs differ by less noise"
+
+
 def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
     """Return the settings that are not the same in all runs: the value of each run, by name."""
     first, *others = settings
@@ -235,6 +289,15 @@ def short_model_name(model: str) -> str:
     """Return a hub name unchanged, and the last part of a path."""
     is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
     return Path(model).name if is_path else model
+
+
+def _reads_samples(choices: Mapping[str, Any]) -> bool:
+    """Return whether a run reads the setting num_samples; methods of the user's own may."""
+    if (method := choices.get("method")) is None:
+        return True
+    from treegen.evals.search.methods import METHODS
+
+    return method not in METHODS or "num_samples" in METHODS[method].knobs
 
 
 def _plain(value: object) -> Any:
@@ -257,3 +320,7 @@ def _shorten(text: str) -> str:
 
 def _join(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _task(task: Any) -> str:
+    return f"{task['name']} version {task['version']}" if isinstance(task, dict) else "no task"

@@ -86,7 +86,7 @@ class Savings:
             "Samples",
             "Tokens",
             "Saved",
-            f"Less {last.name}",
+            f"Minus {last.name}",
             "95% interval",
             "Majority of as many tokens",
             "Saved at this vote",

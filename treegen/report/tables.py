@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from treegen.common.formatting import flatten, format_bytes, format_table, safe_text
 from treegen.evals.progress.usage import format_kernels, format_sharing
@@ -13,6 +13,17 @@ from treegen.report.run_settings import describe_view
 from treegen.report.view import RunView
 
 _Item = TypeVar("_Item")
+# Titles of stored columns, and what a reader sees.
+_TITLES: Final = {"Less maj@k": "Minus maj@k"}
+_MEANINGS: Final = {
+    "pass": "the probability that at least one of k samples is right",
+    "maj": "the probability that a majority vote over k samples is right (ties: that several "
+    "answers have the most votes)",
+}
+_INTERVAL: Final = (
+    "95% interval: where the value for all problems of this kind probably is, with the problem as "
+    "the unit"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +188,17 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
             rows.append([view.task, vote.filter, f"maj@{vote.k}{ties}"])
             rows[-1] += _format_metric(vote)
     head = ["Task", "Filter", "Metric", "Value", "95% interval"]
-    title = describe_view(view) if first else ""
-    return PrintableTable(head, rows, (3, 4), title=title)
+    if not first:
+        return PrintableTable(head, rows, (3, 4))
+    lines = _define(str(row[2]) for row in rows)
+    return PrintableTable(head, rows, (3, 4), title=describe_view(view), lines=lines)
+
+
+def _define(metrics: Iterable[str]) -> list[str]:
+    """Return a sentence that defines the metrics among those named, and the interval."""
+    names = {name.partition("@")[0] for name in metrics if "@" in name}
+    meanings = [f"{name}@k: {meaning}" for name, meaning in _MEANINGS.items() if name in names]
+    return ["; ".join(("Values are means over problems", *meanings, _INTERVAL)) + "."]
 
 
 def headline_filters(report: Report | None) -> dict[str, tuple[str, ...]]:
@@ -222,11 +242,12 @@ def table_listing(table: Table) -> PrintableTable:
             return _cell(row[place])
         return interval(row[place], row[place + 1])  # type: ignore[arg-type]
 
+    def title(place: int) -> str:
+        name = table.columns[place]
+        return f"95% interval{name[3:].rstrip()}" if place in lows else _TITLES.get(name, name)
+
     return PrintableTable(
-        [
-            f"95% interval{table.columns[p][3:].rstrip()}" if p in lows else table.columns[p]
-            for p in places
-        ],
+        [title(place) for place in places],
         [[cell(row, place) for place in places] for row in table.rows],
         numbers=range(1, len(places)),
         title=table.title,

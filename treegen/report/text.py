@@ -1,6 +1,7 @@
 """Printed results of a run: lines, and tables that can be pasted elsewhere."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from treegen.common.formatting import format_table, safe_text
@@ -11,12 +12,14 @@ from treegen.evals.progress.usage import (
     workers_line,
 )
 from treegen.evals.statistics.metrics import Report
+from treegen.evals.statistics.tables import Table
 from treegen.evals.thinking import thinking_line
 from treegen.report.plots.heat_map import draw_text
 from treegen.report.run_settings import KeySettings
 from treegen.report.tables import (
     format_interval,
     headline_filters,
+    interval,
     number,
     table_listing,
     task_label,
@@ -60,7 +63,7 @@ def run_text(
         if votes := _majority(report, votes_shown):
             lines.append("\n" + votes)
         for table in report.tables:
-            lines.append(f"\n{table_listing(table)}")
+            lines.append(f"\n{table_listing(_of_filters(table, shown))}")
         for grid in report.grids:
             lines.append(f"\n{safe_text(draw_text(grid, ascii=ascii))}")
         if hidden := _hidden_filters(report, shown):
@@ -101,12 +104,12 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     Args:
         results: The content of each results.json.
     """
-    head = ["Method", "Solved", "95% interval", *_COSTS, "Failed", "Seconds"]
+    head = ["Method", "Solved", "Share", "95% interval", *_COSTS, "Failed", "Seconds"]
     rows = [
         [
             result["method"],
             f"{result['num_solved']}/{result['done']}",
-            _interval(result["solved"]),
+            *_share(result["solved"]),
             *(_mean(result["cost"][name]["mean"]) for name in _COSTS.values()),
             str(len(result["errors"])),
             f"{result['seconds']:,.1f}",
@@ -123,7 +126,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
         f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
         f"at most {limits} per {each_of}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
-        f"Costs are means per {each_of}."
+        f"Costs are means per {each_of}; Decoded, Prefilled and Re-prompting count tokens."
     )
     return f"{text}\n\n{_pass_table(results)}" if several else text
 
@@ -132,17 +135,23 @@ def _pass_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of pass@k over the searches of each problem, a line for each method."""
     ks = sorted({int(k) for result in results for k in result.get("pass@k", {})})
     rows = [
-        [result["method"], *(_interval(result.get("pass@k", {}).get(str(k))) for k in ks)]
+        [result["method"], *(_pass(result.get("pass@k", {}).get(str(k))) for k in ks)]
         for result in results
     ]
     head = ["Method", *(f"pass@{k}" for k in ks)]
     return format_table(head, rows, right=range(1, len(head)))
 
 
-def _interval(solved: Mapping[str, float] | None) -> str:
+def _share(solved: Mapping[str, float] | None) -> tuple[str, str]:
+    """Return a share and its interval."""
     if solved is None:
-        return "n/a"
-    return f"{solved['value']:.3f} [{solved['low']:.3f}, {solved['high']:.3f}]"
+        return "n/a", ""
+    return number(solved["value"]), interval(solved["low"], solved["high"])
+
+
+def _pass(solved: Mapping[str, float] | None) -> str:
+    value, bounds = _share(solved)
+    return f"{value} ({bounds})" if bounds else value
 
 
 def _mean(value: float | None) -> str:
@@ -185,6 +194,20 @@ def _hidden_filters(report: Report, shown: Mapping[str, Sequence[str]] | None) -
     if shown is None:
         return []
     return [*dict.fromkeys(r.filter for r in report.metrics if r.filter not in shown[r.task])]
+
+
+def _of_filters(table: Table, shown: Mapping[str, Sequence[str]] | None) -> Table:
+    """Return a table without the rows of hidden filters.
+
+    Args:
+        table: The table.
+        shown: The filters to show, by task; None for all.
+    """
+    if shown is None or "Filter" not in table.columns:
+        return table
+    place = table.columns.index("Filter")
+    names = {name for filters in shown.values() for name in filters}
+    return replace(table, rows=tuple(row for row in table.rows if row[place] in names))
 
 
 def _majority(report: Report, shown: Sequence[str] | None) -> str:

@@ -1,11 +1,12 @@
 """Settings of an evaluation: a task, its data, a model, and how to sample."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import PENALTIES, STRUCTURES, SamplingParams
-from treegen.errors import InputError, arg
+from treegen.errors import InputError, RunError, arg
 from treegen.evals.config.base import (
     BaseSettings,
     build_settings,
@@ -23,7 +24,7 @@ from treegen.evals.task import TaskDefaults
 from treegen.prompts.reasoning import check_reasoning
 
 if TYPE_CHECKING:
-    from treegen.runs import RunInfo
+    from treegen.runs import RunDir, RunInfo
 
 SAMPLING: Final = (
     "temperature",
@@ -40,6 +41,8 @@ SAMPLING: Final = (
 _RARE: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
 # Reasoning settings; run.json stores these only if they change a sample.
 _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
+REPORTED: Final = ("votes", "pass_ks", "maj_ks")
+"""The settings of a report that scoring a finished run may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +246,8 @@ def resolve_eval_settings(
     Raises:
         InputError: no task or model is named, a name is unknown, or a value cannot be used.
     """
-    if isinstance(votes := requested.get("votes"), str):
-        requested = {**requested, "votes": votes.split(",")}
+    if isinstance(requested.get("votes"), str):
+        requested = {**requested, "votes": split_votes(requested["votes"])}
     choices = merge_choices(EvalSettings, requested, stored)
     if not choices.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
@@ -261,7 +264,9 @@ def resolve_eval_settings(
     drawn = default_sampling(defaults, chat=chat)
     sampling = replace(drawn, **{"seed": drawn.seed or 0, **chosen})
     recorded = [name for name in names if name in SAMPLING or name in chosen]
-    votes = tuple(vote.strip() for vote in choices.get("votes", ()) if vote.strip())
+    # Votes are added to those of the run, so that a later command hides none.
+    added = split_votes(choices.get("votes", ()))
+    votes = tuple(dict.fromkeys((*split_votes((stored or {}).get("votes", ())), *added)))
     weights = {vote.partition(":")[0] for vote in votes}
     confidence = choices.get("confidence")
     if isinstance(confidence, Mapping):
@@ -282,6 +287,12 @@ def resolve_eval_settings(
         votes=votes,
         sources=sources_of(recorded, requested, recommended, stored),
     )
+
+
+def split_votes(votes: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of votes, which may be written as one text with commas."""
+    names = votes.split(",") if isinstance(votes, str) else votes
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def _list_to_tuple(value: Any) -> Any:
@@ -314,3 +325,36 @@ def stored_choices(info: "RunInfo") -> dict[str, Any]:
         names=("num_samples",),
         absent={"fewshot_as_multiturn": False},
     )
+
+
+def recall_choices(run: "RunDir") -> dict[str, Any]:
+    """Return the choices of an evaluation, and the votes and k with which it was last scored.
+
+    Raises:
+        RunError: the run is not an evaluation.
+    """
+    choices = stored_choices(run.info)
+    results: Any = None
+    with suppress(RunError):  # a damaged file, which the next scoring replaces
+        results = run.results()
+    settings: Any = results.get("settings") if isinstance(results, dict) else None
+    for name in REPORTED if isinstance(settings, dict) else ():
+        with suppress(InputError, TypeError):  # it has none, or was edited
+            choices[name] = _read_reported(name, settings.get(name), choices)
+    return choices
+
+
+def _read_reported(name: str, value: Any, choices: Mapping[str, Any]) -> Any:
+    """Return votes or k of results.json; raises InputError or TypeError for other values.
+
+    Args:
+        name: A name of REPORTED.
+        value: Its value in results.json.
+        choices: The choices in run.json.
+    """
+    if name == "votes":
+        check_votes(value)
+        return list(dict.fromkeys((*choices.get(name, ()), *value)))
+    if not all(type(k) is int and 1 <= k <= choices["num_samples"] for k in value):
+        raise InputError(f"{name} must be numbers of samples")
+    return value

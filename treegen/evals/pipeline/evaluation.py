@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen import demo
 from treegen.common.files.paths import file_name
-from treegen.errors import InputError
+from treegen.errors import InputError, Message, arg
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.job import Job, PreparedJob, first_prompt, fit_job, load_job, prepare_job
@@ -18,6 +18,7 @@ from treegen.evals.pipeline.execution import (
     ModelLoader,
     RunWork,
     announce_demo_model,
+    announce_preparation,
     execute_runs,
     prepare_runs,
     tell_skipped,
@@ -122,9 +123,11 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
     for job in jobs:
         if job.planned >= _MANY:
             listener.tell(
-                f"{job.task.name}: {job.planned:,} samples are planned, "
-                f"{job.settings.num_samples:,} of each of {len(job.data.problems):,} problems; "
-                "limit= or num_samples= takes fewer"
+                Message(
+                    f"{job.task.name}: {job.planned:,} samples are planned, "
+                    f"{job.settings.num_samples:,} of each of {len(job.data.problems):,} problems; "
+                    f"{arg('limit=')} or {arg('num_samples=')} takes fewer"
+                )
             )
 
 
@@ -166,6 +169,7 @@ def evaluate_all(
     check_no_unused(choices, [target.settings for target in targets])
     new_settings = [target.settings for target in targets if not target.resume]
     announce_demo_model(all_choices, new_settings, listener)
+    announce_preparation(targets, listener)
     check_execution_options([get_task(target.settings.task) for target in targets], execution)
     if check_judges is not None and "judged_by" not in choices:
         for judged_by in (target.settings.judged_by for target in targets):

@@ -243,6 +243,19 @@ def announce_demo_model(
         listener.tell(Message(text))
 
 
+def announce_preparation(targets: "Sequence[RunTarget[Any]]", listener: Listener) -> None:
+    """Tell the listener which runs are about to be prepared, which may take minutes.
+
+    A run directory is created later, because run.json has hashes of the problems and the weights.
+
+    Args:
+        targets: The directories of all runs.
+        listener: Receives the message.
+    """
+    if paths := [str(target.path) for target in targets if not target.whole]:
+        listener.tell(f"preparing {', '.join(paths)}: reading problems and weights")
+
+
 def tell_skipped(job: "AnyJob", listener: Listener) -> None:
     """Tell the listener which lines of the data cannot be run."""
     rows = job.data.skipped

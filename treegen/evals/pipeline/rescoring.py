@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treegen.errors import InputError, RunError, RunInUseError
+from treegen.errors import InputError, Message, RunError, RunInUseError
+from treegen.evals.config.eval_settings import split_votes
 from treegen.evals.config.verifier_settings import DEFAULTS
 from treegen.evals.identity import load_stored_job
 from treegen.evals.model import load_llm
@@ -22,7 +23,7 @@ from treegen.evals.pipeline.program_scoring import (
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.scoring.results import build_results
 from treegen.evals.scoring.universal_self_consistency import pick_samples, questions_of
-from treegen.evals.scoring.vote_tables import SCORES
+from treegen.evals.scoring.vote_tables import SCORES, explain_votes, read_voters
 from treegen.evals.thinking import get_answer_text
 from treegen.runs import RunDir, open_for_append
 
@@ -64,10 +65,13 @@ def rescore_run(
 
     Raises:
         RunError: there is no run, or it is damaged.
-        InputError: the problems are not those of the run, or programs would have to run.
+        InputError: the problems are not those of the run, programs would have to run, or none of
+            the requested votes can be computed.
     """
     with _open_run(path, choices, listener) as (run, job), ExitStack() as stack:
         check_execution_options([job.task], execution)
+        if names := split_votes(choices.get("votes") or ()):
+            job = _leave_out_votes(job, run, names, listener)
         judging = rescore_programs(job, run, execution, listener)
         if judging:
             stack.callback(judging.close)
@@ -78,6 +82,35 @@ def rescore_run(
             listener.warn(f"results.json is left as it is: {error}")
         complaint = describe_unscored(job, run, judging)
         return EvaluationResult(path, results, report, max(run.missing, 0), complaint, again="")
+
+
+def _leave_out_votes(job: Job, run: RunDir, names: Sequence[str], listener: Listener) -> Job:
+    """Return the job without the requested votes that cannot be computed.
+
+    Args:
+        job: The job of the run.
+        run: The run.
+        names: The requested votes.
+        listener: Receives a warning for each vote that is left out.
+
+    Raises:
+        InputError: none of the votes can be computed.
+    """
+    left_out: set[str] = set()
+    why: list[str] = []
+    numbers, inputs = read_voters(job, run)
+    for name in names:
+        reasons = explain_votes([name], numbers, inputs)
+        if all(reasons.values()):
+            left_out.add(name)
+            why += [f"{vote}: {reason.marked}" for vote, reason in reasons.items()]
+    if left_out.issuperset(names):
+        reason = "; ".join(dict.fromkeys(why)) or "the samples have no number to vote by"
+        raise InputError(f"no vote can be computed: {reason}")
+    for line in why:
+        listener.warn(Message(f"left out {line}"))
+    votes = tuple(vote for vote in job.settings.votes if vote not in left_out)
+    return replace(job, settings=replace(job.settings, votes=votes))
 
 
 def score_run_with_verifier(

@@ -15,6 +15,7 @@ from treegen.evals.pipeline.execution import (
     ModelLoader,
     RunWork,
     announce_demo_model,
+    announce_preparation,
     execute_runs,
     prepare_runs,
 )
@@ -115,6 +116,7 @@ def search_all(
     announce_demo_model(
         all_choices, [target.settings for target in targets if not target.resume], listener
     )
+    announce_preparation(targets, listener)
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
     models.threads = next((target.threads for target in targets if target.threads), None)

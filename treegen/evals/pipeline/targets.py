@@ -72,7 +72,7 @@ class _Kind(Generic[_Settings]):
     ) -> RunTarget[_Settings]:
         """Return the target that resumes the run in a directory."""
         with self.directory.open(path) as run:
-            stored, identity = self.stored(run.info), run.info.identity
+            stored, identity = self.stored(run), run.info.identity
             threads = computed_on(run.info).get("threads")
             whole = run.missing <= 0
             info = None if choices.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
@@ -234,12 +234,12 @@ def _task_folder(task: str | Task) -> str:
 
 
 _EVAL: Final = _Kind(
-    "task", _task_folder, RunDir, eval_settings.resolve_eval_settings, eval_settings.stored_choices
+    "task", _task_folder, RunDir, eval_settings.resolve_eval_settings, eval_settings.recall_choices
 )
 _SEARCH: Final = _Kind(
     "method",
     method_folder,
     SearchRunDir,
     search_settings.resolve_search_settings,
-    search_settings.stored_search_choices,
+    lambda run: search_settings.stored_search_choices(run.info),
 )

@@ -79,7 +79,7 @@ class RunProgress:
     def format_accuracy(self) -> str:
         """Text with the accuracy so far and its interval; "" if no sample is scored."""
         if (mean := self.estimate) is not None:
-            least, more = ("at least ", f", {self.unknown:,} unknown") if self.unknown else ("", "")
+            least, more = ("at least ", f", {self.unknown:,} running") if self.unknown else ("", "")
             return f"accuracy {least}{mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f}){more}"
         return "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from treegen.common.garbage_collection import pause_gc
-from treegen.evals.config.eval_settings import stored_choices
+from treegen.evals.config.eval_settings import REPORTED, stored_choices
 from treegen.evals.job import AnyJob, Job
 from treegen.evals.progress.usage import load_attempts, sum_usage
 from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
@@ -80,8 +80,9 @@ def build_results(
             totals.add(record)
     parts = load_attempts(run)
     task_fields = {"label": job.data.label, "notes": list(job.data.notes)}
+    reported = {name: getattr(job.settings, name) for name in REPORTED}
     results = {
-        **results_head(job, run, stored_choices(run.info), **task_fields),
+        **results_head(job, run, {**stored_choices(run.info), **reported}, **task_fields),
         "shortened": totals.shortened,
         "usage": sum_usage(
             parts, num_samples=len(run.done), unshared=totals.unshared, kept=totals.kept

@@ -17,6 +17,7 @@ from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.run_verdicts import NO_VERDICTS, RunVerdicts, Verdicts
 from treegen.evals.scoring.vote_tables import NO_VOTES, VoteInputs, stop_tables, vote_table
 from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.statistics.weighted import read_numbers
 from treegen.evals.task_calls import wrap_task_method
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
@@ -91,23 +92,14 @@ def build_sample_score(
         by_length: As in `SampleScore`.
     """
     thinking = load_thinking(record)
-    num_tokens = record["num_tokens"]
-    numbers = {}  # that votes may use as weights, by name
-    if num_tokens and (logprob := record.get("logprob")) is not None:
-        numbers["logprob"] = logprob / num_tokens
-    if (certainty := record.get("self_certainty")) is not None:
-        numbers["certainty"] = certainty
-    if confidence := record.get("confidence"):
-        for name, value in confidence.items():
-            numbers["confidence" if name == "mean" else name] = value
     return SampleScore(  # positional arguments, because they are faster than keywords
         problem_id,
         record["sample_index"],
         sys.intern(record["finish_reason"] or ""),
         verdicts,
         by_length,
-        numbers,
-        num_tokens,
+        read_numbers(record),
+        record["num_tokens"],
         None if thinking is None else thinking.is_closed,
     )
 

@@ -1,13 +1,16 @@
 """Tables of votes other than the majority, and of votes at the time when each problem stopped."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from treegen.common.files.reading import describe_read_error, read_text
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError, Message, RunError, arg
+from treegen.evals.early_stopping import NEVER
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.confidence import STOPPED
 from treegen.evals.statistics.estimators import difference_interval, estimate
@@ -20,11 +23,13 @@ from treegen.evals.statistics.weighted import (
     SUBSETS,
     USC,
     VoteRule,
-    get_vote_weights,
+    add_likelihood,
+    check_weights,
+    read_numbers,
     weighted_at_k,
 )
 from treegen.evals.verdict import SampleScore
-from treegen.runs import Key
+from treegen.runs import Key, RunDir
 from treegen.runs.files import parse_json
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 SCORES: Final = "scores.jsonl"
 """The file of scores in a run directory, by a verifier or by the user's own reward model."""
 _HOW: Final = {
-    "certainty": "draw them with self_certainty=True",
+    "certainty": f"draw them with {arg('self_certainty', True)}",
     "score": f"write them to {SCORES} in the run directory",
     "logprob": "samples without a token have none",
     USC: "let the model pick with treegen usc",
@@ -61,6 +66,21 @@ class VoteInputs:
         from treegen.evals.scoring.universal_self_consistency import read_picks
 
         return VoteInputs(_read_scores(path / SCORES), read_picks(path))
+
+    def complete(
+        self, problem_id: str, index: int, numbers: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return all numbers of a sample that votes can use, by name.
+
+        Args:
+            problem_id: The problem of the sample.
+            index: The index of the sample.
+            numbers: The numbers in its record.
+        """
+        weights = add_likelihood(numbers)
+        if (score := self.scores.get((problem_id, index))) is not None:
+            weights["score"] = score
+        return weights
 
 
 NO_VOTES: Final = VoteInputs()
@@ -102,7 +122,7 @@ def vote_table(
     filters: Sequence[str],
     names: Sequence[str],
     ks: Sequence[int],
-    votes: VoteInputs = NO_VOTES,
+    inputs: VoteInputs = NO_VOTES,
     problems: Sequence[Problem] = (),
 ) -> Table:
     """Return a table of votes, with the difference to maj@k over the same problems.
@@ -110,18 +130,19 @@ def vote_table(
     Args:
         scores: The scored samples.
         filters: Names of the filters.
-        names: The votes. "all" means each vote for which the samples have numbers, with its default
-            rule. A vote without numbers of all samples, or with numbers that its rule does not
-            allow, has no value, and its name in the table says why.
+        names: The votes; see `explain_votes`. A vote that cannot be computed has no value, and its
+            name in the table says why.
         ks: Samples in a vote; a universal self-consistency vote has the number that was shown.
-        votes: Scores and picks, which are not in the records of samples.
+        inputs: Scores and picks, which are not in the records of samples.
         problems: The problems of the samples, for error bars that are clustered by group.
     """
     samples_of: dict[str, list[SampleScore]] = {}
     for sample in sorted(scores, key=lambda sample: (sample.problem_id, sample.sample_index)):
-        if (score := votes.scores.get((sample.problem_id, sample.sample_index))) is not None:
-            sample = replace(sample, numbers={**sample.numbers, "score": score})
+        numbers = inputs.complete(sample.problem_id, sample.sample_index, sample.numbers)
+        sample = replace(sample, numbers=numbers)
         samples_of.setdefault(sample.problem_id, []).append(sample)
+    every = [sample.numbers for group in samples_of.values() for sample in group]
+    reasons = explain_votes(names, every, inputs)
     rows: list[tuple[Cell, ...]] = []
     for filter in filters:
         scored = {
@@ -131,17 +152,12 @@ def vote_table(
         }
         groups = list(scored.values())
         clusters = clusters_of(problems, list(scored))
-        numbers = [[get_vote_weights(sample) for sample in group] for group in groups]
-        for name, lacks in _expand_votes(names, numbers, votes).items():
-            if lacks:
-                rows.append((f"{name} ({lacks})", filter, None, *[None] * 6))
+        for name, reason in reasons.items():
+            if reason:
+                rows.append((Message(f"{name} ({reason.marked})"), filter, None, *[None] * 6))
                 continue
-            for k in {shown for _, shown in votes.picks.values()} if name == USC else ks:
-                try:
-                    cells = _values(name, groups, numbers, filter, k, votes, clusters)
-                except InputError as error:  # such as a negative weight
-                    rows.append((f"{name} ({error})", filter, k, *[None] * 6))
-                    break
+            for k in {shown for _, shown in inputs.picks.values()} if name == USC else ks:
+                cells = _values(name, groups, filter, k, inputs, clusters)
                 if cells is not None:
                     rows.append((name, filter, k, *cells))
     return Table(
@@ -152,46 +168,71 @@ def vote_table(
     )
 
 
-def _expand_votes(
-    names: Sequence[str], numbers: Iterable[Sequence[Mapping[str, float]]], votes: VoteInputs
-) -> dict[str, str]:
-    """Expand "all" in names of votes.
+def read_voters(job: "Job", run: RunDir) -> tuple[list[dict[str, float]], VoteInputs]:
+    """Return the numbers of each voting sample of a run by name, and the scores and picks.
 
     Args:
-        names: The votes.
-        numbers: The numbers of each sample by name, grouped by problem.
-        votes: Scores and picks.
+        job: The job of the run.
+        run: The run.
+
+    Raises:
+        RunError: the scores or picks in the directory are damaged.
+    """
+    settings, inputs = job.settings, VoteInputs.of(run.path)
+    num = settings.num_samples if settings.stop_when == NEVER else settings.first_round
+    numbers = [
+        inputs.complete(record["problem_id"], record["sample_index"], read_numbers(record))
+        for record in run.records()
+        if record["sample_index"] < num
+    ]
+    return numbers, inputs
+
+
+def explain_votes(
+    names: Sequence[str], numbers: Sequence[Mapping[str, float]], inputs: VoteInputs
+) -> dict[str, Message]:
+    """Return why votes cannot be computed.
+
+    A vote needs a number of every sample, and some rules need numbers from 0.
+
+    Args:
+        names: The votes. "all" means each vote for which the samples have numbers, with its default
+            rule.
+        numbers: The numbers of each sample, by name.
+        inputs: Scores and picks.
 
     Returns:
-        By name of the vote, a sentence on missing numbers; empty if nothing is missing.
+        The reason by the full name of the vote; an empty message if the vote can be computed.
     """
-    there = set(NUMBERS)
-    for group in numbers:
-        for mine in group:
-            there &= mine.keys()
-    missing: dict[str, str] = {}
+    available = set(NUMBERS)
+    for mine in numbers:
+        available &= mine.keys()
+    reasons: dict[str, Message] = {}
     for name in names:
         if name == ALL:
-            present = [number for number in NUMBERS if number in there]
-            missing |= dict.fromkeys((VoteRule.of(number).name for number in present), "")
-            if votes.picks:
-                missing[USC] = ""
-            continue
-        number = name.partition(":")[0]
-        lacks = not (votes.picks if name == USC else number in there)
-        how = _HOW.get(number, "draw them with confidence=")
-        reason = f"some samples have no {number}: {how}" if lacks else ""
-        missing[name if name == USC else VoteRule.of(name).name] = reason
-    return missing
+            every = [VoteRule.of(number).name for number in NUMBERS if number in available]
+            every += [USC] if inputs.picks else []
+        else:
+            every = [name if name == USC else VoteRule.of(name).name]
+        for vote in every:
+            number = vote.partition(":")[0]
+            lacks = not (inputs.picks if vote == USC else number in available)
+            how = _HOW.get(number, f"draw them with {arg('confidence=')}")
+            reasons[vote] = Message(f"some samples have no {number}: {how}" if lacks else "")
+            if not lacks and vote != USC:
+                try:
+                    check_weights(VoteRule.of(vote), np.array([mine[number] for mine in numbers]))
+                except InputError as error:  # such as a negative weight
+                    reasons[vote] = error.message
+    return reasons
 
 
 def _values(
     name: str,
     groups: Sequence[Sequence[SampleScore]],
-    numbers: Sequence[Sequence[Mapping[str, float]]],
     filter: str,
     k: int,
-    votes: VoteInputs,
+    inputs: VoteInputs,
     clusters: Clusters,
 ) -> tuple[Cell, ...] | None:
     """Return the value of a vote with its interval, and its difference to maj@k with its interval.
@@ -199,10 +240,9 @@ def _values(
     Args:
         name: The vote.
         groups: The samples of each problem.
-        numbers: The numbers of the same samples, by name.
         filter: Name of the filter.
         k: Samples in the vote.
-        votes: Scores and picks.
+        inputs: Scores and picks.
         clusters: The cluster of each problem for error bars.
 
     Returns:
@@ -210,11 +250,11 @@ def _values(
         None if a problem has no value.
     """
     values, differences = [], []
-    for group, mine in zip(groups, numbers, strict=True):
+    for group in groups:
         verdicts = [sample.verdicts[filter] for sample in group]
         if name == USC:
             # The vote has a value only for the number of samples that the model chose from.
-            picked, shown = votes.picks.get(group[0].problem_id, (0, 0))
+            picked, shown = inputs.picks.get(group[0].problem_id, (0, 0))
             verdicts = verdicts[:k]
             if shown != k or len(verdicts) < k or group[k - 1].sample_index != k - 1:
                 return None
@@ -223,7 +263,7 @@ def _values(
             vote = VoteRule.of(name)
             value = weighted_at_k(
                 vote,
-                [weights[vote.number] for weights in mine],
+                [sample.numbers[vote.number] for sample in group],
                 [verdict.answer for verdict in verdicts],
                 [verdict.correct for verdict in verdicts],
                 k,

@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,6 @@ import numpy.typing as npt
 from treegen.common.checks import check_argument_types, checked_class
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
-
-if TYPE_CHECKING:
-    from treegen.evals.verdict import SampleScore
 
 NUMBERS: Final = {
     "logprob": "borda",
@@ -117,9 +114,23 @@ def check_votes(names: Sequence[str]) -> None:
             VoteRule.of(name)
 
 
-def get_vote_weights(sample: "SampleScore") -> Mapping[str, float]:
+def read_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a stored sample that votes may use as weights, by name."""
+    numbers = {}
+    num_tokens = record["num_tokens"]
+    if num_tokens and (logprob := record.get("logprob")) is not None:
+        numbers["logprob"] = logprob / num_tokens
+    if (certainty := record.get("self_certainty")) is not None:
+        numbers["certainty"] = certainty
+    if confidence := record.get("confidence"):
+        for name, value in confidence.items():
+            numbers["confidence" if name == "mean" else name] = value
+    return numbers
+
+
+def add_likelihood(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return the numbers of a sample that votes can use, by name."""
-    numbers = dict(sample.numbers)
+    numbers = dict(numbers)
     if "logprob" in numbers:
         numbers["likelihood"] = math.exp(numbers["logprob"])
     return numbers
@@ -163,14 +174,15 @@ def weighted_at_k(
     if num < k:
         return math.nan
     values = np.asarray(numbers, dtype=np.float64)
-    _check(vote, values)
+    check_weights(vote, values)
     if vote.rule == "best":
         return _best_at_k(values, answers, correct, k)
     chosen = _subsets(num, k, num_subsets, seed)
     return float(_shares(vote, values, answers, correct, chosen).mean())
 
 
-def _check(vote: VoteRule, values: _Floats) -> None:
+def check_weights(vote: VoteRule, values: _Floats) -> None:
+    """Raise InputError for numbers of samples that a vote cannot use."""
     if not np.isfinite(values).all():
         raise InputError(
             f"a sample has no finite {vote.number}, so it cannot vote by it; vote by another number"

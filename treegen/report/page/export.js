@@ -20,18 +20,25 @@ const asCSV = (head, rows) => `${[head, ...rows].map((row) => row.map(csvCell).j
 // Search trees for other programs. `treegen show --tree ID --as dot` writes the same.
 const nodeLines = (node) => {
   const words = [...node.text.replace(/\s+/g, " ").trim()];
-  const text = words.length > 40 ? `${words.slice(0, 40).join("")}...` : words.join("");
+  // The problem is at the end of a prompt.
+  const root = node.parent_id === null;
+  const cut = () => (root ? `...${words.slice(-80).join("")}` : `${words.slice(0, 40).join("")}...`);
+  const text = words.length > (root ? 80 : 40) ? cut() : words.join("");
   const facts = [
     ...(node.score === null ? [] : [`score ${node.score.toFixed(3)}`]),
     ...(node.visits ? [`visits ${node.visits}`] : []),
     ...(node.n_tokens ? [`${node.n_tokens} tokens`] : []),
+    ...(node.pruned ? [node.pruned_because ? `pruned: ${node.pruned_because}` : "pruned"] : []),
   ];
   return [text || "(empty)", ...(facts.length ? [facts.join(", ")] : [])];
 };
 
+const legend = "bold: best path; dashed: pruned, not continued; score: value of a node, higher is better";
+
 const asDot = (name, nodes, best) => {
   const quote = (text) => `"${text.replace(/[\\"]/g, "\\$&")}"`;
   const lines = [`digraph ${quote(name)} {`, "  rankdir=LR;", '  node [shape=box, style="rounded"];'];
+  lines.push(`  label=${quote(legend)};`);
   for (const node of nodes) {
     const label = nodeLines(node).map((line) => quote(line).slice(1, -1)).join("\\n");
     const style = node.pruned ? ', style="rounded,dashed"' : "";
@@ -59,5 +66,5 @@ const asMermaid = (nodes, best) => {
   ]) {
     if (mine.length) lines.push(`  classDef ${name} ${style}`, `  class ${mine.map((node) => `n${node.id}`).join(",")} ${name}`);
   }
-  return `${lines.join("\n")}\n`;
+  return `${lines.join("\n")}\n  %% ${legend}\n`;
 };

@@ -10,7 +10,7 @@ const searchColumns = (run) => {
     { key: "problem", of: (i) => trees[i].problem_id, width: "minmax(7rem, 11rem)" },
     ...(trees.some((tree) => tree.index) ? [number("search", "search", (tree) => tree.index)] : []),
     { key: "result", of: (i) => state(trees[i].solved), width: "5.5rem" },
-    number("tokens", "tokens", (tree) => tree.num_tokens),
+    number("tokens", "decoded tokens", (tree) => tree.num_tokens),
     number("nodes", "nodes", (tree) => tree.num_nodes),
     number("calls", "calls", (tree) => tree.usage.calls),
     number("seconds", "seconds", (tree) => tree.usage.seconds, 2),
@@ -22,7 +22,7 @@ const searchColumns = (run) => {
 
 // What a record says of a node, whichever of it is there.
 const nodeFacts = (node) => [
-  ...(node.score === null ? [] : [`score ${short(node.score)}`]),
+  ...(node.score === null ? [] : [`score ${node.score.toFixed(3).replace("-", "\u2212")}`]),
   ...(node.visits ? [`${count(node.visits)} visits`] : []),
   ...(node.prior === undefined ? [] : [`prior ${short(node.prior)}`]),
   ...Object.entries(node.scores ?? {}).map(([name, value]) => `${name} ${typeof value === "number" ? short(value) : value}`),

@@ -49,7 +49,7 @@ def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
     from rich.text import Text
 
     drawn = node.get("n_tokens") or 0  # a prompt has none
-    facts = [] if node.get("score") is None else [f"score {node['score']:.2f}"]
+    facts = [] if node.get("score") is None else [f"score {node['score']:.3f}"]
     if drawn and node.get("logprob") is not None:
         facts.append(f"logprob {node['logprob']:.2f}")
     if drawn:
@@ -57,7 +57,8 @@ def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
     if node.get("leaf") and node.get("finish_reason") == "length":
         facts.append("cut off")
     if node.get("pruned"):
-        facts.append("pruned")
+        reason = safe_text(str(node.get("pruned_because") or ""))
+        facts.append(f"pruned: {reason}" if reason else "pruned")
     label = Text(no_wrap=not full, overflow="fold" if full else "ellipsis")
     label.append("* " if on_path else "", style="bold")
     label.append(f"[{', '.join(facts)}] " if facts else "", style="dim")

@@ -12,8 +12,12 @@ from typing import Any, Final
 
 from treegen.common.formatting import safe_text
 
-# The number of characters shown of a node's text.
+# The number of characters shown of a node's text, and of the end of the prompt.
 _SHOWN: Final = 40
+_PROMPT: Final = 80
+_LEGEND: Final = (
+    "bold: best path; dashed: pruned, not continued; score: value of a node, higher is better"
+)
 # Of an SVG: the largest number of nodes, the size of a column and a row, and characters of a text.
 _MOST_DRAWN: Final = 300
 _COLUMN: Final = 230
@@ -33,6 +37,7 @@ def to_dot(nodes: Sequence[Mapping[str, Any]], path: frozenset[int], name: str) 
         f"digraph {_quote_dot(safe_text(name))} {{",
         "  rankdir=LR;",
         '  node [shape=box, style="rounded"];',
+        f"  label={_quote_dot(_LEGEND)};",
     ]
     for node in nodes:
         label = r"\n".join(_quote_dot(line)[1:-1] for line in _lines(node))
@@ -68,7 +73,7 @@ def to_mermaid(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
         if ids:
             names = ",".join(f"n{id}" for id in ids)
             lines += [f"  classDef {name} {style}", f"  class {names} {name}"]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, f"  %% {_LEGEND}", ""])
 
 
 def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
@@ -106,7 +111,10 @@ def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
             )
         dashes = ' stroke-dasharray="4 3"' if node["pruned"] else ""
         text, *facts = _lines(node)
-        shown = text if len(text) <= _SVG_SHOWN else f"{text[: _SVG_SHOWN - 1]}\u2026"
+        shown = text
+        if len(text) > _SVG_SHOWN:
+            cut = _SVG_SHOWN - 1
+            shown = f"\u2026{text[-cut:]}" if parent is None else f"{text[:cut]}\u2026"
         title = escape("\n".join((safe_text(str(node.get("text") or "")), *facts)))
         parts.append(
             f'<g><title>{title}</title><rect x="{x}" y="{y - 11:.0f}" width="{_COLUMN - 26}" '
@@ -144,7 +152,10 @@ def _lay_out(nodes: Sequence[Mapping[str, Any]], below: dict[Any, list[int]]) ->
 def _lines(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a node's label."""
     text = " ".join(safe_text(str(node.get("text") or "")).split())
-    yield (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...") or "(empty)"
+    if node["parent_id"] is None:  # the problem is at the end of a prompt
+        yield (text if len(text) <= _PROMPT else f"...{text[-_PROMPT:]}") or "(empty)"
+    else:
+        yield (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...") or "(empty)"
     facts = []
     if node.get("score") is not None:
         facts.append(f"score {node['score']:.3f}")
@@ -152,6 +163,9 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
         facts.append(f"visits {node['visits']}")
     if node.get("n_tokens"):
         facts.append(f"{node['n_tokens']} tokens")
+    if node["pruned"]:
+        reason = safe_text(str(node.get("pruned_because") or ""))
+        facts.append(f"pruned: {reason}" if reason else "pruned")
     if facts:
         yield ", ".join(facts)
 
