@@ -366,6 +366,7 @@ def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository
     documented = {(name, how) for names, how in found[1:] for name in names_in(names)}
     told = {
         *((name, "kept in FP8, or expanded") for name in quantized.FP8_METHODS),
+        *((name, "kept in 4 bits, or expanded") for name in quantized.FP4_METHODS),
         *((name, "expanded") for name in quantized.EXPANDED_METHODS),
     }
     assert documented == told

@@ -18,7 +18,6 @@ from treegen.evals.pipeline.execution import (
     ModelLoader,
     RunWork,
     announce_demo_model,
-    announce_preparation,
     execute_runs,
     prepare_runs,
     tell_skipped,
@@ -169,7 +168,6 @@ def evaluate_all(
     check_no_unused(choices, [target.settings for target in targets])
     new_settings = [target.settings for target in targets if not target.resume]
     announce_demo_model(all_choices, new_settings, listener)
-    announce_preparation(targets, listener)
     check_execution_options([get_task(target.settings.task) for target in targets], execution)
     if check_judges is not None and "judged_by" not in choices:
         for judged_by in (target.settings.judged_by for target in targets):
@@ -208,7 +206,8 @@ def evaluate_all(
 
     models.threads = next((target.threads for target in targets if target.threads), None)
     # Showing a prompt needs the tokenizer.
-    wanted, prepared = prepare_runs(jobs, models, listener, prepare, () if show_prompts else whole)
+    complete = () if show_prompts else whole
+    wanted, prepared = prepare_runs(jobs, models, listener, prepare, targets, complete)
     settings = [target.settings for target in targets]
     again = listener.resume_command(resume or output or targets[0].path, settings)
     return execute_runs(RunDir, targets, wanted, work, models, listener, again, unit="samples")

@@ -243,19 +243,6 @@ def announce_demo_model(
         listener.tell(Message(text))
 
 
-def announce_preparation(targets: "Sequence[RunTarget[Any]]", listener: Listener) -> None:
-    """Tell the listener which runs are about to be prepared, which may take minutes.
-
-    A run directory is created later, because run.json has hashes of the problems and the weights.
-
-    Args:
-        targets: The directories of all runs.
-        listener: Receives the message.
-    """
-    if paths := [str(target.path) for target in targets if not target.whole]:
-        listener.tell(f"preparing {', '.join(paths)}: reading problems and weights")
-
-
 def tell_skipped(job: "AnyJob", listener: Listener) -> None:
     """Tell the listener which lines of the data cannot be run."""
     rows = job.data.skipped
@@ -270,6 +257,7 @@ def prepare_runs(
     models: ModelLoader,
     listener: Listener,
     prepare: "Callable[[_Job, ModelInfo], _Prepared | None]",
+    targets: "Sequence[RunTarget[Any]]",
     whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
 ) -> "tuple[list[RunSettings], list[_Prepared | None]]":
     """Check and prepare everything that needs no weights.
@@ -279,6 +267,8 @@ def prepare_runs(
         models: Loads the models, or holds one that is loaded.
         listener: Receives notices about skipped data.
         prepare: Checks a job with the facts about its model, and prepares it.
+        targets: The directories of all runs. The listener is told which ones are prepared, which
+            may take minutes; they are created later, because run.json has hashes of the weights.
         whole: Jobs of complete runs, which are not prepared. Each comes with the run's stored
             content of run.json, or None if the user changes an option of the model.
 
@@ -286,6 +276,7 @@ def prepare_runs(
         The settings of each run, and each prepared job; None for a complete run.
     """
     settings, prepared = [], list["_Prepared | None"]()
+    paths = [str(target.path) for target in targets if not target.whole]
     for job in jobs:
         tell_skipped(job, listener)
         infos = [info for other, info in whole if other is job]
@@ -294,6 +285,9 @@ def prepare_runs(
             prepared.append(None)
             continue
         facts = models.facts(job.settings.engine)
+        if paths:
+            listener.tell(f"preparing {', '.join(paths)}: reading prompts and weights")
+            paths = []
         prepared.append(prepare(job, facts))
         settings.append(models.settings(job, facts))
     return settings, prepared

@@ -15,7 +15,6 @@ from treegen.evals.pipeline.execution import (
     ModelLoader,
     RunWork,
     announce_demo_model,
-    announce_preparation,
     execute_runs,
     prepare_runs,
 )
@@ -116,11 +115,10 @@ def search_all(
     announce_demo_model(
         all_choices, [target.settings for target in targets if not target.resume], listener
     )
-    announce_preparation(targets, listener)
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
     models.threads = next((target.threads for target in targets if target.threads), None)
-    wanted, _ = prepare_runs(jobs, models, listener, _check)
+    wanted, _ = prepare_runs(jobs, models, listener, _check, targets)
     folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
     again = listener.resume_command(resume or folder, [target.settings for target in targets])
 

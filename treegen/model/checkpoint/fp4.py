@@ -125,6 +125,12 @@ def _split(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, bool]:
 
 
 def _dequantize_fp8(parts: Mapping[str, Tensor]) -> Tensor:
+    wide = parts["weight"]
+    if wide.is_floating_point() and wide.dtype != torch.float8_e4m3fn:
+        # transformers before 5.21 widens the numbers while it reads them.
+        narrow = wide.to(torch.float8_e4m3fn)
+        if torch.equal(narrow.to(wide.dtype), wide):
+            parts = {**parts, "weight": narrow}
     kinds = {name: (_dtype_name(part), tuple(part.shape)) for name, part in parts.items()}
     if why := _wrong(kinds):
         raise ValueError(why)

@@ -38,7 +38,7 @@ from typing import Any, Final, Protocol, cast
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -174,8 +174,8 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         """Expand the matrices of one layer, or of all of its experts.
 
         Args:
-            input_dict: The stored tensors by the ends of their names, each a tensor or a list of
-                one tensor per expert.
+            input_dict: The stored tensors by the ends of their names, or patterns of these, each a
+                tensor or a list of one tensor per expert.
             *_others: Ignored.
             full_layer_name: The name of the weight in the model.
             model: The model, whose weight has the type to expand to.
@@ -191,7 +191,8 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         dtype = model.get_parameter_or_buffer(full_layer_name).dtype
         stays = isinstance(model.get_submodule(full_layer_name.rpartition(".")[0]), Conv1D)
         by_matrix: dict[str, dict[str, list[Tensor]]] = defaultdict(dict)
-        for name, value in input_dict.items():
+        for pattern, value in input_dict.items():
+            name = pattern.removesuffix("$")
             part = next(part for part in _parts(packing) if f".{name}".endswith(f".{part}"))
             by_matrix[name[: -len(part)]][part] = value if isinstance(value, list) else [value]
         made: dict[str, Any] = {}
@@ -217,7 +218,9 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
             raise ValueError("what scales these integers is missing")
         if "weight" in made:  # a single matrix, not one per expert
             return {full_layer_name: made["weight"][0].to(dtype)}
-        return made
+        # The next operation finds each matrix by the pattern of its weight.
+        end = "$" if any(pattern.endswith("$") for pattern in input_dict) else ""
+        return {f"{name}{end}": matrices for name, matrices in made.items()}
 
     def _keep(self, name: str, by_matrix: Mapping[str, Mapping[str, list[Tensor]]]) -> bool:
         """Give the matrices of a layer to the keeper; return whether it keeps them."""
@@ -266,8 +269,33 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     def get_load_operations(self) -> dict[str, Any]:
         return {"dequantize": _DequantizeOp}
 
+    if not hasattr(HfQuantizer, "get_load_operations"):  # transformers before 5.21
+
+        def get_weight_conversions(self) -> list[WeightConverter]:
+            parts = [f"{part}$" for part in _parts(self.quantization_config.packing)]
+            return [WeightConverter(parts, "weight", [_DequantizeOp(self)])]
+
+        def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+            updated = [_dequantize_first(self, converter) for converter in weight_conversions]
+            return updated + self.get_weight_conversions()
+
     def is_serializable(self, *_arguments: Any, **_options: Any) -> bool:
         return False
+
+
+def _dequantize_first(quantizer: _PackedQuantizer, converter: Any) -> Any:
+    """Let a model's converter of weights, such as a merge of experts, expand them first."""
+    if not isinstance(converter, WeightConverter):
+        return converter
+    sources = converter.source_patterns
+    if not all(source.endswith(".weight") for source in sources):
+        return converter
+    parts = _parts(quantizer.quantization_config.packing)
+    return WeightConverter(
+        [f"{source.removesuffix('weight')}{part}$" for source in sources for part in parts],
+        converter._original_target_patterns,
+        [_DequantizeOp(quantizer), *converter.operations],
+    )
 
 
 _STATE: Final = "weight.quant_state.bitsandbytes__"
