@@ -334,21 +334,22 @@ def choose_tiles(rows: int, outputs: int, capability: tuple[int, int], processor
         processors: The number of its multiprocessors.
     """
     size = min(max(triton.next_power_of_2(rows), 16), 128)
-    columns = triton.cdiv(outputs, 128)
     parts = 1
-    while parts < 8 and columns * parts < 2 * processors:
+    while parts < 8 and triton.cdiv(outputs, 128) * parts < 2 * processors:
         parts *= 2
-    return Tiles(
-        size,
-        stages=choose_num_stages(size, capability),
-        parts=parts,
-        apart=parts > 1 and triton.cdiv(rows, size) * columns < 2 * processors,
-    )
+    tiles = Tiles(size, stages=choose_num_stages(size, capability), parts=parts)
+    if capability >= (9, 0):  # longer steps do not fit in the shared memory of earlier devices
+        tiles = tiles._replace(inputs=256, stages=3 if size <= 64 else 2)
+        if size == 16:
+            tiles = tiles._replace(outputs=64, warps=4)
+    programs = triton.cdiv(rows, size) * triton.cdiv(outputs, 128)
+    return tiles._replace(apart=parts > 1 and programs < 2 * processors)
 
 
 def grouped_tiles(rows: int, capability: tuple[int, int]) -> Tiles:
     """Return the tiles of products of blocks of at most `rows` pairs."""
-    return Tiles(rows, stages=choose_num_stages(rows, capability))
+    outputs = 256 if capability >= (9, 0) else 128
+    return Tiles(rows, outputs, stages=choose_num_stages(rows, capability))
 
 
 def grouped_fp4_product(
