@@ -94,6 +94,13 @@ PRIVATE = (
     ),
     Private("transformers.core_model_loading", "ConversionOps", "4 bits expanded while loading"),
     Private(
+        "transformers.core_model_loading",
+        "WeightConverter",
+        "4 bits expanded while loading, before transformers 5.21",
+        "_original_target_patterns",
+    ),
+    Private(MODELING, "PreTrainedModel._from_config", "small copies of a model for its check"),
+    Private(
         "transformers.models.qwen3_next.modeling_qwen3_next",
         "torch_chunk_gated_delta_rule",
         "the gated delta rule where treegen's kernel does not run",
@@ -141,6 +148,8 @@ OTHERS = {
     "task._log_destroy_pending",
     "part._is_expert_parallel",
     "Sizes._fields",
+    "size._asdict",
+    "tiles._replace",
 }
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -760,9 +762,14 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Families whose configurations here need the names or the defaults of newer versions.
+_SINCE = dict.fromkeys(("glm5_next", "granite4_vision", "qwen4_exp", "qwen4_exp_text"), "5.23")
+
+
 def known(model_type: str) -> bool:
-    """Whether the installed transformers has the model type."""
-    return model_type in CONFIG_MAPPING
+    """Whether the installed transformers has the model type, as it is used here."""
+    is_new = Version(transformers.__version__) >= Version(_SINCE.get(model_type, "0"))
+    return model_type in CONFIG_MAPPING and is_new
 
 
 def config_of(model_type: str, **settings: Any) -> Any:

@@ -19,7 +19,7 @@ from treegen.evals import task_calls
 from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.identity import load_stored_job
 from treegen.evals.job import Job
-from treegen.evals.scoring import samples, verdict_cache
+from treegen.evals.scoring import run_verdicts, verdict_cache
 from treegen.evals.verdict import MetricVerdict, Verdict
 from treegen.report.load import load_run
 from treegen.runs import RunDir
@@ -45,7 +45,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(record["text"])
         return judge(task, problem, record)
 
-    monkeypatch.setattr(samples, "score_record", noted)
+    monkeypatch.setattr(run_verdicts, "score_record", noted)
     return texts
 
 

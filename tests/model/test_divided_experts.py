@@ -59,11 +59,28 @@ DIVIDED = [
     "solar_open",
     "aria_on_text",
     "qwen3_vl_moe_on_text",
+    "axk2",
+    "deepseek_v32",
+    "ernie4_5_vl_moe_on_text",
+    "glm4v_moe_on_text",
+    "glm_moe_dsa",
+    "hy_v4",
+    "hy_v4_vl_on_text",
+    "kimi_k25_on_text",
+    "llama4",
+    "llama4_on_text",
+    "minimax_m3_vl_on_text",
+    "mistral_large4_on_text",
+    "sarvam_mla",
+    "sarvam_moe",
+    "step3p7_on_text",
 ]
 NO_PLAN, RECURRENT = "transformers has no tensor-parallel plan for them", "have recurrent layers"
+UNEQUAL = "their layers have different numbers of heads"
 REFUSED = {
     "dbrx": NO_PLAN,
     "jetmoe": NO_PLAN,
+    "dots3_note_on_text": UNEQUAL,
     "bailing_hybrid": RECURRENT,
     "granitemoehybrid": RECURRENT,
     "jamba": RECURRENT,
@@ -75,6 +92,10 @@ REFUSED = {
     "qwen3_5_moe_on_text": RECURRENT,
     "qwen3_next": RECURRENT,
     "zaya": RECURRENT,
+    "qwen4_exp_on_text": RECURRENT,
+    "qwen4_exp": RECURRENT,
+    "lara_mini": RECURRENT,
+    "glm5_next_on_text": RECURRENT,
 }
 
 

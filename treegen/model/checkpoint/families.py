@@ -65,7 +65,11 @@ REFUSED: Final = {
     "xlstm": NO_ATTENTION,
 }
 _STATISTICS: Final = "its layers take statistics over all of their activations"
-WHOLE: Final = {"gemma3n": _STATISTICS, "gemma3n_text": _STATISTICS}
+WHOLE: Final = {
+    "dots3_note_text": "their layers have different numbers of heads",
+    "gemma3n": _STATISTICS,
+    "gemma3n_text": _STATISTICS,
+}
 """Families whose tensor-parallel plan gives wrong numbers, and why."""
 
 
