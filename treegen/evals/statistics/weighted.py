@@ -120,11 +120,10 @@ def read_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     num_tokens = record["num_tokens"]
     if num_tokens and (logprob := record.get("logprob")) is not None:
         numbers["logprob"] = logprob / num_tokens
-    # This runs for every sample of a report; `in` is faster than `get`.
-    if "self_certainty" in record and record["self_certainty"] is not None:
-        numbers["certainty"] = record["self_certainty"]
-    if "confidence" in record and record["confidence"]:
-        for name, value in record["confidence"].items():
+    if (certainty := record.get("self_certainty")) is not None:
+        numbers["certainty"] = certainty
+    if confidence := record.get("confidence"):
+        for name, value in confidence.items():
             numbers["confidence" if name == "mean" else name] = value
     return numbers
 
