@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging
 
 
@@ -68,7 +69,8 @@ def test_runners_draw_the_same_numbers_of_tokens(
 ) -> None:
     workload.save_checkpoint("tiny", tmp_path, weights=True, dtype="float32")
     engines = [["run_treegen.py"], ["run_transformers.py"]]
-    if job == "tiny":
+    # Older versions of transformers call a page a block, and lose samples on a CPU.
+    if job == "tiny" and hasattr(ContinuousBatchingConfig(), "page_size"):
         engines.append(["run_transformers.py", "--continuous"])
     for script, *options in engines:
         cells = _row(repository, monkeypatch, capsys, script, job, str(tmp_path), *options)
