@@ -53,7 +53,7 @@ _GROUPS: Final = {
     "Inform": {
         "tasks": "List the tasks.",
         "models": "List families of models, or say whether and how a checkpoint runs.",
-        "power": "Say how many problems and samples show a difference.",
+        "power": "Print how many problems and samples show a difference.",
     },
     "This machine": {
         "selfcheck": "Check whether samples depend on what else runs.",

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 @option("--trust-remote-code", "Let code that comes with it run.")
 @QUIET
 def command(model: str | None, sizes: str | None, **options: Any) -> None:
-    """Tell which families of models run, how, and what is refused and why.
+    """Print which families of models run, how, and which are refused and why.
 
-    With a checkpoint: what becomes of that one, from its configuration alone.
+    With a checkpoint: print whether and how it runs, from its configuration alone.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.model.checkpoint_report import (

@@ -48,7 +48,7 @@ def command(
     alpha: float,
     **reading: Any,
 ) -> None:
-    """Say how many problems show a difference between two runs of the same problems.
+    """Print how many problems show a difference between two runs of the same problems.
 
     The test is that of `treegen compare`, of the problems' shares of right samples.
     """

@@ -21,8 +21,8 @@ def command(run: Path, most: int | None, trust_remote_code: bool, **reading: Any
     """Let the model of RUN pick the most consistent sample of each problem.
 
     This is universal self-consistency: the run's samples are shown to the model that drew them. A
-    pick is stored as it comes, and a command that was stopped goes on when it is given again.
-    `treegen score RUN --votes usc` then reports the picks beside maj@k.
+    pick is stored as soon as it is made; to continue a stopped command, repeat it. `treegen score
+    RUN --votes usc` then reports the picks next to maj@k.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line

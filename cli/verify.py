@@ -58,9 +58,9 @@ def command(
 ) -> None:
     """Score the samples of RUN by a reward model or a verifier, of outcomes or of each step.
 
-    Scores are stored as they come, and a command that was stopped goes on when it is given again.
+    Scores are stored as they are made; to continue a stopped command, repeat it.
     `treegen score RUN --votes score,score:best` then reports weighted best-of-n and best-of-n
-    beside maj@k.
+    next to maj@k.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line

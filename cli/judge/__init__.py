@@ -69,8 +69,7 @@ _READING = ("data", "task", "allow_task_code")
 )
 @option(
     "--half-width W",
-    "Say how many problems, answers, judges or wordings make the interval this narrow on either "
-    "side.",
+    "Print how many problems, answers, judges or wordings give the interval this half-width.",
     type=float,
 )
 @add_option_groups("judge model", "reading")
@@ -86,11 +85,11 @@ def command(
     half_width: float | None,
     **params: Any,
 ) -> None:
-    """Let models judge the samples of RUN by a rubric, and say what the verdicts come to.
+    """Let models grade the samples of RUN by a rubric, and report the mean.
 
     A judge reads the rubric once, each question once below it, and each answer once below that.
-    Judgements are stored in RUN as they come, and a command that was stopped goes on when it is
-    given again. Without --judge, what is stored is read again, and no model is loaded.
+    Judgements are stored in RUN as they are made; to continue a stopped command, repeat it. Without
+    --judge, the command reports the stored judgements and loads no model.
     """
     from treegen.api import judging
     from treegen.cli.terminal.progress import Terminal

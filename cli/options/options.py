@@ -207,13 +207,13 @@ _SAMPLING: Final = (
     ),
     option(
         "--reasoning-tags OPEN CLOSE",
-        "Around a thinking. Default: those that the model is known by, such as <think> </think>.",
+        "Tags around the reasoning. Default: the model's known tags, such as <think> </think>.",
         nargs=2,
     ),
     option(
         "--thinking-end TEXT",
-        r"Closes a thinking that used its tokens up. Default: the closing tag after \n and before "
-        "two.",
+        r"Text inserted when the tokens of thinking are used up. Default: the closing tag after \n "
+        "and before two.",
     ),
     option(
         "--system-instruction TEXT",
@@ -267,7 +267,11 @@ _STOPPING: Final = (
         "Draw no further samples of a problem once its leading answer stays ahead with this "
         "chance.",
     ),
-    option("--stop-batch N", "Ask so after every N samples of a problem. Default: 8.", type=int),
+    option(
+        "--stop-batch N",
+        "Samples of a problem between two checks of --stop-when. Default: 8.",
+        type=int,
+    ),
     option(
         "--confidence K=V,...",
         "Store how confident the model was in each sample: any of "

@@ -27,8 +27,8 @@ def pickle_job(job: object) -> bytes:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
-            f"what is to run cannot be sent to workers ({reason:.200}); make what it needs inside "
-            "it"
+            f"cannot pickle the function that workers run ({reason:.200}); create clients and "
+            "locks inside it"
         ) from error
     return data
 

@@ -146,8 +146,8 @@ class EngineOptions:
             check_int("draft_tokens", self.draft_tokens, least=1)
             if not self.speculates:
                 raise InputError(
-                    f"{arg('draft_tokens')} is of no use, because nothing guesses tokens; give "
-                    f"speculate or {arg('draft_model')} too"
+                    f"{arg('draft_tokens')} needs {arg('speculate')} or {arg('draft_model')}; give "
+                    "one of them"
                 )
 
     def _check_with_images(self) -> None:

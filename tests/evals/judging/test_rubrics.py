@@ -70,7 +70,7 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"choices": {"a": 1}}, "two or more verdicts"),
-        ({"choices": {"a": 1, "b": 1}}, "nothing can be told"),
+        ({"choices": {"a": 1, "b": 1}}, "all choices have the value 1"),
         ({"choices": {"a": 1, "A": 0}}, "differ in their case only"),
         ({"choices": {"a": "x", "b": 0}}, "counts a number"),
         ({"choices": {"a": float("nan"), "b": 0}}, "counts a number"),

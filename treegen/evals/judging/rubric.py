@@ -311,7 +311,7 @@ def _check(rubric: Rubric) -> None:
         raise InputError(f"{name} has choices that differ in their case only; rename one")
     if rubric.least == rubric.most:
         raise InputError(
-            f"{name}: all choices count {rubric.least:g}, so nothing can be told; let them differ"
+            f"{name}: all choices have the value {rubric.least:g}; give at least two values"
         )
     if rubric.pairs and (
         len(rubric.choices) not in (2, 3) or list(rubric.choices.values()) not in _PAIRS
