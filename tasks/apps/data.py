@@ -263,10 +263,12 @@ def _folder(folder: Path) -> Fields:
 
 def _file(path: Path) -> str | None:
     """Return the text of a file; None if it does not exist."""
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         return read_data(path).decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise DataError(describe_read_error(path, error)) from None
     except UnicodeDecodeError:
         raise ValueError(f"{path.name} is not UTF-8") from None
 

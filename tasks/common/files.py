@@ -6,7 +6,6 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,12 +93,16 @@ def read_text(path: Path) -> str:
 
 def csv_rows(path: Path) -> Rows:
     """Return the rows of a CSV file with a header."""
-    head: list[str] | None = None
-    for line, cells in csv_lines(path):
-        if head is None:
-            head = cells
-        else:
-            yield line, dict(zip_longest(head, cells))
+    # Default ids are made of line numbers: those of csv.DictReader, which after an empty line are
+    # the number of that line.
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    start = 2
+    try:
+        for row in reader:
+            yield start, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise _csv_error(path, start, error) from None
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -112,9 +115,11 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield start, cells
             start = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(
-            f"{path}, line {start}: {error}; mend the line, or save the file again"
-        ) from None
+        raise _csv_error(path, start, error) from None
+
+
+def _csv_error(path: Path, line: int, error: csv.Error) -> DataError:
+    return DataError(f"{path}, line {line}: {error}; mend the line, or save the file again")
 
 
 def _parquet_rows(path: Path) -> Rows:

@@ -17,9 +17,10 @@ from tiny_models import save_tiny_model
 from treegen import LLM, Node, SamplingParams
 from treegen.bench.shapes import build_model, shape_of
 from treegen.errors import ModelError, ModelWarning
-from treegen.model.checkpoint.fp4 import dequantize_stored
+from treegen.model.checkpoint.fp4 import Fp4Matrix, dequantize_stored, read_quant_config
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.linear.fp4 import Fp4Experts, Fp4Linear
+from treegen.model.linear.fp4_checkpoint import KeptMatrices
 from treegen.model.load import load_model
 from treegen.model.options import EngineOptions
 
@@ -244,3 +245,25 @@ def test_the_report_tells_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     module = load_model(tmp_path / "packed", device="cpu", dtype="bfloat16").module
     real = sum(weight.numel() * weight.element_size() for weight in module.parameters())
     assert abs(found.weight_bytes - real) < 0.1 * real
+
+
+def test_settings_of_stored_keys_alone_are_no_quantisation(tmp_path: Path) -> None:
+    settings = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
+    assert read_quant_config(tmp_path) is None
+
+
+def test_a_layer_of_another_shape_than_the_stored_matrix_is_not_kept() -> None:
+    """It is made of several stored matrices, or of a part of one."""
+    with torch.device("meta"):
+        module = torch.nn.ModuleDict({"q": torch.nn.Linear(32, 64, bias=False)})
+    kept = KeptMatrices()
+    kept.start(module)  # type: ignore[arg-type]
+
+    def matrix(outputs: int) -> Fp4Matrix:
+        scale = torch.ones(outputs, 2).to(torch.float8_e4m3fn)
+        return Fp4Matrix(torch.zeros(outputs, 16, dtype=torch.uint8), scale, torch.ones(outputs))
+
+    assert not kept.keep("q.weight", [[matrix(192)]])
+    assert not kept.keep("q.weight", [[matrix(32)], [matrix(32)]])
+    assert kept.keep("q.weight", [[matrix(64)]])

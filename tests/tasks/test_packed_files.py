@@ -12,7 +12,7 @@ import pytest
 
 from treegen.common.files.reading import most_unpacked
 from treegen.errors import DataError
-from treegen.tasks.common.files import read_any
+from treegen.tasks.common.files import csv_rows, read_any
 from treegen.tasks.common.jsonl import parse_rows
 
 _MIB = 1 << 20
@@ -117,3 +117,11 @@ def test_what_data_of_a_size_may_unpack_to() -> None:
     assert most_unpacked(2 * _MIB) == 200 * _MIB
     assert most_unpacked(100 * _MIB) == 1024 * _MIB
     assert most_unpacked(4096 * _MIB) == 8 * 4096 * _MIB
+
+
+def test_lines_of_a_csv_file_have_the_numbers_that_ids_were_made_of(tmp_path: Path) -> None:
+    """The row after an empty line has the number of that line, as with csv.DictReader."""
+    file = tmp_path / "a.csv"
+    file.write_text("question,answer\n1+1?,2\n\n2+2?,4\n3+3?,6\n")
+    rows = [(line, row["answer"]) for line, row in csv_rows(file)]
+    assert rows == [(2, "2"), (3, "4"), (5, "6")]

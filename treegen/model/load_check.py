@@ -109,7 +109,9 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
         ModelError: that context would be too short to be of use.
     """
     config, declared = model.module.config, model.spec.context_length
-    if any(map(is_tested, (config.model_type, config.get_text_config(decoder=True).model_type))):
+    names = config.model_type, config.get_text_config(decoder=True).model_type
+    is_stock = type(model.module).__module__.startswith("transformers.")
+    if is_stock and any(map(is_tested, names)):
         return
     boundaries = find_boundaries(config, declared)
     if not boundaries or all(_crosses(model, dict.fromkeys(boundaries, low), wrap) for low in _LOW):

@@ -355,6 +355,8 @@ def _read_reported(name: str, value: Any, choices: Mapping[str, Any]) -> Any:
     if name == "votes":
         check_votes(value)
         return list(dict.fromkeys((*choices.get(name, ()), *value)))
-    if not all(type(k) is int and 1 <= k <= choices["num_samples"] for k in value):
+    if not isinstance(value, list) or not all(
+        type(k) is int and 1 <= k <= choices["num_samples"] for k in value
+    ):
         raise InputError(f"{name} must be numbers of samples")
     return value

@@ -152,6 +152,8 @@ _SPARSE: Final = frozenset(
         _CHUNKED,
     }
 )
+_BY_LAYER_TYPE: Final = frozenset({"dots3_note_text", "minimax_m3_vl_text"})
+"""Families whose layers select keys only if their layer type says so."""
 _LAYER_TYPES: Final = _RECURRENT | _SPARSE | {"full_attention", "sliding_attention", "mlp", "moe"}
 
 
@@ -269,13 +271,17 @@ def dense_length(text: PretrainedConfig) -> int | None:
     Returns:
         The number; None for a model without such layers, 0 if it is unknown.
     """
-    if not _layer_types(text) & _SPARSE:
-        return None
+    # Llama 4 scales queries from position `floor_scale` - 1 on, by their place in the pass.
+    if getattr(text, "attn_temperature_tuning", False):
+        most = getattr(text, "floor_scale", 1) - 1
+        is_chunked = _CHUNKED in _layer_types(text)
+        return min(most, getattr(text, "attention_chunk_size", None) or 0) if is_chunked else most
     if _CHUNKED in _layer_types(text):
-        # Llama 4 scales queries from position `floor_scale` - 1 on, by their place in the pass.
-        most = getattr(text, "attention_chunk_size", None) or 0
-        is_tuned = getattr(text, "attn_temperature_tuning", False)
-        return min(most, text.floor_scale - 1) if is_tuned else most
+        return getattr(text, "attention_chunk_size", None) or 0
+    # These families build indexers whatever their layer types say.
+    selects = text.model_type not in _BY_LAYER_TYPE and getattr(text, "index_topk", None)
+    if not selects and not _layer_types(text) & _SPARSE:
+        return None
     # The selected keys are single ones, or blocks: complete ones, and then the last keys as well.
     most, size = getattr(text, "index_topk", None), getattr(text, "index_kpool", 1)
     if not getattr(text, "index_kpool_always_select_tail", True):

@@ -301,4 +301,6 @@ def read_quant_config(directory: Path) -> dict[str, Any] | None:
     settings = read_object(file).get("quantization")
     if not isinstance(settings, dict):
         raise ModelError(f"{file} has no object named quantization; download it again")
+    if settings.get("quant_algo") is None and not settings.get("quantized_layers"):
+        return None  # it describes stored keys and values alone
     return settings | {"quant_method": "modelopt"}

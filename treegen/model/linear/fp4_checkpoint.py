@@ -26,7 +26,7 @@ class KeptMatrices:
     def __init__(self) -> None:
         self.count = 0
         """Matrices that stay in 4 bits."""
-        self._names: set[str] = set()
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._kept: dict[str, tuple[Fp4Matrix, int]] = {}
 
     def __deepcopy__(self, memo: Any) -> KeptMatrices:
@@ -34,9 +34,13 @@ class KeptMatrices:
 
     def start(self, model: PreTrainedModel) -> None:
         """Find the layers of a model, which has no data yet."""
-        self._names = {f"{name}.weight" for name, _ in iter_fp8_linears(model)}
+        self._shapes = {
+            f"{name}.weight": tuple(part.weight.shape) for name, part in iter_fp8_linears(model)
+        }
         for name, experts in fused_experts(model):
-            self._names |= {f"{name}.{tensor}" for tensor in experts.tensors if _fits(experts)}
+            for tensor in experts.tensors if _fits(experts) else ():
+                shape = getattr(experts.module, tensor).shape
+                self._shapes[f"{name}.{tensor}"] = tuple(shape)
 
     def keep(self, name: str, matrices: Sequence[Sequence[Fp4Matrix]]) -> bool:
         """Keep the matrices of a layer; return whether it can be kept.
@@ -46,15 +50,23 @@ class KeptMatrices:
             matrices: The matrices of each expert, for each tensor that is merged into the weight;
                 one of one for a linear layer.
         """
-        if name not in self._names:
+        if name not in self._shapes or not all(_is_uniform(side) for side in matrices):
             return False
         num = sum(map(len, matrices))
         if name.endswith(".weight"):
-            self._kept[name] = (matrices[0][0], num)
-            return num == 1
-        sides = [[torch.stack(tensors) for tensors in zip(*side, strict=True)] for side in matrices]
-        joined = (torch.cat(tensors, dim=1) for tensors in zip(*sides, strict=True))
-        self._kept[name] = (Fp4Matrix(*joined), num)
+            if num != 1:
+                return False
+            matrix = matrices[0][0]
+        else:
+            sides = [
+                [torch.stack(tensors) for tensors in zip(*side, strict=True)] for side in matrices
+            ]
+            joined = (torch.cat(tensors, dim=1) for tensors in zip(*sides, strict=True))
+            matrix = Fp4Matrix(*joined)
+        *outer, pairs = matrix.weight.shape
+        if (*outer, 2 * pairs) != self._shapes[name]:
+            return False  # the layer has a part of the stored matrix, or several matrices
+        self._kept[name] = (matrix, num)
         return True
 
     def install(self, module: nn.Module, device: torch.device) -> None:
@@ -79,7 +91,8 @@ class KeptMatrices:
                 continue
             for tensor_name, one in zip(experts.tensors, kept, strict=True):
                 if one is not None:  # only one of the two tensors is in NVFP4
-                    getattr(experts.module, tensor_name).data = _expand(one[0])
+                    weight = getattr(experts.module, tensor_name)
+                    weight.data = _expand(one[0]).to(weight.dtype)
         self._kept.clear()  # of parts that text never reaches
 
     def describe_expanded(self, stored: StoredMatrices | None, num_fp8: int) -> str:
@@ -178,6 +191,10 @@ def _replace_experts(
         part.register_parameter(f"{name}_scale", _parameter(matrix.scale, device))
         part.register_parameter(f"{name}_factor", _parameter(matrix.factor, device))
     convert_experts(experts, Fp4Experts)
+
+
+def _is_uniform(side: Sequence[Fp4Matrix]) -> bool:
+    return len({matrix.weight.shape for matrix in side}) == 1
 
 
 def _parameter(tensor: Tensor, device: torch.device) -> nn.Parameter:
