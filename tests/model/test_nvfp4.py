@@ -258,7 +258,7 @@ def test_a_layer_of_another_shape_than_the_stored_matrix_is_not_kept() -> None:
     with torch.device("meta"):
         module = torch.nn.ModuleDict({"q": torch.nn.Linear(32, 64, bias=False)})
     kept = KeptMatrices()
-    kept.start(module)  # type: ignore[arg-type]
+    kept.start(module)
 
     def matrix(outputs: int) -> Fp4Matrix:
         scale = torch.ones(outputs, 2).to(torch.float8_e4m3fn)
