@@ -21,7 +21,7 @@ from treegen.errors import InputError
 )
 @option(
     "--output -o DIR",
-    "Where the columns go. The same command goes on after a stop.",
+    "The file for the columns. To continue a stopped command, repeat it.",
     required=True,
     type=PATH,
 )

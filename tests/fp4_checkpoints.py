@@ -46,7 +46,7 @@ def settings_of(layout: str, names: list[str], *, mixed: bool) -> dict[str, Any]
 
 
 def rounded(matrix: Tensor, layout: str) -> tuple[dict[str, Tensor], Tensor]:
-    """Tensors of a matrix in NVFP4, and what they stand for, in float32."""
+    """Return the tensors of a matrix in NVFP4, and its numbers in float32."""
     most = matrix.abs().max() / (6 * 448)
     scale = (matrix.unflatten(1, (-1, 16)).abs().amax(2) / 6 / most).clamp(min=2**-9)
     scale = scale.to(torch.float8_e4m3fn)

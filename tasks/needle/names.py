@@ -1,4 +1,4 @@
-"""Words of needles: names of dogs, none of which is a prefix of another, and colours of fur."""
+"""Words of needles: colours of fur, and names of dogs. No name is a prefix of another."""
 
 import random
 from typing import Final

@@ -34,6 +34,12 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 CHOICES = ["yes", "no", "yesterday", "Bob has 14 pens"]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"max_rows": 7, "run_ahead": True},
+    {"speculate": "ngram"},
+    {"page_size": 4, "memory": 100_000, "prefill_chunk": 5},
+]
 PROMPTS = ["Q: Bob has 14 pens. How many?\nA:", "Is it so?", "Q: Bob has 14"]
 
 
@@ -132,15 +138,7 @@ def test_all_kinds_end_as_they_should(checkpoint: Path) -> None:
         assert texts and all(map(right, texts)), texts
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_rows": 7, "run_ahead": True},
-        {"speculate": "ngram"},
-        {"page_size": 4, "memory": 100_000, "prefill_chunk": 5},
-    ],
-)
+@pytest.mark.parametrize("options", WAYS)
 def test_lanes_change_no_sample(
     checkpoint: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,15 +160,7 @@ def test_lanes_change_no_sample(
     assert run() == whole
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_rows": 7, "run_ahead": True},
-        {"speculate": "ngram"},
-        {"page_size": 4, "memory": 100_000, "prefill_chunk": 5},
-    ],
-)
+@pytest.mark.parametrize("options", WAYS)
 def test_rows_with_the_same_text_share_masks_and_draw_the_same(
     checkpoint: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

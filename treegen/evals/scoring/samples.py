@@ -91,7 +91,7 @@ def build_sample_score(
         verdicts: The verdicts on the sample, by filter.
         by_length: As in `SampleScore`.
     """
-    thinking = load_thinking(record)
+    thinking = load_thinking(record) if "thinking" in record else None
     return SampleScore(  # positional arguments, because they are faster than keywords
         problem_id,
         record["sample_index"],
