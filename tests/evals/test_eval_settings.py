@@ -78,7 +78,7 @@ def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
         ({"stop_batch": 4, "confidence": {"keep": 0.5}}, "stop_batch= is of no use"),
         ({"thinking_end": "x"}, "thinking_end= is of no use without max_thinking_tokens="),
         ({"thinking_end": "x", "max_thinking_tokens": 5}, ""),
-        ({"draft_tokens": 4}, "draft_tokens is of no use"),
+        ({"draft_tokens": 4}, "draft_tokens needs speculate or draft_model"),
         ({"draft_tokens": 4, "speculate": "ngram"}, ""),
     ],
 )
