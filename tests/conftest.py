@@ -10,6 +10,8 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +87,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Accept files and processes that Ray 2.50 leaves to the garbage collector (not 2.60)."""
+    with suppress(PackageNotFoundError):
+        if tuple(map(int, version("ray").split(".")[:2])) < (2, 60):
+            ignored = "ignore::pytest.PytestUnraisableExceptionWarning"
+            config.addinivalue_line("filterwarnings", ignored)
 
 
 def pytest_collection_finish() -> None:
