@@ -29,7 +29,7 @@ INT4: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
     "quantization_status": "compressed",
-    "ignore": ["lm_head"],
+    "ignore": ["lm_head", "re:.*kv_a_proj_with_mqa$"],
     "config_groups": {
         "group_0": {
             "targets": ["Linear"],
