@@ -64,11 +64,13 @@ def command(
     from treegen.report.power_analysis import PowerQuery, size_of_runs, spread_of_runs
     from treegen.report.run_settings import describe_view
 
-    ks = None if num_samples is None else whole_numbers(num_samples, "--n-samples")
     runs_read = [load_run(path, **reading) for path in runs]
     spread = spread_of_runs(runs_read, between, within, correlation)
     num_of_runs, ks_of_runs = size_of_runs(runs_read)
-    ks = sorted({*_SAMPLES, *ks_of_runs} if ks is None else {*ks})
+    if num_samples is None:
+        ks = sorted({*_SAMPLES, *ks_of_runs})
+    else:
+        ks = sorted({*whole_numbers(num_samples, "--n-samples")})
     n_problems = num_of_runs if n_problems is None else n_problems
     wish = PowerQuery(difference, wanted, alpha, n_problems)
     rows = wish.rows(spread, ks)
