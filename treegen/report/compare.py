@@ -13,7 +13,7 @@ which its problems stopped.
 """
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, SupportsFloat
 
@@ -35,7 +35,7 @@ from treegen.report.run_settings import (
     differing_settings,
 )
 from treegen.report.tables import PrintableTable, headline_filters, interval
-from treegen.report.view import ProblemView, RunView
+from treegen.report.view import ProblemView, RunView, count_equal_samples
 
 _COLUMNS: Final[Mapping[str, Any]] = {
     "Filter": "{0.filter}",
@@ -186,17 +186,12 @@ class Comparison:
         if self.tokens is not None:
             lines.append(_describe_tokens(self.tokens))
         if self.num_paired:
-            lines.append(self._describe_equal())
+            some = f"{self.num_equal:,} of" if self.num_equal < self.num_paired else "all"
+            lines.append(f"samples: {some} {self.num_paired:,} have the same text in both runs")
         if hidden:
             lines.append(f"other filters: {', '.join(hidden)}; {more}")
         listing = PrintableTable.of(shown, columns, words=("Filter", "Metric"), lines=lines)
         return replace(listing, title=title)
-
-    def _describe_equal(self) -> str:
-        """Return how many samples have the same text in both runs, as a line."""
-        if self.num_equal == self.num_paired:
-            return f"samples: all {self.num_paired:,} have the same text in both runs"
-        return f"samples: {self.num_equal:,} of {self.num_paired:,} have the same text in both runs"
 
     def __str__(self) -> str:
         return str(self.listing())
@@ -255,7 +250,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     places = tuple(number[i] for i in ids)
     adjusted = holm([row.p_value for row in differences])
     rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
-    num_equal, num_paired = _count_equal(a, b, left_out)
+    num_equal, num_paired = count_equal_samples(a, b, left_out)
     # A group of several tasks has no common first filter.
     is_one_task = len(headline_filters(a.report)) == 1
     return Comparison(
@@ -273,25 +268,6 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         num_paired,
         tuple(shared[1:]) if is_one_task else (),
     )
-
-
-def _count_equal(a: RunView, b: RunView, left_out: Container[str]) -> tuple[int, int]:
-    """Return how many samples have equal texts, and how many both runs have.
-
-    Args:
-        a: The first run.
-        b: The second run.
-        left_out: The problems that are not compared.
-    """
-    texts = {(s.problem_id, s.index): s.text for p in a.problems for s in p.samples}
-    pairs = [
-        texts[s.problem_id, s.index] == s.text
-        for p in b.problems
-        if p.id not in left_out
-        for s in p.samples
-        if (s.problem_id, s.index) in texts
-    ]
-    return sum(pairs), len(pairs)
 
 
 def _compare_verdicts(
