@@ -77,6 +77,8 @@ def test_sampling_parameters_tell_what_to_give(name: str, why: str) -> None:
     ("name", "why"),
     [
         ("max_model_len", "leave it out: memory follows the tokens"),
+        ("seed", "give the seed with the sampling parameters"),
+        ("download_dir", "set the environment variable HF_HOME"),
         ("max_logprobs", "leave it out: logprobs and prompt_logprobs have no limit"),
         ("pipeline_parallel_size", "treegen does not divide the layers among GPUs"),
         ("gpu_memory_utilization", r"did you mean memory=\?"),

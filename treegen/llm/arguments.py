@@ -43,6 +43,7 @@ _CALLS: Final = {
     "classify": "score the names of the classes: llm.score([(prompt, name)])",
     "reward": "load a reward model with treegen.search.load_verifier",
     "sleep": "close the LLM: llm.close()",
+    "wake_up": "load the model again: LLM(model)",
     "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",
 }
 """Calls of vLLM's `LLM` that treegen does not have, with advice."""
