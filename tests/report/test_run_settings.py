@@ -102,8 +102,8 @@ def test_a_comparison_counts_equal_samples_and_shows_one_filter(
     assert f"samples: all {num} have the same text in both runs" in str(compare_runs(a, a))
     first, *others = b.problems
     changed = replace(first.samples[0], text="different")
-    problem = replace(first, samples=[changed, *first.samples[1:]])
-    comparison = compare_runs(b, replace(b, problems=[problem, *others]))
+    problem = replace(first, samples=(changed, *first.samples[1:]))
+    comparison = compare_runs(b, replace(b, problems=(problem, *others)))
     assert (comparison.num_equal, comparison.num_paired) == (num - 1, num)
     assert f"samples: {num - 1} of {num} have the same text" in comparison._repr_html_()
     hidden = "other filters: strict-match, flexible-extract; "
