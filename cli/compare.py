@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
+from treegen.cli.options.options import ALL_FILTERS, PATH, QUIET, add_option_groups, option
 
 
 @click.command("compare")
@@ -20,6 +20,7 @@ from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
     "Also write a page with both runs' samples side by side.",
     type=click.Path(dir_okay=False, path_type=Path),
 )
+@ALL_FILTERS
 @QUIET
 def command(
     run_a: Path,
@@ -28,6 +29,7 @@ def command(
     output_path: Path | None,
     no_plots: bool,
     html: Path | None,
+    all_filters: bool,
     **reading: Any,
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
@@ -50,7 +52,8 @@ def command(
         check_name(html, "--html")
     a, b = (load_run(path, **reading) for path in (run_a, run_b))
     comparison = compare_runs(a, b, partial=partial)
-    echo(safe_text(str(comparison)))
+    listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
+    echo(f"{listing}")
     files: list[Path] = []
     if not no_plots:
         if (folder := output_path) is None:

@@ -139,7 +139,9 @@ def command(
         if judgings is not None:
             document["judged"] = judgings.to_json()
             complaints += judgings.complaints
-    differences = _compare(rows, allow_task_code="allow_task_code" in choices)
+    differences = _compare(
+        rows, allow_task_code="allow_task_code" in choices, all_filters=all_filters
+    )
     _show_headlines(results)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
     if missing := sum(result.missing for result in results):
@@ -222,15 +224,22 @@ def _judge_runs(
 
 
 def _compare(
-    rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool
+    rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool, all_filters: bool
 ) -> list[dict[str, Any]]:
-    """Print and return how the runs of each adapter differ from those of the first one."""
+    """Print and return how the runs of each adapter differ from those of the first one.
+
+    Args:
+        rows: The runs of each adapter.
+        allow_task_code: Whether to run the code of tasks that the runs name.
+        all_filters: Whether to print the differences by every filter.
+    """
     from treegen.cli.terminal.render import echo
     from treegen.common.formatting import safe_text
     from treegen.report.load import compare_rows
 
     differences = []
     for a, b, comparison in compare_rows(rows, allow_task_code=allow_task_code):
-        echo(safe_text(f"{b} against {a}\n\n{comparison}"))
+        listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
+        echo(f"{safe_text(f'{b} against {a}')}\n\n{listing}")
         differences.append({"run_a": a, "run_b": b, **comparison.to_json()})
     return differences

@@ -1,12 +1,14 @@
 """`treegen power`: how many problems and samples show a difference."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from treegen.cli.options.choices import whole_numbers
 from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
+
+_SAMPLES: Final = (1, 4, 16, 64)
 
 
 @click.command("power")
@@ -18,8 +20,12 @@ from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
     multiple=True,
     type=PATH,
 )
-@option("--n-problems N", "Problems at hand.", type=int)
-@option("--n-samples -n 1,8,64", "Samples per problem.", "num_samples", default="1,4,16,64")
+@option("--n-problems N", "Problems at hand. Default: those of the run.", type=int)
+@option(
+    "--n-samples -n 1,8,64",
+    "Samples per problem. Default: 1,4,16,64, and the number of the run.",
+    "num_samples",
+)
 @option(
     "--between",
     "Variance of problems' chances of a right sample. Default: 0.1, or of the run.",
@@ -40,7 +46,7 @@ def command(
     difference: float,
     runs: tuple[Path, ...],
     n_problems: int | None,
-    num_samples: str,
+    num_samples: str | None,
     between: float | None,
     within: float | None,
     correlation: float | None,
@@ -55,16 +61,21 @@ def command(
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import safe_text
     from treegen.report.load import load_run
-    from treegen.report.power_analysis import PowerQuery, spread_of_runs
+    from treegen.report.power_analysis import PowerQuery, size_of_runs, spread_of_runs
     from treegen.report.run_settings import describe_view
 
-    ks = sorted({*whole_numbers(num_samples, "--n-samples")})
     runs_read = [load_run(path, **reading) for path in runs]
     spread = spread_of_runs(runs_read, between, within, correlation)
+    num_of_runs, ks_of_runs = size_of_runs(runs_read)
+    if num_samples is None:
+        ks = sorted({*_SAMPLES, *ks_of_runs})
+    else:
+        ks = sorted({*whole_numbers(num_samples, "--n-samples")})
+    n_problems = num_of_runs if n_problems is None else n_problems
     wish = PowerQuery(difference, wanted, alpha, n_problems)
     rows = wish.rows(spread, ks)
     for view in runs_read:
-        echo(f"{safe_text(view.name)}: {describe_view(view)}")
+        echo(f"{safe_text(view.name)}: {describe_view(view)}; {len(view.problems):,} problems")
     echo(f"{wish.build_table(spread, rows)}\n")
     json_line(
         {

@@ -1,10 +1,11 @@
 """Arguments of other libraries' `generate` are refused with what to give in their place."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from treegen import LLM, InputError, Node, SamplingParams
+from treegen import LLM, InputError, Node, SamplingParams, evaluate
 from treegen.common.spelling import find_near
 
 
@@ -24,6 +25,11 @@ def llm() -> LLM:
         ({"lora_request": object()}, r"; load the adapter with LLM\(model, adapter=DIR\)"),
         ({"attention_mask": None}, "; leave it out"),
         ({"tool": []}, r"; did you mean tools=\?"),
+        (
+            {"temprature": 1, "use_tqm": True},
+            r"'temprature' and no 'use_tqm'; temprature: give params=SamplingParams"
+            r"\(temperature=1\); use_tqm: did you mean use_tqdm=\?",
+        ),
         ({"xyz": 1}, "; it has prompts, params, tools, chat_template_kwargs, progress"),
     ],
 )
@@ -71,6 +77,8 @@ def test_sampling_parameters_tell_what_to_give(name: str, why: str) -> None:
     ("name", "why"),
     [
         ("max_model_len", "leave it out: memory follows the tokens"),
+        ("seed", "give the seed with the sampling parameters"),
+        ("download_dir", "set the environment variable HF_HOME"),
         ("max_logprobs", "leave it out: logprobs and prompt_logprobs have no limit"),
         ("pipeline_parallel_size", "treegen does not divide the layers among GPUs"),
         ("gpu_memory_utilization", r"did you mean memory=\?"),
@@ -91,3 +99,25 @@ def test_hints_name_only_near_words() -> None:
     assert find_near("parallel_size", known) == ["tensor_parallel_size"]
     assert find_near("Top_P", known) == ["top_p"]
     assert find_near("x", known) == find_near("", known) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **names: LLM("demo", **names),
+        lambda **names: evaluate("gsm8k", **names),
+        SamplingParams,
+    ],
+)
+def test_each_unknown_name_gets_its_hint(call: Callable[..., object]) -> None:
+    with pytest.raises(InputError) as caught:
+        call(max_model_len=5, pipeline_parallel_size=2, qwertz=1)
+    message = str(caught.value)
+    assert "max_model_len: leave it out: memory follows the tokens" in message
+    assert "pipeline_parallel_size: treegen does not divide the layers" in message
+    assert "qwertz" in message and "qwertz:" not in message
+
+
+def test_a_name_of_vllm_that_is_renamed_twice() -> None:
+    with pytest.raises(InputError, match=r"no setting 'best_of'; did you mean num_samples=\?"):
+        evaluate("gsm8k", best_of=4)

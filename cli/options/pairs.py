@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from treegen.common.params import PENALTIES, SamplingParams
-from treegen.common.spelling import FOREIGN
+from treegen.common.spelling import FOREIGN, advise_foreign, hints_at
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
 from treegen.model.options import EngineOptions
@@ -77,16 +77,21 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
     Raises:
         InputError: a text has another form.
     """
-    values: dict[str, Any] = {}
+    all_names = f"; known: {', '.join(readers)}"
+    named: list[tuple[str, str]] = []
     for pair in (pair.strip() for text in texts for pair in text.split(",")):
         if not pair:
             continue
         name, equals, value = pair.partition("=")
+        if not equals:
+            raise InputError(f"{flag}: {pair!r} is not name=value{all_names}")
         name = name.strip().replace("-", "_")
-        name = ALIASES.get(name, name)
-        if not equals or name not in readers:
-            what = f"{pair!r} is not name=value" if not equals else f"it has no {name!r}"
-            raise InputError(f"{flag}: {what}; known: {', '.join(readers)}")
+        named.append((ALIASES.get(name, name), value))
+    if unknown := [name for name, _ in named if name not in readers]:
+        hints = hints_at(unknown, lambda name: _advice(name, readers), all_names)
+        raise InputError(f"{flag}: it has no {' and no '.join(map(repr, unknown))}{hints}")
+    values: dict[str, Any] = {}
+    for name, value in named:
         try:
             read = readers[name](value.strip())
         except (KeyError, ValueError):
@@ -102,3 +107,9 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
         else:
             values[name] = read
     return values
+
+
+def _advice(name: str, readers: Mapping[str, Reader]) -> str:
+    """Return "; " and advice on a name of another tool, or ""."""
+    advice = advise_foreign(name, readers)[1]
+    return f"; {advice}" if advice else ""

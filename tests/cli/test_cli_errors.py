@@ -72,6 +72,11 @@ FEW = ["-n", "2", "--max-tokens", "3"]
             ["gsm8k", "--model-args", "dtyp=float32"],
             "--model-args: it has no 'dtyp'; known: model, dtype",
         ),
+        (
+            ["gsm8k", "--model-args", "pretrained=x,max_model_len=9,load_format=auto"],
+            "max_model_len: leave it out: memory follows the tokens, and --max-rows bounds the "
+            "samples; load_format: leave it out",
+        ),
         (["gsm8k", "--model-args", "float32"], "--model-args: 'float32' is not name=value"),
         (["gsm8k", "--model-args", "check=maybe"], "check must be true or false, got 'maybe'"),
         (["gsm8k", "--model-args", "dtype=float16", "--dtype", "float32"], "give it once"),

@@ -60,6 +60,36 @@ def test_a_changed_setting(
     assert (run_path / "run.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("option", [["--confidence", "window=4"], ["--log-tokens"]])
+def test_what_a_finished_run_cannot_record(
+    treegen: Command, run_path: Path, no_weights: None, option: list[str]
+) -> None:
+    before = (run_path / "run.json").read_bytes()
+    error = treegen("eval", "--resume", run_path, *option).error
+    assert f"{run_path} is finished, and {option[0]} is about what is stored" in error
+    assert "start a new run with it" in error
+    assert (run_path / "run.json").read_bytes() == before
+
+
+def test_options_that_a_finished_run_does_not_use(
+    treegen: Command, run_path: Path, no_weights: None
+) -> None:
+    done = treegen("eval", "--resume", run_path, "--memory", "1MiB", "--device", "auto")
+    assert f"{run_path} is finished, so nothing is drawn with --memory\n" in done.err
+    again = treegen("eval", "--resume", run_path, "--memory", "1MiB")
+    assert "nothing is drawn" not in again.err  # run.json has the value now
+
+
+def test_confidence_that_only_new_samples_have(
+    treegen: Command, run_path: Path, tmp_path: Path
+) -> None:
+    path = copy_part(run_path, tmp_path / "run", 1)
+    done = treegen("eval", "--resume", path, "--confidence", "window=4")
+    assert f"{path} keeps the samples that it has, which were drawn without --confiden" in done.err
+    error = treegen("score", path, "--votes", "tail").error
+    assert "only a new run with `treegen eval --confidence` has it" in error
+
+
 def test_a_changed_model(treegen: Command, model: Path, run_path: Path, no_weights: None) -> None:
     edit_config(model, rms_norm_eps=0.01)
     error = treegen("eval", "--resume", run_path, "--model", model).error

@@ -11,6 +11,7 @@ from cli_cases import Command
 from quantised_checkpoints import store_in_fp8
 from tiny_models import save_tiny_model
 
+from treegen.common.formatting import format_bytes
 from treegen.model.checkpoint.families import EXACT, ON_TEXT, RECURRENT, REFUSED, WAYS, refusal
 from treegen.model.load import load_model
 
@@ -55,6 +56,8 @@ def test_one_checkpoint_is_told_from_its_configuration(
     save_tiny_model(tmp_path, family)
     model = load_model(tmp_path, device="cpu")
     weights = tmp_path / "model.safetensors"
+    size = weights.stat().st_size
+    assert told(treegen, tmp_path)["stored_bytes"] == size
     weights.unlink()
     found = told(treegen, tmp_path)
     spec = model.spec
@@ -81,6 +84,24 @@ def test_quantised_weights_are_told(tmp_path: Path, treegen: Command) -> None:
     assert kept["weight_bytes"] == plain["weight_bytes"] - 3 * small
     done = treegen("models", tmp_path / "fp8", "--device", "cpu", "--quantization", "fp8")
     assert "matrices in fp8; stored in compressed-tensors' FP8" in done.out
+    split = [kept["quantized_bytes"], kept["weight_bytes"] - small]
+    assert kept["quantized_bytes"] == small
+    in_fp8, in_float = map(format_bytes, split)
+    assert f"of this memory: {in_fp8} in fp8, {in_float} in float32" in done.out
+    done = treegen("models", tmp_path / "fp8", "--device", "cpu")
+    assert "nothing stays quantised, all is expanded to float32" in done.out
+
+
+def test_storage_is_told_apart_from_memory(tmp_path: Path, treegen: Command) -> None:
+    save_tiny_model(tmp_path)
+    edit(tmp_path, dtype="bfloat16")
+    found = told(treegen, tmp_path, "--device", "cpu")
+    assert (found["stored"], found["dtype"], found["device"]) == ("bfloat16", "float32", "cpu")
+    size = format_bytes((tmp_path / "model.safetensors").stat().st_size)
+    done = treegen("models", tmp_path, "--device", "cpu")
+    memory = format_bytes(found["weight_bytes"])
+    assert f"in memory on cpu {memory} in float32; stored in bfloat16, {size} in files" in done.out
+    assert "of this memory" not in done.out
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def tables(folder: Path) -> dict[str, str]:
     """The tables of the runs, of their judgements, and of two compared runs."""
     found = {name: tables_of(folder / name, folder) for name in RUNS}
     a, b = (treegen.open_run(folder / name) for name in ("stopped", "judged"))
-    found["compared"] = str(a.compare(b, partial=True)).replace(str(folder), FOLDER.rstrip("/"))
+    comparison = a.compare(b, partial=True).listing(all_filters=True)
+    found["compared"] = str(comparison).replace(str(folder), FOLDER.rstrip("/"))
     found["judgements"] = str(judgings(folder / "judged"))
     return found
 

@@ -94,6 +94,37 @@ def test_a_comparison_says_whether_the_runs_share_random_numbers(
     assert same in out and "--html FILE.html" in out
 
 
+def test_a_comparison_counts_equal_samples_and_shows_one_filter(
+    runs: tuple[Path, Path], treegen: Command
+) -> None:
+    a, b = map(load_run, runs)
+    num = sum(len(problem.samples) for problem in a.problems)
+    assert f"samples: all {num} have the same text in both runs" in str(compare_runs(a, a))
+    first, *others = b.problems
+    changed = replace(first.samples[0], text="different")
+    problem = replace(first, samples=(changed, *first.samples[1:]))
+    comparison = compare_runs(b, replace(b, problems=(problem, *others)))
+    assert (comparison.num_equal, comparison.num_paired) == (num - 1, num)
+    assert f"samples: {num - 1} of {num} have the same text" in comparison._repr_html_()
+    hidden = "other filters: strict-match, flexible-extract; "
+    assert f"{hidden}listing(all_filters=True) has them" in str(comparison)
+    assert "|flexible-extract|" not in str(comparison)
+    out = treegen("compare", *runs, "--no-plots").out
+    assert f"{hidden}--all-filters shows them" in out and "|flexible-extract|" not in out
+    every = treegen("compare", *runs, "--no-plots", "--all-filters").out
+    assert hidden not in every and "|flexible-extract|" in every
+
+
+def test_power_has_the_size_of_the_run(runs: tuple[Path, Path], treegen: Command) -> None:
+    done = treegen("power", "--run", runs[0])
+    num = len(load_run(runs[0]).problems)
+    assert f"; {num} problems\n" in done.out and f"|Power with {num}|" in done.out
+    assert [row["num_samples"] for row in done.document["rows"]] == [1, 4, 16, 64]
+    done = treegen("power", "--run", runs[0], "-n", "2,8", "--n-problems", 50)
+    assert [row["num_samples"] for row in done.document["rows"]] == [2, 8]
+    assert done.document["num_problems"] == 50
+
+
 def test_the_page_of_runs_has_a_column_for_each_differing_setting(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -264,3 +264,28 @@ def test_what_a_search_calls_its_end_says_nothing_of_the_run() -> None:
     results = list(run_of(backend_of(HistoryModel()), stops, 3))
     assert all(result.stopped_by is StopReason.STOPPED for result in results)
     assert {result.stopped for result in results} == {"interrupted", "left out", "solved"}
+
+
+def test_a_failed_search_says_that_it_failed() -> None:
+    async def fails(root: SearchNode) -> object:
+        (first,) = await root.sample(1)
+        if root.search.name == "1":
+            root.search.stop("enough")
+        if root.search.name == "2":
+            return [first, "no node"]
+        raise ValueError("no such move")
+
+    results = list(run_of(backend_of(HistoryModel()), fails, 3))
+    assert [result.stopped_by for result in results] == [StopReason.FAILED] * 3
+    assert all(result.error for result in results)
+
+
+def test_dropped_nodes_are_recorded_and_freed_ones_are_not() -> None:
+    async def drops(root: SearchNode) -> SearchNode:
+        first, second = await root.sample(2)
+        await first.sample(1)
+        first.drop()
+        return second
+
+    (result,) = run_of(backend_of(HistoryModel()), drops, 1)
+    assert [node.dropped for node in result.tree.nodes] == [False, True, True, False]

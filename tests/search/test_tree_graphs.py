@@ -61,6 +61,20 @@ def test_labels_have_the_problem_and_why_nodes_were_pruned() -> None:
     assert "score 0.500, logprob -1.00, 3 tokens, pruned: outranked" in drawn.get()
 
 
+def test_a_dropped_node_is_not_called_pruned() -> None:
+    nodes = (
+        node(0, None, 0, "Q"),
+        node(1, 0, 1, "left", leaf=True, dropped=True),
+        node(2, 0, 1, "right", leaf=True, dropped=True, pruned=True),
+    )
+    tree = SearchTree(nodes)
+    dot = tree.to_dot()
+    assert "3 tokens, dropped" in dot and "3 tokens, pruned" in dot and dot.count("dashed") == 3
+    mermaid = tree.to_mermaid()
+    assert "class n2 pruned" in mermaid and "class n1 dropped" in mermaid
+    assert nodes[1].to_json()["dropped"] and "dropped" not in nodes[0].to_json()
+
+
 def test_the_picture_is_xml_and_holds_no_markup_of_the_texts(tree: SearchTree) -> None:
     svg = tree._repr_svg_()
     document = xml.dom.minidom.parseString(svg)

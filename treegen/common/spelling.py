@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import FrozenInstanceError
 from typing import Any, Final, TypeVar
 
@@ -136,6 +136,16 @@ _NO_COUNTERPART: Final = {
     "swap_space": _LEAVE_OUT,
     "cpu_offload_gb": _LEAVE_OUT,
     "max_seq_len_to_capture": _LEAVE_OUT,
+    "max_lora_rank": _LEAVE_OUT,
+    "max_loras": _LEAVE_OUT,
+    "mm_processor_kwargs": _LEAVE_OUT,
+    "disable_custom_all_reduce": _LEAVE_OUT,
+    "distributed_executor_backend": _LEAVE_OUT,
+    "compilation_config": _LEAVE_OUT,
+    "skip_tokenizer_init": _LEAVE_OUT,
+    "runner": "leave it out: treegen generates and scores text",
+    "download_dir": "set the environment variable HF_HOME to the directory",
+    "seed": "give the seed with the sampling parameters",
     "disable_log_stats": _LEAVE_OUT,
     "use_cache": "name the run with --output-path, and continue it with --resume",
     "cache_requests": "leave it out: prompts are tokenized anew for each run",
@@ -158,7 +168,9 @@ def advise_foreign(name: str, known: Container[str]) -> tuple[str | None, str]:
         known: The known names.
     """
     ours = FOREIGN.get(name)
-    if ours is not None and ours in known:
+    while ours is not None and ours not in known:  # as vLLM's best_of is n, and n is num_samples
+        ours = FOREIGN.get(ours)
+    if ours is not None:
         return ours, ""
     return None, _NO_COUNTERPART.get(name, "")
 
@@ -171,6 +183,25 @@ def hint_at(name: str, known: Iterable[str]) -> str:
         return f"; {advice}"
     near = [ours] if ours else find_near(name, known)
     return f"; did you mean {' or '.join(arg(other + '=') for other in near)}?" if near else ""
+
+
+def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = "") -> str:
+    """Return the hints for unknown names, each after its name if there are several.
+
+    Args:
+        names: The unknown names.
+        hint: Returns the hint for a name as `hint_at` does.
+        otherwise: The end of the text if a name has no hint.
+    """
+    hints = [hint(name) for name in names]
+    if len(names) == 1:
+        return hints[0] or otherwise
+    text = "".join(
+        f"; {name}: {part.removeprefix('; ')}"
+        for name, part in zip(names, hints, strict=True)
+        if part
+    )
+    return text if all(hints) else f"{text}{otherwise}"
 
 
 def with_hints(kind: _Kind) -> _Kind:
@@ -198,8 +229,11 @@ def with_hints(kind: _Kind) -> _Kind:
 def check_field_names(kind: Any, names: Iterable[object]) -> None:
     """Raise InputError for a name that is no argument of a public dataclass."""
     fields = list(kind.__dataclass_fields__)
-    for name in names:
-        if name not in fields:
-            title = kind.__name__
-            hint = hint_at(str(name), fields) or f"; `help(treegen.{title})` lists what it has"
-            raise InputError(f"{title} has no {name!r}{hint}")
+    if unknown := [str(name) for name in names if name not in fields]:
+        title = kind.__name__
+        hints = hints_at(
+            unknown,
+            lambda name: hint_at(name, fields),
+            f"; `help(treegen.{title})` lists what it has",
+        )
+        raise InputError(f"{title} has no {' and no '.join(map(repr, unknown))}{hints}")

@@ -46,6 +46,12 @@ def data_path(name: str) -> Path:
     return Path(str(files("treegen.demo").joinpath("data", name)))
 
 
+def task_arguments(task: str) -> Mapping[str, str]:
+    """Return the arguments of a task that have other defaults with the demo model."""
+    arguments: Mapping[str, str] = _EVALUATIONS.get(task, {}).get("extra", {})
+    return arguments
+
+
 def fill_defaults(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
     """Add the demo model and its settings for the task to a user's settings.
 

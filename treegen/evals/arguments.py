@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from treegen.common.spelling import did_you_mean
+from treegen.common.spelling import did_you_mean, hints_at
 from treegen.errors import InputError
 
 TRUTHS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -45,11 +45,11 @@ def check_arguments(task: str, names_given: Iterable[str], known: Iterable[str])
         known: Names of the arguments that the task knows.
     """
     names = list(known)
-    for name in names_given:
-        if name not in names:
-            all_names = f"; known: {', '.join(names)}" if names else "; it takes none"
-            hint = did_you_mean(name, names) or all_names
-            raise InputError(f"task {task!r} has no argument {name!r}{hint}")
+    if unknown := [name for name in names_given if name not in names]:
+        all_names = f"; known: {', '.join(names)}" if names else "; it takes none"
+        hints = hints_at(unknown, lambda name: did_you_mean(name, names), all_names)
+        listed = " and no ".join(map(repr, unknown))
+        raise InputError(f"task {task!r} has no argument {listed}{hints}")
 
 
 def whole_number(arguments: Mapping[str, str], name: str) -> int | None:

@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from treegen import demo
 from treegen.common.files.reading import describe_read_error
 from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
@@ -127,10 +128,19 @@ def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
                 "num_samples": defaults.num_samples,
                 "temperature": defaults.sampling.temperature,
                 "max_tokens": defaults.sampling.max_tokens,
-                "arguments": dict(task.arguments),
+                "arguments": _describe_arguments(task),
             }
         )
     return documents
+
+
+def _describe_arguments(task: Task) -> dict[str, str]:
+    """Return what the task's arguments mean, and their values with the bundled model."""
+    values = demo.task_arguments(task.name)
+    return {
+        name: f"{meaning}; with the bundled model: {values[name]}" if name in values else meaning
+        for name, meaning in task.arguments.items()
+    }
 
 
 def get_task(name: str | Task) -> Task:

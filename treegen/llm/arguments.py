@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from treegen.common.outputs import Completion, RequestOutput
 from treegen.common.params import Params, SamplingParams, check_params, check_tree_params
-from treegen.common.spelling import FOREIGN, hint_at
+from treegen.common.spelling import FOREIGN, find_near, hint_at, hints_at
 from treegen.errors import InputError, MissingNameError
 from treegen.prompts.tree import Message, as_list
 
@@ -43,6 +43,7 @@ _CALLS: Final = {
     "classify": "score the names of the classes: llm.score([(prompt, name)])",
     "reward": "load a reward model with treegen.search.load_verifier",
     "sleep": "close the LLM: llm.close()",
+    "wake_up": "load the model again: LLM(model)",
     "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",
 }
 """Calls of vLLM's `LLM` that treegen does not have, with advice."""
@@ -66,9 +67,14 @@ def reject_unknown_arguments(call: _Call) -> _Call:
 
     @functools.wraps(call)
     def call_checked(self: object, *args: Any, **kwargs: Any) -> Any:
-        for name, value in kwargs.items():
-            if name not in names:
-                raise InputError(f"{call.__name__} has no {name!r}{_hint(name, value, names)}")
+        if unknown := [name for name in kwargs if name not in names]:
+            hints = hints_at(
+                unknown,
+                lambda name: _hint(name, kwargs[name], names),
+                f"; it has {', '.join(names)}",
+            )
+            listed = " and no ".join(map(repr, unknown))
+            raise InputError(f"{call.__name__} has no {listed}{hints}")
         if len(args) > positional:
             raise InputError(
                 _SCORE
@@ -86,10 +92,13 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
         return f"; {_ELSEWHERE[name]}"
     if _OURS.get(name) in names:
         return f"; did you mean {_OURS[name]}=?"
-    ours = FOREIGN.get(name, name)
-    if ours in _SAMPLING and "params" in names:
-        return f"; give params=SamplingParams({ours}={value!r:.40})"
-    return hint_at(name, names) or f"; it has {', '.join(names)}"
+    if "params" in names:
+        ours = FOREIGN.get(name, name)
+        if ours not in _SAMPLING and not find_near(name, names):
+            ours = next(iter(find_near(name, _SAMPLING)), "")
+        if ours in _SAMPLING:
+            return f"; give params=SamplingParams({ours}={value!r:.40})"
+    return hint_at(name, names)
 
 
 def missing_attribute(owner: object, name: str) -> AttributeError:

@@ -20,7 +20,13 @@ from treegen.model.checkpoint.fp4 import StoredSizes
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 from treegen.model.checkpoint.layer_formats import check_fp4
 from treegen.model.checkpoint.quantized import describe_support, quantisation_of
-from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
+from treegen.model.config import (
+    declared_dtype,
+    load_spec,
+    read_config,
+    resolve_device,
+    resolve_dtype,
+)
 from treegen.model.generation_config import format_sampling
 from treegen.model.linear.fp4_checkpoint import stays_fp4
 from treegen.model.linear.fp8 import can_multiply
@@ -50,13 +56,21 @@ class CheckpointReport:
     """The type to compute in."""
     stored: str = ""
     """How the weights are quantised; empty if they are not."""
+    stored_dtype: str = ""
+    """The type that the configuration names for weights that are not quantised; empty if none."""
+    stored_bytes: int = 0
+    """Bytes of the checkpoint's weight files; 0 if they are not on this machine."""
+    device: str = ""
+    """The kind of device to compute on: cpu or cuda."""
     quantization: str = ""
     """"fp8" if matrices run in FP8, "nvfp4" if they run in 4 bits, "mxfp4" if experts do; else
     empty."""
     matrices: Mapping[str, StoredSizes] = field(default_factory=dict)
     """What matrices in NVFP4 and FP8 take, by format and whether they are kept or expanded."""
     weight_bytes: int = 0
-    """Bytes of the loaded weights."""
+    """Bytes of the loaded weights, as allocated on `device`."""
+    small_bytes: int = 0
+    """Of these, bytes of weights in `quantization`; the others are in `dtype`."""
     latent_bytes: int = 0
     """Bytes of a token's latents, for a model whose latents cannot be cached; else 0."""
     takes: tuple[str, ...] = ()
@@ -75,7 +89,8 @@ class CheckpointReport:
         inside = {kind: f", matrices in {kind}" for kind in ("fp8", "nvfp4")}
         inside["mxfp4"] = ", experts in mxfp4"
         kind = self.dtype + inside.get(self.quantization, "")
-        stored = f"; stored in {self.stored}" if self.stored else ""
+        stored = f"; stored in {self.stored or self.stored_dtype or 'an unnamed type'}"
+        stored += f", {format_bytes(self.stored_bytes)} in files" if self.stored_bytes else ""
         attending = f"{len(spec.layers)} layers attend"
         windows = sorted({window for window in spec.windows if window is not None})
         if windows:
@@ -96,8 +111,9 @@ class CheckpointReport:
             cached += f", {times:,.1f} times its latents, which its layers do not hand on"
         lines = [
             f"{title} (on a GPU {WAYS[self.way]})",
-            f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "
-            f"{kind}{stored}",
+            f"weights: {spec.num_weights:,} numbers; in memory on {self.device} "
+            f"{format_bytes(self.weight_bytes)} in {kind}{stored}",
+            *self._memory,
             *(
                 f"{key}: {size.matrices:,} matrices, {format_bytes(size.stored_bytes)} stored, "
                 f"{format_bytes(size.loaded_bytes)} in memory"
@@ -115,6 +131,19 @@ class CheckpointReport:
             why = "without --images" if "images" in self.takes else "for text does not reach them"
             lines.append(f"left out, {why}: {', '.join(spec.unreached)}")
         return safe_text("\n".join(lines))
+
+    @property
+    def _memory(self) -> list[str]:
+        """How much of the memory is quantised, as a line, if there is something to say."""
+        if self.small_bytes:
+            rest = format_bytes(self.weight_bytes - self.small_bytes)
+            return [
+                f"of this memory: {format_bytes(self.small_bytes)} in {self.quantization}, "
+                f"{rest} in {self.dtype}"
+            ]
+        if self.stored:
+            return [f"of this memory: nothing stays quantised, all is expanded to {self.dtype}"]
+        return []
 
     @property
     def _images(self) -> str:
@@ -138,10 +167,13 @@ class CheckpointReport:
             return document
         return document | {
             "dtype": self.dtype,
-            "stored": self.stored or self.dtype,
+            "stored": self.stored or self.stored_dtype or None,
+            "stored_bytes": self.stored_bytes or None,
+            "device": self.device,
             "quantization": self.quantization or None,
             "weights": spec.num_weights,
             "weight_bytes": self.weight_bytes,
+            "quantized_bytes": self.small_bytes,
             "matrices": {key: size._asdict() for key, size in self.matrices.items()} or None,
             "layers": len(spec.layers),
             "windows": sorted({window for window in spec.windows if window is not None}),
@@ -235,6 +267,10 @@ def inspect_checkpoint(
         spec=spec,
         dtype=str(dtype).removeprefix("torch."),
         stored=info.stores if info is not None else stored,
+        stored_dtype=str(declared_dtype(config) or "").removeprefix("torch."),
+        stored_bytes=_stored_bytes(directory),
+        device=device.type,
+        small_bytes=small_bytes,
         quantization=("fp8" if in_fp8 else "mxfp4" if in_4_bits else "nvfp4" if in_nvfp4 else ""),
         matrices=matrices,
         weight_bytes=small_bytes + (spec.num_weights - small) * dtype.itemsize,
@@ -243,6 +279,12 @@ def inspect_checkpoint(
         image_tokens=image_tokens,
         no_images=no_images,
     )
+
+
+def _stored_bytes(directory: Path) -> int:
+    """Return the bytes of a checkpoint's weight files; 0 if one of them is not here."""
+    files = [directory] if is_gguf(directory) else weight_files(directory)
+    return sum(f.stat().st_size for f in files) if all(f.is_file() for f in files) else 0
 
 
 def _matrices(

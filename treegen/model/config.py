@@ -93,12 +93,17 @@ def resolve_dtype(
         )
     if device.type == "cpu":
         return torch.float32
+    return declared_dtype(config) or torch.bfloat16
+
+
+def declared_dtype(config: PretrainedConfig) -> torch.dtype | None:
+    """Return the dtype that a checkpoint's configuration names, if treegen can compute in it."""
     for source in (config, config.get_text_config(decoder=True)):
         declared = getattr(source, "dtype", None)
         declared = DTYPES.get(declared) if isinstance(declared, str) else declared
         if isinstance(declared, torch.dtype) and declared in DTYPES.values():
             return declared
-    return torch.bfloat16
+    return None
 
 
 def read_config(

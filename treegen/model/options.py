@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from treegen.common.checks import device_name
 from treegen.common.formatting import parse_bytes
 from treegen.common.params import check_bool, check_int
-from treegen.common.spelling import hint_at
+from treegen.common.spelling import hint_at, hints_at
 from treegen.errors import InputError, arg
 from treegen.prompts.plan.cost_model import Sharing, check_sharing
 
@@ -219,5 +219,7 @@ def check_known(names: Iterable[str], whose: str, more_names: Sequence[str] = ()
         *(field.name for field in fields(EngineOptions) if field.name != "model"),
     ]
     if unknown := sorted(set(names) - set(allowed)):
-        hint = hint_at(unknown[0], allowed) or f"; it knows {', '.join(allowed)}"
-        raise InputError(f"{whose} have {', '.join(unknown)}, which treegen does not know{hint}")
+        hints = hints_at(
+            unknown, lambda name: hint_at(name, allowed), f"; it knows {', '.join(allowed)}"
+        )
+        raise InputError(f"{whose} have {', '.join(unknown)}, which treegen does not know{hints}")

@@ -34,8 +34,8 @@ from treegen.report.run_settings import (
     describe_view,
     differing_settings,
 )
-from treegen.report.tables import PrintableTable, interval
-from treegen.report.view import ProblemView, RunView
+from treegen.report.tables import PrintableTable, headline_filters, interval
+from treegen.report.view import ProblemView, RunView, count_equal_samples
 
 _COLUMNS: Final[Mapping[str, Any]] = {
     "Filter": "{0.filter}",
@@ -134,17 +134,32 @@ class Comparison:
     """The settings in which the runs differ, with both values, such as "temperature 0.7 / 1.0"."""
     random_numbers: str = ""
     """Whether the runs drew with the same random numbers; empty if that is not known."""
+    num_equal: int = 0
+    """Number of samples that have the same text in both runs, of those with the same index."""
+    num_paired: int = 0
+    """Number of samples with the same index in both runs."""
+    hidden: tuple[str, ...] = ()
+    """The filters that a short listing leaves out."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline includes its differences by problem."""
         document = asdict(self)
         for row in document["differences"][1:]:
             del row["by_problem"]
-        del document["places"]
+        del document["places"], document["hidden"]
         return document
 
-    def listing(self) -> PrintableTable:
-        """Return one line for each metric that both runs have, and the method of its test."""
+    def listing(
+        self, *, all_filters: bool = False, more: str = "listing(all_filters=True) has them"
+    ) -> PrintableTable:
+        """Return one line for each metric that both runs have, and the method of its test.
+
+        Args:
+            all_filters: Whether to show every filter, rather than the first one.
+            more: How the user sees the other filters.
+        """
+        hidden = () if all_filters else self.hidden
+        shown = [row for row in self.differences if row.filter not in hidden]
         left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
         title = "\n".join(
             (
@@ -157,21 +172,25 @@ class Comparison:
             )
         )
         lines = []
-        for method in dict.fromkeys(row.method for row in self.differences):
-            names = dict.fromkeys(row.metric for row in self.differences if row.method == method)
+        for method in dict.fromkeys(row.method for row in shown):
+            names = dict.fromkeys(row.metric for row in shown if row.method == method)
             lines.append(f"{', '.join(names)}: {method}")
         columns = dict(_COLUMNS)
         if any(row.p_holm is not None for row in self.differences):
-            lines.append(f"p (Holm): adjusted for the {len(self.differences):,} lines of the table")
+            where = "all filters" if hidden else "the table"
+            lines.append(f"p (Holm): adjusted for the {len(self.differences):,} lines of {where}")
         else:
             del columns["p (Holm)"]
         if self.random_numbers:
             lines.append(f"random numbers: {self.random_numbers}")
         if self.tokens is not None:
             lines.append(_describe_tokens(self.tokens))
-        listing = PrintableTable.of(
-            self.differences, columns, words=("Filter", "Metric"), lines=lines
-        )
+        if self.num_paired:
+            some = f"{self.num_equal:,} of" if self.num_equal < self.num_paired else "all"
+            lines.append(f"samples: {some} {self.num_paired:,} have the same text in both runs")
+        if hidden:
+            lines.append(f"other filters: {', '.join(hidden)}; {more}")
+        listing = PrintableTable.of(shown, columns, words=("Filter", "Metric"), lines=lines)
         return replace(listing, title=title)
 
     def __str__(self) -> str:
@@ -231,6 +250,9 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     places = tuple(number[i] for i in ids)
     adjusted = holm([row.p_value for row in differences])
     rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
+    num_equal, num_paired = count_equal_samples(a, b, left_out)
+    # A group of several tasks has no common first filter.
+    is_one_task = len(headline_filters(a.report)) == 1
     return Comparison(
         a.name,
         b.name,
@@ -242,6 +264,9 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         (describe_view(a), describe_view(b)),
         differing_settings(KeySettings.of(a), KeySettings.of(b)),
         describe_random_numbers(a, b),
+        num_equal,
+        num_paired,
+        tuple(shared[1:]) if is_one_task else (),
     )
 
 

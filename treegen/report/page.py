@@ -241,7 +241,7 @@ def _render(
         script_hash=_hash(script),
         runs=[_section(view, key, drawn[key]) for key, view in zip(drawn, views, strict=True)],
         overview=_overview(views, across),
-        comparison=None if comparison is None else comparison.listing(),
+        comparison=None if comparison is None else comparison.listing(all_filters=True),
         blobs=(
             blob
             for key, view in zip(drawn, views, strict=True)

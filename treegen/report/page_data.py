@@ -384,6 +384,8 @@ def _search_fields(node: TreeNode) -> dict[str, Any]:
         optional["scores"] = {safe_text(str(name)): score for name, score in node["scores"].items()}
     if node.get("pruned_because"):
         optional["pruned_because"] = safe_text(str(node["pruned_because"]))
+    if node.get("dropped"):
+        optional["dropped"] = True
     if node.get("data") is not None:
         optional["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
     return optional

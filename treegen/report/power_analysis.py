@@ -53,6 +53,17 @@ def spread_of_runs(
     )
 
 
+def size_of_runs(runs: Sequence[RunView]) -> tuple[int | None, list[int]]:
+    """Return the number of problems that all runs have, and the runs' samples of each problem.
+
+    Args:
+        runs: None, one or two runs. Without runs the number is None.
+    """
+    shared = [{problem.id for problem in run.problems} for run in runs]
+    num_problems = len(set.intersection(*shared)) if shared else None
+    return num_problems, [run.fixed or run.num_samples for run in runs]
+
+
 @dataclass(frozen=True, slots=True)
 class PowerQuery:
     """Query of a power analysis: the difference of accuracies to detect, and the power.

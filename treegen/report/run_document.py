@@ -268,5 +268,8 @@ def tree_legend(tree: StoredTree) -> str:
             node.get("n_tokens") and node.get("logprob") is not None for node in tree.nodes
         ),
         "pruned: not continued": any(node.get("pruned") for node in tree.nodes),
+        "dropped: by the search function": any(
+            node.get("dropped") and not node.get("pruned") for node in tree.nodes
+        ),
     }
     return "; ".join(mark for mark, is_present in marks.items() if is_present)

@@ -118,18 +118,16 @@ def headline_cards_of(report: Report) -> list[Card]:
 
 
 def headline_text(report: Report | None) -> str:
-    """Return the headline numbers in a line, the first with its interval.
+    """Return the headline numbers with their intervals in a line.
 
-    Such as "accuracy 0.688 (0.470 to 0.852), maj@8 0.875, pass@8 0.917"; "nothing scored" without
-    a report.
+    Such as "accuracy 0.688 (0.470 to 0.852), maj@8 0.875 (0.615 to 0.991)"; "nothing scored"
+    without a report.
     """
     cards = [] if report is None else headline_cards_of(report)
     if not cards:
         return "nothing scored"
-    first, *others = cards
-    bounds = f" ({first.more})" if first.more else ""
     return ", ".join(
-        (f"{first.label} {first.value}{bounds}", *(f"{c.label} {c.value}" for c in others))
+        f"{card.label} {card.value}{f' ({card.more})' if card.more else ''}" for card in cards
     )
 
 

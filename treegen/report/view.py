@@ -1,7 +1,7 @@
 """A loaded run: its settings, its scored samples, its prompts, and its timeline."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -175,3 +175,22 @@ def task_name(info: "RunInfo") -> str:
     """Return the name of a run's task."""
     task = info.identity.get("task")
     return str(task.get("name", "?")) if isinstance(task, Mapping) else "run"
+
+
+def count_equal_samples(a: RunView, b: RunView, left_out: Container[str]) -> tuple[int, int]:
+    """Return how many samples have equal texts, and how many both runs have.
+
+    Args:
+        a: The first run.
+        b: The second run.
+        left_out: The problems that are not compared.
+    """
+    texts = {(s.problem_id, s.index): s.text for p in a.problems for s in p.samples}
+    pairs = [
+        texts[s.problem_id, s.index] == s.text
+        for p in b.problems
+        if p.id not in left_out
+        for s in p.samples
+        if (s.problem_id, s.index) in texts
+    ]
+    return sum(pairs), len(pairs)

@@ -23,6 +23,8 @@ class StopReason(Enum):
     """The whole run was interrupted, so the search has to be repeated."""
     LEFT_OUT = "left out"
     """The search was skipped; see `Cluster`."""
+    FAILED = "failed"
+    """The search function raised an error, or returned something that is not its own node."""
 
 
 @checked_class

@@ -223,7 +223,7 @@ def rollouts(
             for end, value in zip(group, worth, strict=True):
                 if end is not node:
                     end.value = value
-                    end.drop()
+                    end.free()
             means.append(fmean(worth))
         return means
 

@@ -98,14 +98,14 @@ class RunningSearch:
     def _result(self, returned: object, failure: BaseException | None) -> SearchResult:
         try:
             result = SearchResult.of(self.search, returned, failure)
-            by = result.stopped_by  # CLOSED if nothing else has ended the search
-            return replace(
-                result, stopped_by=self._stopped_by or (None if by is StopReason.CLOSED else by)
-            )
         except Exception as error:  # the search stored something at a node that has no record form
             for node in self.search.nodes():
                 node.forget()
-            return SearchResult.of(self.search, None, error)
+            result = SearchResult.of(self.search, None, error)
+        by = result.stopped_by  # CLOSED if nothing else has ended the search
+        if by is not StopReason.FAILED:
+            by = self._stopped_by or (None if by is StopReason.CLOSED else by)
+        return replace(result, stopped_by=by)
 
     @types.coroutine
     def _await_interruptible(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 
 from treegen import demo
 from treegen.common.files.paths import is_path_component
-from treegen.common.spelling import hint_at
+from treegen.common.spelling import hint_at, hints_at
 from treegen.errors import InputError, RunError, arg
 from treegen.evals.config.type_checks import check_bounds, check_choices
 from treegen.evals.registry import LM_EVAL, code_of, get_task_name, is_lm_eval
@@ -41,6 +41,10 @@ class BaseSettings(ABC):
 
     FREE: ClassVar[tuple[str, ...]]
     """The names of a subclass's own settings that change no sample."""
+    RECORDED: ClassVar[tuple[str, ...]] = ()
+    """The names of those that decide what is stored of a sample while it is drawn."""
+    PACE: ClassVar[tuple[str, ...]] = ()
+    """The names of those that only decide how fast samples are drawn."""
     COMPUTED: ClassVar[tuple[str, ...]]
     """The names of its fields that choices of other names decide."""
     CHOICES: ClassVar[tuple[str, ...]]
@@ -182,9 +186,13 @@ def _check_names(
     """Raise InputError for a choice that has no setting."""
     valid = [n for n in kind.choice_names() if n != "kept" or n not in requested]
     if unknown := sorted(name for name in choices if name not in valid):
-        hint = hint_at(unknown[0], [name for name in valid if name != "kept"])
-        hint = hint or "; `help(treegen.evaluate)` and `help(treegen.search)` list them"
-        raise InputError(f"there is no setting {unknown[0]!r}{hint}")
+        public = [name for name in valid if name != "kept"]
+        hints = hints_at(
+            unknown,
+            lambda name: hint_at(name, public),
+            "; `help(treegen.evaluate)` and `help(treegen.search_task)` list them",
+        )
+        raise InputError(f"there is no setting {' and no '.join(map(repr, unknown))}{hints}")
 
 
 def check_no_unused(requested: Mapping[str, Any], runs: Sequence[BaseSettings]) -> None:

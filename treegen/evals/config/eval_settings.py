@@ -63,6 +63,7 @@ class EvalSettings(BaseSettings):
         "sources",
         "judged_by",
     )
+    RECORDED: ClassVar = ("confidence", "self_certainty", "log_tokens")
 
     num_samples: Count
     """Samples of each problem."""

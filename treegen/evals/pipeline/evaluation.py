@@ -29,7 +29,13 @@ from treegen.evals.pipeline.program_scoring import (
     finish_program_scoring,
     start_program_scoring,
 )
-from treegen.evals.pipeline.targets import destinations, is_run, named_path, new_path
+from treegen.evals.pipeline.targets import (
+    destinations,
+    is_run,
+    named_path,
+    new_path,
+    tell_late_choices,
+)
 from treegen.evals.recommended_sampling import advice
 from treegen.evals.registry import get_task
 from treegen.evals.sample_recorder import keep_job_images
@@ -166,6 +172,7 @@ def evaluate_all(
     all_choices = models.choices(dict(choices))
     targets = destinations(tasks, all_choices, output, resume)
     check_no_unused(choices, [target.settings for target in targets])
+    tell_late_choices(targets, choices, listener)
     new_settings = [target.settings for target in targets if not target.resume]
     announce_demo_model(all_choices, new_settings, listener)
     check_execution_options([get_task(target.settings.task) for target in targets], execution)

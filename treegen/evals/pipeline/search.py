@@ -19,7 +19,7 @@ from treegen.evals.pipeline.execution import (
     prepare_runs,
 )
 from treegen.evals.pipeline.listener import Listener, Stop
-from treegen.evals.pipeline.targets import search_destinations
+from treegen.evals.pipeline.targets import search_destinations, tell_late_choices
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob, check_prompts_fit, check_reward, load_search_job
 from treegen.evals.search.run import run_searches, write_search_results
@@ -112,6 +112,7 @@ def search_all(
     all_choices = models.choices(shared)
     targets = search_destinations(methods, all_choices, output, resume, compare=compare)
     check_no_unused(choices, [target.settings for target in targets])
+    tell_late_choices(targets, choices, listener)
     announce_demo_model(
         all_choices, [target.settings for target in targets if not target.resume], listener
     )

@@ -9,11 +9,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from treegen import demo
 from treegen.common.files.paths import file_name
-from treegen.errors import InputError, RunError, arg
+from treegen.errors import InputError, Message, RunError, arg
 from treegen.evals.config import eval_settings as eval_settings
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.config.eval_settings import EvalSettings
 from treegen.evals.identity import computed_on
+from treegen.evals.pipeline.listener import Listener
 from treegen.evals.registry import get_task, get_task_name
 from treegen.evals.search import settings as search_settings
 from treegen.evals.search.custom_method import short_name
@@ -24,6 +25,8 @@ from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.runs.new_directory import check_directory
 
 _Settings = TypeVar("_Settings", bound=BaseSettings)
+# Loading options of which run.json has fingerprints, and a permission.
+_CHECKED: Final = {"model", "adapter", "revision", "dtype", "quantization", "trust_remote_code"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ class RunTarget(Generic[_Settings]):
     """The content of its run.json, unless the user changes an option of its model."""
     threads: str | None = None
     """The CPU threads with which it was computed; None if that is not stored."""
+    late: tuple[str, ...] = ()
+    """Choices that the run stores with other values, and that no later result depends on, if the
+    run has samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class _Kind(Generic[_Settings]):
         with self.directory.open(path) as run:
             stored, identity = self.stored(run), run.info.identity
             threads = computed_on(run.info).get("threads")
-            whole = run.missing <= 0
+            whole, done = run.missing <= 0, bool(run.done)
             info = None if choices.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
         all_choices = {**choices, **({self.by: name[0]} if name else {})}
         if "task" in all_choices:
@@ -83,7 +89,13 @@ class _Kind(Generic[_Settings]):
                 message = f"{path} is a run of {task}, not of {get_task_name(all_choices['task'])}"
                 raise InputError(f"{message}; name another directory, or leave the task out")
         settings = self.settle(all_choices, {**stored, "kept": path})
-        return RunTarget(settings, path, True, whole, info, threads)
+        late = _changed_drawing(settings, choices, stored) if done else ()
+        if whole and (recorded := [name for name in late if name in settings.RECORDED]):
+            raise InputError(
+                f"{path} is finished, and {arg(recorded[0] + '=')} is about what is stored while "
+                f"samples are drawn; leave it out, or start a new run with it"
+            )
+        return RunTarget(settings, path, True, whole, info, threads, late)
 
     def among(
         self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool
@@ -189,6 +201,46 @@ def search_destinations(
     paths = [path / folder for folder in folders] if compare else [path]
     _check_free((path, *paths), path)
     return [RunTarget(s, where, False) for s, where in zip(settings, paths, strict=True)]
+
+
+def _changed_drawing(
+    settings: BaseSettings, choices: Mapping[str, Any], stored: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the user's choices that differ from the stored ones and only affect drawing.
+
+    Args:
+        settings: The settings of the resumed run.
+        choices: The user's choices, by name.
+        stored: The choices that the run stores, by name.
+    """
+    names = {*settings.RECORDED, *settings.PACE, *EngineOptions.__dataclass_fields__} - _CHECKED
+    free = settings.free_choices()
+    return tuple(name for name in choices if name in names and free[name] != stored.get(name))
+
+
+def tell_late_choices(
+    targets: Sequence[RunTarget[Any]], choices: Mapping[str, Any], listener: Listener
+) -> None:
+    """Tell the listener which choices have no effect on the samples that runs already have.
+
+    Args:
+        targets: The runs.
+        choices: The user's choices, by name.
+        listener: Receives the messages.
+    """
+    for target in targets:
+        names = [name for name in target.late if name in choices]
+        if target.whole:
+            # A judge may be the run's own model, which is loaded with these options.
+            is_judged = getattr(target.settings, "judged_by", None) is not None
+            text = "is finished, so nothing is drawn with"
+        else:
+            is_judged = False
+            names = [name for name in names if name in target.settings.RECORDED]
+            text = "keeps the samples that it has, which were drawn without"
+        if names and not is_judged:
+            options = ", ".join(arg(f"{name}=") for name in names)
+            listener.tell(Message(f"{target.path} {text} {options}"))
 
 
 def is_run(path: Path) -> bool:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SCORES: Final = "scores.jsonl"
 """The file of scores in a run directory, by a verifier or by the user's own reward model."""
 _HOW: Final = {
-    "certainty": f"draw them with {arg('self_certainty', True)}",
+    "certainty": f"only a new run with {arg('self_certainty', True)} has it",
     "score": f"write them to {SCORES} in the run directory",
     "logprob": "samples without a token have none",
     USC: "let the model pick with treegen usc",
@@ -217,7 +217,7 @@ def explain_votes(
         for vote in every:
             number = vote.partition(":")[0]
             lacks = not (inputs.picks if vote == USC else number in available)
-            how = _HOW.get(number, f"draw them with {arg('confidence=')}")
+            how = _HOW.get(number, f"only a new run with {arg('confidence=')} has it")
             reasons[vote] = Message(f"some samples have no {number}: {how}" if lacks else "")
             if not lacks and vote != USC:
                 try:

@@ -82,15 +82,14 @@ def read_values(
     Raises:
         InputError: a name is not known, a value has another type, or one is missing.
     """
-    from treegen.common.spelling import did_you_mean  # slow to import, and help does not need it
+    # It is slow to import, and help does not need it.
+    from treegen.common.spelling import did_you_mean, hints_at
 
     names = [argument.name for argument in arguments]
-    for name in texts:
-        if name not in names and name not in also:
-            takes = f"; it takes {', '.join(names)}" if names else "; it takes none"
-            raise InputError(
-                f"{label} has no argument {name!r}{did_you_mean(name, names) or takes}"
-            )
+    if unknown := [name for name in texts if name not in names and name not in also]:
+        takes = f"; it takes {', '.join(names)}" if names else "; it takes none"
+        hints = hints_at(unknown, lambda name: did_you_mean(name, names), takes)
+        raise InputError(f"{label} has no argument {' and no '.join(map(repr, unknown))}{hints}")
     values = {}
     for argument in arguments:
         if argument.name in texts:

@@ -251,7 +251,7 @@ class Searcher:
                 node.value, self._is_solved = value, True
             if value == self._value.lost:
                 node.value, node.pruned, node.pruned_because = value, True, LOST
-                node.drop()
+                node.free()
             else:
                 kept.append(node)
         return kept

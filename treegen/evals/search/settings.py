@@ -53,6 +53,7 @@ class SearchSettings(BaseSettings, TreeSettings):
     COMPUTED: ClassVar = ("step", "whole")
     CHOICES: ClassVar = (*_DRAW, *PENALTIES, "max_tokens", "step_tokens", "also_arguments")
     FREE: ClassVar = ("concurrency", "place", "verifier_memory")
+    PACE: ClassVar = ("concurrency", "verifier_memory")
 
     method: str
     """One of METHODS, or the last part of path/to/file.py:function."""

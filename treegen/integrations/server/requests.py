@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from treegen.common.params import REQUEST_FIELDS, STRUCTURES, SamplingParams
-from treegen.common.spelling import did_you_mean
+from treegen.common.spelling import did_you_mean, hints_at
 from treegen.errors import InputError, TreegenError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.tree import Message
@@ -46,6 +46,7 @@ _INSTEAD: Final = {
 }
 _DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's API
 
+_NAMED: Final = 8  # maximum unknown fields that an error names
 _MOST_ECHOED: Final = 2**20  # maximum characters of prompts that are echoed n times
 _MOST_TOLD: Final = 2**21  # maximum prompt log-probabilities of an answer, alternatives included
 
@@ -275,11 +276,16 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     """
     supported = {*CompletionRequest.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
     supported -= set(_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS)
-    for name in body:
-        if name not in supported:
+    if unknown := [name[:80] for name in body if name not in supported]:
+
+        def hint(name: str) -> str:
             instead = f"; {_INSTEAD[name]}" if is_chat and name in _INSTEAD else ""
-            hint = instead or did_you_mean(name[:80], supported) or "; leave it out"
-            raise RequestError(f"{name} is not supported{hint}", name[:80])
+            return instead or did_you_mean(name, supported) or "; leave it out"
+
+        verb = "is" if len(unknown) == 1 else "are"
+        hints = hints_at(unknown[:_NAMED], hint)
+        listed = ", ".join(unknown[:_NAMED])
+        raise RequestError(f"{listed} {verb} not supported{hints}", unknown[0])
     sampling = {name: body[name] for name in _SAMPLING if name in body} | parse_structure(body)
     needed: dict[str, Any] = {"messages": []} if is_chat else {}
     try:

@@ -17,6 +17,12 @@ const csvCell = (value) => {
 
 const asCSV = (head, rows) => `${[head, ...rows].map((row) => row.map(csvCell).join(",")).join("\r\n")}\r\n`;
 
+// Why a node is not continued: a method pruned it, or a search function dropped it; "" if neither.
+const nodeEnd = (node) => {
+  if (!node.pruned) return node.dropped ? "dropped" : "";
+  return node.pruned_because ? `pruned: ${node.pruned_because}` : "pruned";
+};
+
 // Search trees for other programs. `treegen show --tree ID --as dot` writes the same.
 const nodeLines = (node) => {
   const words = [...node.text.replace(/\s+/g, " ").trim()];
@@ -28,12 +34,12 @@ const nodeLines = (node) => {
     ...(node.score === null ? [] : [`score ${node.score.toFixed(3)}`]),
     ...(node.visits ? [`visits ${node.visits}`] : []),
     ...(node.n_tokens ? [`${node.n_tokens} tokens`] : []),
-    ...(node.pruned ? [node.pruned_because ? `pruned: ${node.pruned_because}` : "pruned"] : []),
+    ...(nodeEnd(node) ? [nodeEnd(node)] : []),
   ];
   return [text || "(empty)", ...(facts.length ? [facts.join(", ")] : [])];
 };
 
-const legend = "bold: best path; dashed: pruned, not continued; score: value of a node, higher is better";
+const legend = "bold: best path; dashed: pruned by the method or dropped by the function; score: value of a node, higher is better";
 
 const asDot = (name, nodes, best) => {
   const quote = (text) => `"${text.replace(/[\\"]/g, "\\$&")}"`;
@@ -41,7 +47,7 @@ const asDot = (name, nodes, best) => {
   lines.push(`  label=${quote(legend)};`);
   for (const node of nodes) {
     const label = nodeLines(node).map((line) => quote(line).slice(1, -1)).join("\\n");
-    const style = node.pruned ? ', style="rounded,dashed"' : "";
+    const style = nodeEnd(node) ? ', style="rounded,dashed"' : "";
     const bold = best.has(node.id) ? ", penwidth=3" : "";
     lines.push(`  n${node.id} [label="${label}"${style}${bold}];`);
   }
@@ -63,6 +69,7 @@ const asMermaid = (nodes, best) => {
   for (const [name, style, mine] of [
     ["best", "stroke-width:4px", nodes.filter((node) => best.has(node.id))],
     ["pruned", "stroke-dasharray:4", nodes.filter((node) => node.pruned)],
+    ["dropped", "stroke-dasharray:4", nodes.filter((node) => nodeEnd(node) === "dropped")],
   ]) {
     if (mine.length) lines.push(`  classDef ${name} ${style}`, `  class ${mine.map((node) => `n${node.id}`).join(",")} ${name}`);
   }

@@ -69,7 +69,7 @@ class TreePicture {
         return swatch;
       }), ` ${short(most)}; `] : []),
       ...(this.visits > 1 ? ["larger: more visits; "] : []),
-      "dashed: pruned; thick: the best path; double click or Enter: fold; drag, Ctrl and wheel, + and \u2212: move",
+      "dashed: pruned or dropped; thick: the best path; double click or Enter: fold; drag, Ctrl and wheel, + and \u2212: move",
     ];
     return make("p", "faint legend", parts);
   }
@@ -155,7 +155,7 @@ class TreePicture {
     const [least, most] = this.range;
     const share = most > least ? (node.score - least) / (most - least) : 1;
     const radius = node.visits ? 5 + 6 * Math.sqrt(node.visits / this.visits) : 6;
-    const classes = ["dot", ...(node.pruned ? ["pruned"] : []), ...(this.best.has(node.id) ? ["best"] : [])];
+    const classes = ["dot", ...(nodeEnd(node) ? [nodeEnd(node).split(":")[0]] : []), ...(this.best.has(node.id) ? ["best"] : [])];
     const dot = drawn("circle", { class: classes.join(" "), r: radius });
     if (node.score !== null) dot.style.fill = cividis(share);
     const cut = [...words];

@@ -35,7 +35,7 @@ const nodeFacts = (node) => [
 
 const nodeMarks = (node, best) => [
   ...(best.has(node.id) ? [star("best")] : []),
-  ...(node.pruned ? [make("span", "mark invalid", node.pruned_because ? `pruned: ${node.pruned_because}` : "pruned")] : []),
+  ...(nodeEnd(node) ? [make("span", "mark invalid", nodeEnd(node))] : []),
 ];
 
 class Searches {

@@ -281,7 +281,7 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
             for child in [child for child in fresh if child not in tree.observed]:
                 # Its parent is not pruned, even if it has no other child.
                 child.pruned, child.pruned_because = True, DUPLICATE
-                child.drop()
+                child.free()
             for ((node, name), n), group in zip(requests.items(), drawn, strict=True):
                 for attempt in [*group, *[None] * (n - len(group))]:
                     seen_value = None if attempt is None else first[state(attempt)].value

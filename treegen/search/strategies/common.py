@@ -86,7 +86,7 @@ def prune(nodes: Iterable[SearchNode], root: SearchNode, because: str = "") -> N
         while True:
             node.pruned_because = node.pruned_because or reason
             node.pruned = True
-            node.drop()
+            node.free()
             reason = ALL_PRUNED
             above = node.parent
             if above is None or node is root or above is root:

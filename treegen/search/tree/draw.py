@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from treegen.common.checks import check_argument_types
 from treegen.common.formatting import safe_text
+from treegen.search.tree.graphs import describe_ended
 from treegen.search.tree.records import NodeRecord, TreeNode, best_path, children_of
 
 # Maximum number of characters of a text. The terminal cuts the line at its width anyway.
@@ -56,9 +57,8 @@ def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
         facts.append(f"{drawn:,} tokens")
     if node.get("leaf") and node.get("finish_reason") == "length":
         facts.append("cut off")
-    if node.get("pruned"):
-        reason = safe_text(str(node.get("pruned_because") or ""))
-        facts.append(f"pruned: {reason}" if reason else "pruned")
+    if ended := describe_ended(node):
+        facts.append(ended)
     label = Text(no_wrap=not full, overflow="fold" if full else "ellipsis")
     label.append("* " if on_path else "", style="bold")
     label.append(f"[{', '.join(facts)}] " if facts else "", style="dim")

@@ -16,7 +16,8 @@ from treegen.common.formatting import safe_text
 _SHOWN: Final = 40
 _PROMPT: Final = 80
 _LEGEND: Final = (
-    "bold: best path; dashed: pruned, not continued; score: value of a node, higher is better"
+    "bold: best path; dashed: pruned by the method or dropped by the function; score: value of a "
+    "node, higher is better"
 )
 # Of an SVG: the largest number of nodes, the size of a column and a row, and characters of a text.
 _MOST_DRAWN: Final = 300
@@ -25,8 +26,16 @@ _ROW: Final = 30
 _SVG_SHOWN: Final = 29
 
 
+def describe_ended(node: Mapping[str, Any]) -> str:
+    """Return "pruned" with the reason if it is known, or "dropped"; "" for any other node."""
+    if not node.get("pruned"):
+        return "dropped" if node.get("dropped") else ""
+    reason = safe_text(str(node.get("pruned_because") or ""))
+    return f"pruned: {reason}" if reason else "pruned"
+
+
 def to_dot(nodes: Sequence[Mapping[str, Any]], path: frozenset[int], name: str) -> str:
-    """Return a tree in the language of Graphviz: the best path bold, pruned nodes dashed.
+    """Return a tree in the language of Graphviz: the best path bold, ended nodes dashed.
 
     Args:
         nodes: The nodes, parents before their children.
@@ -41,7 +50,7 @@ def to_dot(nodes: Sequence[Mapping[str, Any]], path: frozenset[int], name: str) 
     ]
     for node in nodes:
         label = r"\n".join(_quote_dot(line)[1:-1] for line in _lines(node))
-        style = ', style="rounded,dashed"' if node["pruned"] else ""
+        style = ', style="rounded,dashed"' if describe_ended(node) else ""
         bold = ", penwidth=3" if node["id"] in path else ""
         lines.append(f'  n{node["id"]} [label="{label}"{style}{bold}];')
     for node in nodes:
@@ -52,7 +61,7 @@ def to_dot(nodes: Sequence[Mapping[str, Any]], path: frozenset[int], name: str) 
 
 
 def to_mermaid(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
-    """Return a tree as a Mermaid flowchart: the best path thick, pruned nodes dashed.
+    """Return a tree as a Mermaid flowchart: the best path thick, ended nodes dashed.
 
     Args:
         nodes: The nodes, parents before their children.
@@ -69,6 +78,11 @@ def to_mermaid(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
     for name, style, ids in (
         ("best", "stroke-width:4px", [node["id"] for node in nodes if node["id"] in path]),
         ("pruned", "stroke-dasharray:4", [node["id"] for node in nodes if node["pruned"]]),
+        (
+            "dropped",
+            "stroke-dasharray:4",
+            [n["id"] for n in nodes if describe_ended(n) == "dropped"],
+        ),
     ):
         if ids:
             names = ",".join(f"n{id}" for id in ids)
@@ -77,7 +91,7 @@ def to_mermaid(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
 
 
 def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
-    """Return a tree as SVG, from left to right: the best path bold, pruned nodes dashed.
+    """Return a tree as SVG, from left to right: the best path bold, ended nodes dashed.
 
     A large tree is drawn by its first nodes, and a line says how many are left out.
 
@@ -109,7 +123,7 @@ def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
                 f'<path d="M{start[0]} {start[1]:.0f}C{x - 6} {start[1]:.0f} {start[0] + 6} '
                 f'{y:.0f} {x} {y:.0f}" fill="none" stroke="currentColor" stroke-width="{thick}"/>'
             )
-        dashes = ' stroke-dasharray="4 3"' if node["pruned"] else ""
+        dashes = ' stroke-dasharray="4 3"' if describe_ended(node) else ""
         text, *facts = _lines(node)
         shown = text
         if len(text) > _SVG_SHOWN:
@@ -163,9 +177,8 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
         facts.append(f"visits {node['visits']}")
     if node.get("n_tokens"):
         facts.append(f"{node['n_tokens']} tokens")
-    if node["pruned"]:
-        reason = safe_text(str(node.get("pruned_because") or ""))
-        facts.append(f"pruned: {reason}" if reason else "pruned")
+    if ended := describe_ended(node):
+        facts.append(ended)
     if facts:
         yield ", ".join(facts)
 

@@ -100,7 +100,7 @@ class Search(BudgetedSearch):
         try:
             yield root
         finally:
-            root.drop()
+            root.free()
 
     @cached_property
     def token(self) -> str:
@@ -128,7 +128,7 @@ class Search(BudgetedSearch):
         """End the search for good and free its caches; its tree can still be read."""
         self.stop("the search is over", StopReason.CLOSED)
         for root in (self.root, *self._others):
-            root.drop()
+            root.free()
 
     def nodes(self) -> list[SearchNode]:
         """Return all nodes of the tree, parents before children, siblings by their paths."""
@@ -258,7 +258,7 @@ class SearchNode(TextNode):
             # Timing decides which of the other children have ended, so the tree never has them.
             for children in (result for result in drawn[num_placed:] if isinstance(result, list)):
                 for child in children:
-                    child.drop()
+                    child.free()
                     self.search.usage.nodes -= 1
 
     async def _sample(
@@ -304,7 +304,8 @@ class SearchNode(TextNode):
         self.search.usage.nodes += len(children)
         if not self.is_live:  # The node was dropped meanwhile, so drop its children too.
             for child in children:
-                child.drop()
+                child.free()
+                child.dropped = self.dropped
         return children
 
     def extend(self, content: str | Parts) -> SearchNode:
@@ -379,8 +380,16 @@ class SearchNode(TextNode):
     def drop(self) -> None:
         """Free the pages of this node and of all nodes below it; their text stays in the tree.
 
+        Displays of the tree show these nodes as dropped.
+
         A prompt may stay in memory while there is room, for other prompts with the same beginning.
         """
+        self.free()
+        for node in self.walk():
+            node.dropped = True
+
+    def free(self) -> None:
+        """Free the pages as `drop` does, without a mark in the tree that the node was dropped."""
         for node in list(self.walk())[::-1]:
             if node._context is not None:
                 node.search.backend.release(node._context)

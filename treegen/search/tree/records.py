@@ -55,6 +55,8 @@ class NodeRecord:
     """The number that each scorer gave it, by the scorer's name."""
     pruned_because: str = ""
     """Why it was pruned, in a few words."""
+    dropped: bool = False
+    """Whether the search function dropped it, or a node above it."""
     restart: int = 0
     """How often the search had started again at its root when the node was made."""
     data: object = None
@@ -86,6 +88,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "prior": (int, float, type(None)),
     "scores": (Mapping,),
     "pruned_because": (str,),
+    "dropped": (bool,),
     "restart": (int,),
     "data": (object,),
 }
@@ -95,6 +98,7 @@ _DEFAULTS: Final[dict[str, object]] = {
     "prior": None,
     "scores": {},
     "pruned_because": "",
+    "dropped": False,
     "restart": 0,
     "data": None,
 }
@@ -128,6 +132,7 @@ class SearchTree:
                     prior=_round_finite(node.prior),
                     scores=_scores(node.scores),
                     pruned_because=node.pruned_because,
+                    dropped=node.dropped,
                     restart=node.restart,
                     data=as_json(node.data),
                 )
@@ -151,7 +156,7 @@ class SearchTree:
         return [record.id for record in self.nodes if record.parent_id == node]
 
     def to_dot(self, best: int | None = None, *, name: str = "tree") -> str:
-        """Return the tree in the language of Graphviz: the best path bold, pruned nodes dashed.
+        """Return the tree in the language of Graphviz: the best path bold, ended nodes dashed.
 
         Args:
             best: The id of the node where the best path ends, such as `SearchResult.best`.
@@ -161,7 +166,7 @@ class SearchTree:
         return to_dot(nodes, best_path(nodes, best), name)
 
     def to_mermaid(self, best: int | None = None) -> str:
-        """Return the tree as a Mermaid flowchart: the best path thick, pruned nodes dashed.
+        """Return the tree as a Mermaid flowchart: the best path thick, ended nodes dashed.
 
         Args:
             best: The id of the node where the best path ends, such as `SearchResult.best`.
@@ -170,7 +175,7 @@ class SearchTree:
         return to_mermaid(nodes, best_path(nodes, best))
 
     def to_svg(self, best: int | None = None) -> str:
-        """Return the tree as SVG: the best path bold, pruned nodes dashed.
+        """Return the tree as SVG: the best path bold, ended nodes dashed.
 
         Args:
             best: The id of the node where the best path ends, such as `SearchResult.best`.
@@ -302,7 +307,8 @@ def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | No
 TreeNode = Mapping[str, Any]
 """One node as a JSON object, with the fields id, parent_id (None for the root), depth, text, score,
 logprob, n_tokens, leaf, pruned and finish_reason; score, logprob and finish_reason may be None. The
-fields visits, prior, scores, pruned_because, restart and data are optional; see `NodeRecord`."""
+fields visits, prior, scores, pruned_because, dropped, restart and data are optional; see
+`NodeRecord`."""
 
 
 def best_path(nodes: Iterable[TreeNode], best: int | None) -> frozenset[int]:

@@ -148,6 +148,8 @@ class SearchResult:
         if isinstance(error, BudgetReached | BudgetIgnored):
             stopped_by = stopped_by or getattr(error, "by", StopReason.BUDGET)
             stopped, error = str(error), None
+        elif error is not None and stopped_by is not StopReason.INTERRUPTED:
+            stopped_by = StopReason.FAILED
         message = " ".join(str(error).split())
         return SearchResult(
             name=search.name,

@@ -28,6 +28,7 @@ class TextNode(NonCopyable):
         scores: The number that each scorer gave it, by the scorer's name.
         pruned: Whether a strategy has pruned it.
         pruned_because: Why, in a few words; empty if unknown.
+        dropped: Whether the search function has dropped it.
         restart: How often the search had started again at its root when the node was made.
         data: Anything that the user wants to store with it. Records have it as JSON, or as its
             repr.
@@ -38,6 +39,7 @@ class TextNode(NonCopyable):
         "completion",
         "data",
         "depth",
+        "dropped",
         "key",
         "order",
         "parent",
@@ -83,7 +85,7 @@ class TextNode(NonCopyable):
         self.visits = 0
         self.prior: float | None = None
         self.scores: dict[str, float] = {}
-        self.pruned, self.pruned_because = False, ""
+        self.pruned, self.pruned_because, self.dropped = False, "", False
         self.data: Any = None
 
     @property
