@@ -27,9 +27,9 @@ from treegen.model.options import EngineOptions
 TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=2), Node(" two, for", samples=1)])
 
 
-def drawn(path: Path) -> list[list[int]]:
+def drawn(path: Path, quantization: str | None = None) -> list[list[int]]:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    llm = LLM(str(path), memory="8MiB", device="cpu")
+    llm = LLM(str(path), memory="8MiB", device="cpu", quantization=quantization)
     return [list(c.tokens) for c in llm.run(TREE, params).completions]
 
 
@@ -69,7 +69,7 @@ def test_greedy_tokens_are_those_of_the_expanded_model(
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
-        assert drawn(tmp_path / "packed") == want
+        assert drawn(tmp_path / "packed", "nvfp4") == want
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -83,7 +83,7 @@ def test_kept_matrices_compute_what_the_expanded_ones_do(
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if mixed else "error", ModelWarning)
-        model = load_model(tmp_path / "packed", device="cpu")
+        model = load_model(tmp_path / "packed", device="cpu", quantization="nvfp4")
     stored = load_file(tmp_path / "packed" / "model.safetensors")
     names = [name for name in stored if name.endswith(("weight_scale_2", "weight_global_scale"))]
     linears = [part for part in model.module.modules() if isinstance(part, Fp4Linear)]
@@ -115,7 +115,7 @@ def test_tied_embeddings_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
     save_tiny_model(tmp_path / "source", tie_word_embeddings=True)
     store_in_fp4(tmp_path / "source", tmp_path / "packed", "modelopt")
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
-    module = load_model(tmp_path / "packed", device="cpu").module
+    module = load_model(tmp_path / "packed", device="cpu", quantization="nvfp4").module
     assert module.lm_head.weight is module.model.embed_tokens.weight
     assert module.lm_head.weight.dtype == torch.float32
 
@@ -242,7 +242,8 @@ def test_the_report_tells_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     found = inspect_checkpoint(options)
     assert found.quantization == "nvfp4" and "matrices in nvfp4" in str(found)
     assert "NVFP4 kept: 32 matrices, " in str(found) and found.document["matrices"]
-    module = load_model(tmp_path / "packed", device="cpu", dtype="bfloat16").module
+    with pytest.warns(ModelWarning, match="weights stay in NVFP4"):
+        module = load_model(tmp_path / "packed", device="cpu", dtype="bfloat16").module
     real = sum(weight.numel() * weight.element_size() for weight in module.parameters())
     assert abs(found.weight_bytes - real) < 0.1 * real
 

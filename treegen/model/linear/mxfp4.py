@@ -57,25 +57,6 @@ class Mxfp4Experts(GroupedExperts):
         return out
 
 
-def can_keep(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a device computes with the 4 bits of a checkpoint that stores MXFP4.
-
-    Args:
-        config: The model's configuration.
-        device: The device, which must be a GPU.
-        dtype: The type to compute in, which must be bfloat16.
-    """
-    return device.type == "cuda" and dtype == torch.bfloat16 and config.model_type == "gpt_oss"
-
-
-def fits_expanded(config: PretrainedConfig, device: torch.device) -> bool:
-    """Return whether expanded experts, faster for many rows, fit in half of a GPU's memory."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return False
-    total = torch.cuda.get_device_properties(device).total_memory
-    return num_in_experts(config) * torch.bfloat16.itemsize <= total / 2
-
-
 def keep_on_load(config: PretrainedConfig) -> None:
     """Make transformers load MXFP4 as it is stored. The configuration is changed."""
     config.quantization_config = {"quant_method": _METHOD}
