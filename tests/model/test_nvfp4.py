@@ -21,6 +21,7 @@ from treegen.model.checkpoint.fp4 import Fp4Matrix, dequantize_stored, read_quan
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.linear.fp4 import Fp4Experts, Fp4Linear
 from treegen.model.linear.fp4_checkpoint import KeptMatrices
+from treegen.model.linear.fp8 import Fp8Linear
 from treegen.model.load import load_model
 from treegen.model.options import EngineOptions
 
@@ -41,7 +42,7 @@ def store(path: Path, family: str, layout: str, **how: Any) -> None:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "ernie4_5_vl_moe_on_text"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_matrices_are_expanded_to_the_bit(
     layout: str, family: str, mixed: bool, tmp_path: Path
@@ -101,6 +102,21 @@ def test_kept_matrices_compute_what_the_expanded_ones_do(
             part.set_attn_implementation("eager")
         got, want = model.module(ids).logits, plain.module(ids).logits
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_in_fp8_stay_in_fp8_if_those_in_nvfp4_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(tmp_path, "llama", "modelopt", mixed=True)
+    monkeypatch.setattr("treegen.model.weights.can_multiply", lambda device: True)
+    line = "4 matrices stay in FP8; those in NVFP4 were expanded to float32: .* of files became"
+    with pytest.warns(ModelWarning, match=line) as told:
+        module = load_model(tmp_path / "packed", device="cpu").module
+    assert len(told) == 1
+    assert sum(isinstance(part, Fp8Linear) for part in module.modules()) == 4
+    assert not any(weight.dtype == torch.uint8 for weight in module.parameters())
+    options = EngineOptions(model=str(tmp_path / "packed"), device="cpu")
+    assert set(inspect_checkpoint(options).matrices) == {"NVFP4 expanded", "FP8 kept"}
 
 
 @pytest.mark.parametrize(("shape", "linears", "experts"), [("tiny", 14, 0), ("tiny-delta", 25, 4)])
@@ -229,6 +245,19 @@ def test_a_layer_in_another_format_than_its_group_is_refused(tmp_path: Path) -> 
         ModelError, match="down_proj is stored in NVFP4, and its tensors are in FP8"
     ):
         load_model(tmp_path / "packed", device="cpu")
+
+
+@pytest.mark.parametrize("target", ["re:.*", "re:model.layers.*", "re:.*(proj|norm)$"])
+def test_a_target_that_matches_norms_too_means_matrices(target: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source")
+    store_in_fp4(tmp_path / "source", tmp_path / "packed", "compressed-tensors")
+    file = tmp_path / "packed" / "config.json"
+    ignored = ["lm_head", "model.embed_tokens"]
+    text = file.read_text().replace('["Linear"]', json.dumps([target]))
+    file.write_text(text)
+    edit_settings(tmp_path / "packed", ignore=ignored)
+    with pytest.warns(ModelWarning, match="NVFP4 were expanded"):
+        load_model(tmp_path / "packed", device="cpu", check=False)
 
 
 def test_the_report_tells_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

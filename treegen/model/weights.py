@@ -344,14 +344,8 @@ def _warn_converted(
             f"weights in {stored.stores} were expanded to {kind}{why}: {before} of files became "
             f"{after}{_keeping(plan, stored)}"
         )
-    elif stored.is_fp4:
-        before, after = map(format_bytes, sizes)
-        message = (
-            f"{restored.count:,} matrices stay in FP8; those in NVFP4 were expanded to {kind}: "
-            f"{before} of files became {after}{_keeping(plan, stored)}"
-        )
     else:
-        message = f"{restored.count:,} matrices stay in {stored.stores}"
+        message = f"{restored.count:,} matrices stay in {'FP8' if stored.is_fp4 else stored.stores}"
         if restored.rounded:
             message += (
                 f", {restored.rounded:,} of them rounded from scales of blocks to one scale for "
@@ -359,7 +353,13 @@ def _warn_converted(
             )
         if restored.expanded:
             message += f"; {restored.expanded:,} others were expanded to {kind}"
-        if not restored.rounded and not restored.expanded:
+        if stored.is_fp4:
+            before, after = map(format_bytes, sizes)
+            message += (
+                f"; those in NVFP4 were expanded to {kind}: {before} of files became {after}"
+                f"{_keeping(plan, stored)}"
+            )
+        elif not restored.rounded and not restored.expanded:
             return
     warnings.warn(f"{plan.spec.name}: {message}", ModelWarning, stacklevel=1)
 
