@@ -1084,7 +1084,7 @@ def test_a_file_is_begun_anew_under_the_lock_that_appends_to_it(
         ):
             pass
         assert list(file.records())
-    unlink, seen = Path.unlink, []
+    unlink, seen = Path.unlink, list[Path]()
 
     def watched(self: Path, *, missing_ok: bool = False) -> None:
         with pytest.raises(RunError, match="in use by process"):

@@ -305,9 +305,9 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     if hasattr(HfQuantizer, "get_load_operations"):
 
         def update_weight_conversions(
-            self, weight_conversions: list[Any], model: PreTrainedModel
+            self, weight_conversions: list[Any], model: Any = None
         ) -> list[Any]:
-            updated = super().update_weight_conversions(weight_conversions, model)
+            updated: list[Any] = super().update_weight_conversions(weight_conversions, model)
             for converter in updated:
                 operations = getattr(converter, "operations", ())
                 if operations and isinstance(operations[0], _DequantizeOp):
@@ -320,7 +320,9 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
             parts = [f"{part}$" for part in _parts(self.quantization_config.packing)]
             return [WeightConverter(parts, "weight", [_DequantizeOp(self)])]
 
-        def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+        def update_weight_conversions(
+            self, weight_conversions: list[Any], model: Any = None
+        ) -> list[Any]:
             updated = [_dequantize_first(self, converter) for converter in weight_conversions]
             return updated + self.get_weight_conversions()
 
