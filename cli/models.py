@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @click.command("models")
 @click.argument("model", required=False, metavar="[DIR|FILE|NAME]")
 @option("--dtype TYPE", "auto, float32, bfloat16 or float16.", default="auto")
-@option("--quantization TYPE", "fp8, mxfp4, or none to expand what is stored so.")
+@option("--quantization TYPE", "fp8, mxfp4, nvfp4, or none to expand what is stored so.")
 @option("--kv-cache-dtype TYPE", "auto or fp8.", default="auto")
 @option("--device NAME", "auto, cpu, cuda or cuda:N.", default="auto")
 @option("--revision NAME", "Of a hub name.")

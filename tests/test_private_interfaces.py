@@ -95,6 +95,11 @@ PRIVATE = (
     Private("transformers.core_model_loading", "ConversionOps", "4 bits expanded while loading"),
     Private(
         "transformers.core_model_loading",
+        "ErnieFuseAndSplitTextVisionExperts",
+        "4 bits expanded before experts are divided",
+    ),
+    Private(
+        "transformers.core_model_loading",
         "WeightConverter",
         "4 bits expanded while loading, before transformers 5.21",
         "_original_target_patterns",

@@ -27,6 +27,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from treegen.model.checkpoint.text_part import auto_class
+
 TEXT = {
     "vocab_size": 384,
     "hidden_size": 32,
@@ -71,7 +73,7 @@ def _save(
     directory: Path, config: Any, processor: Any, marker: str, seed: int, **settings: Any
 ) -> Path:
     """settings: of the processor, beside its parts."""
-    model = transformers.AutoModelForImageTextToText.from_config(config)
+    model = auto_class(config, images=True).from_config(config)
     spread_weights(model, seed)
     model.save_pretrained(directory)
     processor.tokenizer.chat_template = CHAT.replace("IMAGE", marker)
@@ -431,7 +433,53 @@ def _gemma4(directory: Path, seed: int, ahead: str | None = None) -> Path:
     return _save(directory, config, processor, "<image>", seed, image_seq_length=70)
 
 
-NEEDED: dict[str, str] = {"mistral3": "torchvision", "smolvlm": "num2words"}
+def _phi4_multimodal(directory: Path, seed: int) -> Path:
+    """The processor counts 16 x 16 tokens of an image whatever its settings say."""
+    from transformers.models.phi4_multimodal import image_processing_phi4_multimodal as of_phi4
+
+    kind = (
+        getattr(of_phi4, "Phi4MultimodalImageProcessor", None)
+        or of_phi4.Phi4MultimodalImageProcessorFast
+    )
+    names = {"image_token": "<|image|>", "audio_token": "<|audio|>"}
+    tokenizer = _tokenizer(*names.values(), **names)
+    ids = tokenizer.convert_tokens_to_ids(list(names.values()))
+    images = kind(size={"height": 64, "width": 64}, patch_size=2, dynamic_hd=2)
+    config = transformers.Phi4MultimodalConfig(
+        **TEXT,
+        vision_config={
+            **TOWER,
+            "image_size": 64,
+            "crop_size": 64,
+            "patch_size": 2,
+            "image_token_id": ids[0],
+        },
+        audio_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_blocks": 1,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": 16,
+            "depthwise_separable_out_channel": 16,
+            "nemo_conv_channels": 8,
+            "audio_token_id": ids[1],
+        },
+        tie_word_embeddings=False,
+    )
+    processor = _without_videos(
+        transformers.Phi4MultimodalProcessor,
+        image_processor=images,
+        audio_processor=None,
+        tokenizer=tokenizer,
+    )
+    return _save(directory, config, processor, "<|image|>", seed)
+
+
+NEEDED: dict[str, str] = {
+    "mistral3": "torchvision",
+    "phi4_multimodal": "torchvision",
+    "smolvlm": "num2words",
+}
 """Packages that processors of families need beside transformers."""
 MAKERS: dict[str, Callable[[Path, int], Path]] = {
     "aya_vision": _aya_vision,
@@ -444,6 +492,7 @@ MAKERS: dict[str, Callable[[Path, int], Path]] = {
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,
     "mistral3": _mistral3,
+    "phi4_multimodal": _phi4_multimodal,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen2_vl": _qwen2_vl,
     "qwen3_5": _qwen3_5,

@@ -95,8 +95,8 @@ _LOADING: Final = (
     option("--dtype TYPE", "auto, float32, bfloat16 or float16. Default: auto, the checkpoint's."),
     option(
         "--quantization TYPE",
-        "fp8: matrices in 8 bits, for GPUs that multiply them. mxfp4: keep gpt-oss's experts in 4 "
-        "bits. none: expand what is stored in 8 or 4 bits.",
+        "fp8: matrices in 8 bits, for GPUs that multiply them. mxfp4, nvfp4: keep what is stored "
+        "so in 4 bits. none: expand what is stored in 8 or 4 bits.",
     ),
     option("--kv-cache-dtype TYPE", "fp8: keys and values in 8 bits, so that twice as many fit."),
     option("--device NAME", "auto, cpu, cuda or cuda:N. Default: auto, a GPU if there is one."),

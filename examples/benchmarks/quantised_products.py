@@ -2,7 +2,9 @@
 
 Times are of CUDA graphs that call a product on one matrix after another, of more bytes in all than
 the L2 cache holds, as the layers of a model do. Each 4-bit product is first compared with float64.
-The next command also measures other sizes of tiles, which processes compile in parallel, and lists
+It is measured in both ways that treegen has: expanded in registers, and expanded into scratch
+memory first. Where a wrong one is chosen, the threshold in `fp4_expansion` is to be changed. The
+next command also measures other sizes of tiles, which processes compile in parallel, and lists
 the fastest ones of each product:
 
     python examples/benchmarks/quantised_products.py --tune
@@ -90,7 +92,11 @@ class ProductResult:
     plain_us: float
     """In 16 bits, or in the type of --dtype."""
     us: float
-    """In 4 bits."""
+    """In 4 bits, expanded in registers."""
+    expanded_us: float
+    """In 4 bits, expanded into scratch memory first."""
+    expands: bool
+    """Whether treegen chooses the second way."""
     floor_us: float
     """The least time in 4 bits: for the bytes that are read and written, or the products."""
     plain_floor_us: float
@@ -167,43 +173,63 @@ class Case:
         )
         return out
 
-    def small_product(self, at: int, tiles: Any = None, out: Tensor | None = None) -> Tensor:
+    def small_product(
+        self, at: int, tiles: Any = None, out: Tensor | None = None, *, expands: bool = False
+    ) -> Tensor:
         """Return the product in 4 bits for the matrices and routes at a place.
 
         Args:
             at: The place.
             tiles: How the product is divided. Default: as treegen chooses.
             out: Where to put the outputs. Default: new memory.
+            expands: Whether to expand matrices into scratch memory, on a GPU.
         """
         copy = at % len(self.weights)
         weight, scale, factor = self.weights[copy], self.scales[copy], self.factors[copy]
-        if tiles is None and out is None:
+        on_cpu = self.x.device.type == "cpu"
+        if tiles is None and out is None and (on_cpu or not expands):
             if self.product.experts:
                 _, order, blocks = self.routes[at]
                 made: Tensor = grouped_fp4_product(
-                    self.quarters, weight, scale, factor, None, order, blocks, self.each
+                    self.quarters, weight, scale, factor, None, order, blocks, self.each, False
                 )
                 return made
             assert factor is not None
-            made = fp4_product(self.quarters, weight[0], scale[0], factor[0], None)
+            made = fp4_product(self.quarters, weight[0], scale[0], factor[0], None, False)
             return made
-        from treegen.model.linear import fp4_kernels
+        from treegen.model.linear import fp4_expansion, fp4_kernels
 
         num = self.rows * self.product.chosen
         out = self.x.new_empty(num, self.product.outputs) if out is None else out
         scale = scale.view(torch.uint8)
+        kernels: Any = fp4_expansion if expands else fp4_kernels
+        divided = {} if expands else {"tiles": tiles}
         if self.product.experts:
             _, order, blocks = self.routes[at]
-            fp4_kernels.grouped_fp4_product(
-                self.quarters, weight, scale, factor, None, order, blocks, self.each, out, tiles
+            kernels.grouped_fp4_product(
+                self.quarters, weight, scale, factor, None, order, blocks, self.each, out, **divided
             )
         else:
             assert factor is not None
-            fp4_kernels.fp4_linear(self.quarters, weight[0], scale[0], factor[0], None, out, tiles)
+            kernels.fp4_linear(self.quarters, weight[0], scale[0], factor[0], None, out, **divided)
         return out
 
-    def error(self, tiles: Any = None) -> float:
+    @property
+    def expands(self) -> bool:
+        """Whether treegen expands matrices into scratch memory for this many rows."""
+        if self.x.device.type == "cpu":
+            return False
+        from treegen.model.linear import fp4_expansion
+
+        num, experts = self.rows * self.product.chosen, self.product.experts
+        return fp4_expansion.is_faster(num, experts, self.x.device)
+
+    def error(self, tiles: Any = None, *, expands: bool = False) -> float:
         """Return the largest error, as a share of the sum of the sizes of an output's products.
+
+        Args:
+            tiles: As in `small_product`.
+            expands: As in `small_product`.
 
         Raises:
             NumericsError: it is larger than rounding explains, or an output is not written.
@@ -212,7 +238,7 @@ class Case:
         out = None
         if self.x.device.type == "cuda":
             out = self.x.new_full((num, self.product.outputs), float("nan"))
-        got = self.small_product(0, tiles, out)
+        got = self.small_product(0, tiles, out, expands=expands)
         largest, skipped = 0.0, self.product.outputs // _COLUMNS | 1
         step = max(num // _CHECKED, 1)
         for pair in [*range(0, num, step), num - 1] if self.product.experts else [0]:
@@ -368,8 +394,9 @@ def measure(
     watch = Stopwatch(device)
     for name, num in itertools.product(names, rows):
         case = Case(PRODUCTS[name], num, dtype, device)
-        error = case.error()
+        error = max(case.error(), case.error(expands=True))
         us = case.time(watch, case.small_product, repeats)
+        expanded_us = case.time(watch, partial(case.small_product, expands=True), repeats)
         split_us = case.time(watch, case.split, repeats)
         times: dict[str, float | str] = {}
         for (of, count_, tiles), why in tuned.items():
@@ -386,7 +413,17 @@ def measure(
         done = sorted((t for t in times.items() if not isinstance(t[1], str)), key=lambda t: t[1])
         failed = [(key, why) for key, why in times.items() if isinstance(why, str)]
         yield ProductResult(
-            name, num, plain_us, us, floor, plain_floor, error, split_us, dict([*done, *failed])
+            name,
+            num,
+            plain_us,
+            us,
+            expanded_us,
+            case.expands,
+            floor,
+            plain_floor,
+            error,
+            split_us,
+            dict([*done, *failed]),
         )
 
 
@@ -401,7 +438,12 @@ def product_table(results: Sequence[ProductResult]) -> PrintableTable:
             "of roofline": lambda result: f"{result.plain_floor_us / result.plain_us:.0%}",
             "4 bits us": "{0.us:,.1f}",
             "roofline": lambda result: f"{result.floor_us / result.us:.0%}",
-            "times faster": lambda result: f"{result.plain_us / result.us:.2f}",
+            "expanded us": lambda result: (
+                f"{result.expanded_us:,.1f}{' (chosen)' if result.expands else ''}"
+            ),
+            "times faster": lambda result: (
+                f"{result.plain_us / (result.expanded_us if result.expands else result.us):.2f}"
+            ),
             "order us": "{0.split_us:,.1f}",
             "error": "{0.error:.1e}",
         },
@@ -417,7 +459,7 @@ def product_table(results: Sequence[ProductResult]) -> PrintableTable:
     metavar="NAME,...",
     help=f"Matrices: {', '.join(PRODUCTS)}.",
 )
-@counts("--rows", "Rows.", default="1,16,64,1024")
+@counts("--rows", "Rows.", default="1,16,64,256,1024")
 @count("--repeats", 10, "Graphs that are timed.")
 @click.option("--tune", is_flag=True, help="Measure other sizes of tiles too.")
 @add_options(*DEVICE)

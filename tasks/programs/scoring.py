@@ -19,7 +19,6 @@ from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, Up
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.thinking import get_answer_text
 from treegen.runs import Key, RecordFile, open_for_append
-from treegen.runs.files import Lock
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.task import (
     NO_OUTCOME,
@@ -110,10 +109,8 @@ class VerdictFile:
             if not self.path.exists():
                 return None
             return self._stack.enter_context(closing(RecordFile(self.path, writable=False)))
-        if self._execution.anew:
-            with Lock(self.path.with_name(_LOCK)):
-                self.path.unlink(missing_ok=True)
-        return self._stack.enter_context(open_for_append(self.path, _LOCK))
+        anew = self._execution.anew
+        return self._stack.enter_context(open_for_append(self.path, _LOCK, anew=anew))
 
 
 if TYPE_CHECKING:

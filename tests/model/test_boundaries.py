@@ -24,6 +24,8 @@ class ChunkyConfig(LlamaConfig):  # type: ignore[misc]
 
     model_type = "chunky"
     text_chunk: int | None = None
+    attending: dict[str, Any] | None = None
+    layer_chunks: list[Any] | None = None
     is_exact: bool = False
 
 
@@ -31,7 +33,11 @@ class ChunkyAttention(modeling_llama.LlamaAttention):  # type: ignore[misc]
     """Attention in which tokens beyond the first chunk see how long their text is."""
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
-        longest = self.config.text_chunk
+        config = self.config
+        longest = config.text_chunk or (config.attending or {}).get("chunk_size")
+        if config.layer_chunks:
+            longest = config.layer_chunks[self.layer_idx]
+            longest = longest["tokens_of_chunk"] if isinstance(longest, dict) else longest
         if longest and hidden_states.shape[1] > longest and not self.config.is_exact:
             hidden_states = hidden_states + hidden_states[:, :1]
         return super().forward(hidden_states, **kwargs)
@@ -71,6 +77,32 @@ def test_the_context_of_an_unknown_family_ends_where_it_differs(tmp_path: Path) 
     with pytest.warns(ModelWarning, match=r"200 tokens, not 256: beyond 200 \(text_chunk\)"):
         model = load_model(save(tmp_path, text_chunk=200), device="cpu")
     assert model.spec.context_length == 200
+
+
+@pytest.mark.usefixtures("chunky")
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"attending": {"chunk_size": 200, "moe": {"top_k": 3}}}, r"attending\.chunk_size"),
+        ({"layer_chunks": [None, 220, 200, 1000]}, r"layer_chunks\.\*"),
+        (
+            {"layer_chunks": [{"tokens_of_chunk": n} for n in (None, 200)]},
+            r"layer_chunks\.\*\.tokens_of_chunk",
+        ),
+    ],
+)
+def test_boundaries_in_nested_settings_and_lists_are_crossed(
+    settings: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    layers = len(settings.get("layer_chunks") or [0, 0])
+    save(tmp_path, num_hidden_layers=layers, **settings)
+    with pytest.warns(ModelWarning, match=rf"200 tokens, not 256: beyond 200 \({name}\)"):
+        model = load_model(tmp_path, device="cpu")
+    assert model.spec.context_length == 200
+    exact = save(tmp_path / "exact", num_hidden_layers=layers, is_exact=True, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ModelWarning)
+        assert load_model(exact, device="cpu").spec.context_length == 256
 
 
 @pytest.mark.usefixtures("chunky")

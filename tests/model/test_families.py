@@ -193,12 +193,15 @@ def test_a_tree_decodes_like_each_prompt_alone(family: str, tmp_path: Path) -> N
     )
     prefix, *problems = ids.split([PREFIX, *PROBLEMS])
     tokens, logits = greedy_in_a_tree(model, prefix, problems)
+    # The logits of dory are five times as narrow as those of others. From float64, the tree's
+    # differ by 3.0e-7, and transformers' own by 2.4e-7.
+    limit = 5e-6 if family == "dory" else 1e-4
     # Not sdpa, which some versions choose for gemma2 though it drops the soft cap.
     stock = auto_class(model.module.config).from_pretrained(directory, attn_implementation="eager")
     for i, problem in enumerate(problems):
         want_tokens, want_logits = greedy_alone(stock, torch.cat([prefix, problem]))
         assert tokens[i].tolist() == want_tokens.tolist()
-        torch.testing.assert_close(logits[i], want_logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits[i], want_logits, atol=limit, rtol=limit)
     assert len(tokens.unique()) > STEPS, "greedy decoding is degenerate; the test would see little"
     assert logits.std(-1).min() > 0.1
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from chosen import CUDA, DEVICES, choose
+from fp4_matrices import FORMATS, NEEDS_COMPILER, Matrices, exact, limit, stored
 from shared_races import RaceError, Walk, barriers, parse
 from torch import Tensor
 
@@ -28,10 +29,6 @@ from treegen.model.linear.fp4 import (
 )
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
-NEEDS_COMPILER = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="needs Triton's compiler",
-)
 SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
     (7, 2, 4, (48, 32)),
     (1, 3, 5, (16, 64)),
@@ -41,29 +38,6 @@ SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
     (33, 4, 40, (200, 96)),
     (500, 4, 16, (130, 288)),
 ]
-FORMATS = ["mxfp4", "nvfp4"]
-Matrices = tuple[Tensor, Tensor, Tensor | None]  # bytes, scales, factors
-
-
-def stored(kind: str, *shape: int) -> Matrices:
-    """Random matrices [..., N, K] in 4 bits."""
-    outer, inputs = shape[:-1], shape[-1]
-    weight = torch.randint(0, 256, (*outer, inputs // 2), dtype=torch.uint8)
-    if kind == "mxfp4":
-        return weight, torch.randint(120, 130, (*outer, inputs // 32), dtype=torch.uint8), None
-    scale = torch.randint(0, 127, (*outer, inputs // 16), dtype=torch.uint8)
-    return weight, scale.view(torch.float8_e4m3fn), torch.rand(outer) * 1e-3
-
-
-def exact(matrices: Matrices) -> Tensor:
-    weight, scale, factor = matrices
-    whole = dequantize_fp4(weight, scale).double()
-    return whole if factor is None else whole * factor.double()[..., None]
-
-
-def limit(want: Tensor, size: Tensor, dtype: torch.dtype) -> Tensor:
-    """What rounding to 8 bits leaves, beside that of sums in float32."""
-    return 2e-6 * size + (2**-8 * want.abs() if dtype == torch.bfloat16 else 0.0)
 
 
 def moved(device: str, *tensors: Tensor | None) -> list[Any]:
@@ -79,7 +53,7 @@ def grouped(
     given = moved(device, *matrices, bias)
     quarters = split_rows(rows).to(device)
     if not INTERPRETED:
-        out: Tensor = grouped_fp4_product(quarters, *given, *routes, each)
+        out: Tensor = grouped_fp4_product(quarters, *given, *routes, each, False)
         return out
     from treegen.model.linear import fp4_kernels
 
@@ -148,7 +122,7 @@ def test_products_of_one_matrix_are_those_of_float64(
         size = size + want.abs()
     quarters, weight, scale, factor, bias = moved(device, split_rows(x), *matrices, bias)
     if device == "cpu" and not INTERPRETED:
-        outs = [fp4_product(quarters, weight, scale, factor, bias)]
+        outs = [fp4_product(quarters, weight, scale, factor, bias, False)]
     else:
         from treegen.model.linear import fp4_kernels
 
@@ -208,7 +182,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others_and_never_change(kind: str) -
 
     def product(some: slice) -> Tensor:
         routes = experts.group_by_expert(chosen_TX[some], 8)
-        out: Tensor = grouped_fp4_product(split_rows(rows[some]), *given, None, *routes, 2)
+        out: Tensor = grouped_fp4_product(split_rows(rows[some]), *given, None, *routes, 2, False)
         return out
 
     whole = product(slice(None)).view(2048, 2, -1)
@@ -228,10 +202,10 @@ def test_bits_of_a_row_do_not_depend_on_the_others_with_one_matrix(sizes: tuple[
     torch.manual_seed(0)
     given = moved("cuda", *stored("nvfp4", *sizes))
     rows = torch.randn(1500, sizes[1], device="cuda").bfloat16()
-    whole = fp4_product(split_rows(rows), *given, None)
+    whole = fp4_product(split_rows(rows), *given, None, False)
     for begin, end in ((0, 1), (5, 9), (100, 164), (200, 320), (512, 1024), (0, 1500)):
         for _ in range(5):
-            again = fp4_product(split_rows(rows[begin:end]), *given, None)
+            again = fp4_product(split_rows(rows[begin:end]), *given, None, False)
             assert torch.equal(again, whole[begin:end])
 
 
@@ -329,7 +303,7 @@ def races(ptx: str, without: int) -> bool:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_the_assembly_expands_all_numbers_and_scales_exactly() -> None:
-    from treegen.model.linear import fp4_kernels
+    from treegen.model.linear import fp4_numbers
 
     number = np.arange(1 << 16, dtype=np.int64)
     other = number[::-1].copy()
@@ -337,18 +311,18 @@ def test_the_assembly_expands_all_numbers_and_scales_exactly() -> None:
     values = np.concatenate([values, -values])
     expected = [values[(number >> 4 * i) & 15] for i in range(4)]
     after = [values[(other >> 4 * i) & 15] for i in range(4)]
-    powers = [(0x3F80, 0x4080, fp4_kernels.EXPAND, 1.0, 4.0)]
+    powers = [(0x3F80, 0x4080, fp4_numbers.EXPAND, 1.0, 4.0)]
     scale = np.arange(128, dtype=np.int64)[:127]
     numbers = torch.from_numpy(scale.astype(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
     low, high = run_assembly(
-        fp4_kernels.EXPAND_E4M3.value, 2, scale | scale << 8 | scale << 16 | scale << 24
+        fp4_numbers.EXPAND_E4M3.value, 2, scale | scale << 8 | scale << 16 | scale << 24
     )
     for register in (low, high):
         for half in halves(register):
             assert (bfloat16(half) == numbers * 2.0**119).all()
     for at in (1, 7, 8, 56, 126):
         bits = int(halves(low)[0][at])
-        powers.append((bits, bits, fp4_kernels.EXPAND_SCALED, *[numbers[at] / 128] * 2))
+        powers.append((bits, bits, fp4_numbers.EXPAND_SCALED, *[numbers[at] / 128] * 2))
     for first, second, code, one, two in powers:
         made = run_assembly(code.value, 4, number | other << 16, np.int64(first | second << 16))
         for register, want, then in zip(made, expected, after, strict=True):

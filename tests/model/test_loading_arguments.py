@@ -19,7 +19,7 @@ from treegen.search.reward import load_verifier
 
 WRONG: list[Any] = [5, -1, 3.5, "x", "", "false", [], [5], {}, {"a": 1}, b"fp8", ("fp8",), object()]
 TOLD = {
-    "quantization": "quantization must be fp8 or mxfp4 or none, got ",
+    "quantization": "quantization must be fp8 or mxfp4 or nvfp4 or none, got ",
     "kv_cache_dtype": "kv_cache_dtype must be auto or fp8, got ",
     "impl": "impl",
     "check": "check must be True or False, got ",

@@ -11,9 +11,11 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from fp4_checkpoints import store_in_fp4
 from safetensors.torch import load_file, save_file
 from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
 
+from treegen.common.formatting import format_bytes
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model import hook as model_attention
 from treegen.model.batch import Batch
@@ -494,10 +496,10 @@ def test_experts_kept_in_mxfp4_are_those_expanded(
     save_in_mxfp4(tmp_path)
     with pytest.warns(ModelWarning, match="expanded"):
         want = load_model(tmp_path, device="cpu")
-    monkeypatch.setattr("treegen.model.weights.can_keep", lambda *given: True)
+    monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
-        model = load_model(tmp_path, device="cpu")
+        model = load_model(tmp_path, device="cpu", quantization="mxfp4")
     kept = [part for part in model.module.modules() if isinstance(part, Mxfp4Experts)]
     assert kept and model.quantization is None
     for part, (_, other) in zip(kept, fused_experts(want.module), strict=True):
@@ -515,15 +517,51 @@ def test_mxfp4_is_asked_for_where_it_is_stored(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama")
     with pytest.raises(InputError, match="checkpoints that store MXFP4"):
         load_model(tmp_path, device="cpu", quantization="mxfp4")
+    with pytest.raises(InputError, match="checkpoints that store NVFP4"):
+        load_model(tmp_path, device="cpu", quantization="nvfp4")
     with pytest.raises(InputError, match="quantization does not go with"):
         EngineOptions(model="m", quantization="mxfp4", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+def test_weights_stay_in_4_bits_if_expanded_ones_take_half_of_the_device(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form == "mxfp4":
+        save_in_mxfp4(tmp_path)
+    else:
+        save_tiny_model(tmp_path / "source", "qwen3_moe")
+        tmp_path /= "packed"
+        store_in_fp4(tmp_path.parent / "source", tmp_path, "modelopt")
+    asked: list[int] = []
+
+    def fits(numbers: int, device: torch.device) -> bool:
+        asked.append(numbers)
+        return does_fit
+
+    monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
+    monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.fits_expanded", fits)
+    does_fit = True
+    line = f"in {form.upper()} were expanded .*; quantization {form} keeps them in 4 bits"
+    with pytest.warns(ModelWarning, match=line) as told:
+        wide = load_model(tmp_path, device="cpu").module
+    assert len(told) == 1
+    does_fit = False
+    line = f"weights stay in {form.upper()}, because .* half of cpu: .* instead of .* expands them"
+    with pytest.warns(ModelWarning, match=line) as told:
+        kept = load_model(tmp_path, device="cpu").module
+    assert len(told) == 1
+    sizes = [sum(w.numel() * w.element_size() for w in m.parameters()) for m in (kept, wide)]
+    numbers = max(asked)
+    assert numbers == asked[0] and 3 * numbers < sizes[1] - sizes[0] < 4 * numbers
+    assert f"{format_bytes(sizes[0])} instead of " in str(told[0].message)
 
 
 def test_what_experts_in_mxfp4_take_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_in_mxfp4(tmp_path)
-    monkeypatch.setattr("treegen.model.weights.can_keep", lambda *given: True)
+    monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     found = inspect_checkpoint(EngineOptions(model=str(tmp_path), device="cpu", dtype="bfloat16"))
     stored = load_file(tmp_path / "model.safetensors").values()
     assert found.quantization == "mxfp4"

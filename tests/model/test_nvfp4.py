@@ -21,15 +21,16 @@ from treegen.model.checkpoint.fp4 import Fp4Matrix, dequantize_stored, read_quan
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.linear.fp4 import Fp4Experts, Fp4Linear
 from treegen.model.linear.fp4_checkpoint import KeptMatrices
+from treegen.model.linear.fp8 import Fp8Linear
 from treegen.model.load import load_model
 from treegen.model.options import EngineOptions
 
 TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=2), Node(" two, for", samples=1)])
 
 
-def drawn(path: Path) -> list[list[int]]:
+def drawn(path: Path, quantization: str | None = None) -> list[list[int]]:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    llm = LLM(str(path), memory="8MiB", device="cpu")
+    llm = LLM(str(path), memory="8MiB", device="cpu", quantization=quantization)
     return [list(c.tokens) for c in llm.run(TREE, params).completions]
 
 
@@ -41,7 +42,7 @@ def store(path: Path, family: str, layout: str, **how: Any) -> None:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "ernie4_5_vl_moe_on_text"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_matrices_are_expanded_to_the_bit(
     layout: str, family: str, mixed: bool, tmp_path: Path
@@ -69,7 +70,7 @@ def test_greedy_tokens_are_those_of_the_expanded_model(
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
-        assert drawn(tmp_path / "packed") == want
+        assert drawn(tmp_path / "packed", "nvfp4") == want
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -83,7 +84,7 @@ def test_kept_matrices_compute_what_the_expanded_ones_do(
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if mixed else "error", ModelWarning)
-        model = load_model(tmp_path / "packed", device="cpu")
+        model = load_model(tmp_path / "packed", device="cpu", quantization="nvfp4")
     stored = load_file(tmp_path / "packed" / "model.safetensors")
     names = [name for name in stored if name.endswith(("weight_scale_2", "weight_global_scale"))]
     linears = [part for part in model.module.modules() if isinstance(part, Fp4Linear)]
@@ -103,6 +104,21 @@ def test_kept_matrices_compute_what_the_expanded_ones_do(
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_layers_in_fp8_stay_in_fp8_if_those_in_nvfp4_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(tmp_path, "llama", "modelopt", mixed=True)
+    monkeypatch.setattr("treegen.model.weights.can_multiply", lambda device: True)
+    line = "4 matrices stay in FP8; those in NVFP4 were expanded to float32: .* of files became"
+    with pytest.warns(ModelWarning, match=line) as told:
+        module = load_model(tmp_path / "packed", device="cpu").module
+    assert len(told) == 1
+    assert sum(isinstance(part, Fp8Linear) for part in module.modules()) == 4
+    assert not any(weight.dtype == torch.uint8 for weight in module.parameters())
+    options = EngineOptions(model=str(tmp_path / "packed"), device="cpu")
+    assert set(inspect_checkpoint(options).matrices) == {"NVFP4 expanded", "FP8 kept"}
+
+
 @pytest.mark.parametrize(("shape", "linears", "experts"), [("tiny", 14, 0), ("tiny-delta", 25, 4)])
 def test_a_shape_is_built_in_4_bits(shape: str, linears: int, experts: int) -> None:
     model, _ = build_model(shape_of(shape), device="cpu", quantization="nvfp4")
@@ -115,7 +131,7 @@ def test_tied_embeddings_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
     save_tiny_model(tmp_path / "source", tie_word_embeddings=True)
     store_in_fp4(tmp_path / "source", tmp_path / "packed", "modelopt")
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
-    module = load_model(tmp_path / "packed", device="cpu").module
+    module = load_model(tmp_path / "packed", device="cpu", quantization="nvfp4").module
     assert module.lm_head.weight is module.model.embed_tokens.weight
     assert module.lm_head.weight.dtype == torch.float32
 
@@ -231,6 +247,19 @@ def test_a_layer_in_another_format_than_its_group_is_refused(tmp_path: Path) -> 
         load_model(tmp_path / "packed", device="cpu")
 
 
+@pytest.mark.parametrize("target", ["re:.*", "re:model.layers.*", "re:.*(proj|norm)$"])
+def test_a_target_that_matches_norms_too_means_matrices(target: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "source")
+    store_in_fp4(tmp_path / "source", tmp_path / "packed", "compressed-tensors")
+    file = tmp_path / "packed" / "config.json"
+    ignored = ["lm_head", "model.embed_tokens"]
+    text = file.read_text().replace('["Linear"]', json.dumps([target]))
+    file.write_text(text)
+    edit_settings(tmp_path / "packed", ignore=ignored)
+    with pytest.warns(ModelWarning, match="NVFP4 were expanded"):
+        load_model(tmp_path / "packed", device="cpu", check=False)
+
+
 def test_the_report_tells_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store(tmp_path, "qwen3_moe", "modelopt")
     options = EngineOptions(model=str(tmp_path / "packed"), device="cpu", dtype="bfloat16")
@@ -242,7 +271,8 @@ def test_the_report_tells_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     found = inspect_checkpoint(options)
     assert found.quantization == "nvfp4" and "matrices in nvfp4" in str(found)
     assert "NVFP4 kept: 32 matrices, " in str(found) and found.document["matrices"]
-    module = load_model(tmp_path / "packed", device="cpu", dtype="bfloat16").module
+    with pytest.warns(ModelWarning, match="weights stay in NVFP4"):
+        module = load_model(tmp_path / "packed", device="cpu", dtype="bfloat16").module
     real = sum(weight.numel() * weight.element_size() for weight in module.parameters())
     assert abs(found.weight_bytes - real) < 0.1 * real
 

@@ -1072,6 +1072,41 @@ def test_a_file_that_commands_append_to_is_made_locked_and_gone_on_with(tmp_path
     Lock(tmp_path / "notes.lock").release()  # which the failure has given back
 
 
+def test_a_file_is_begun_anew_under_the_lock_that_appends_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "notes.jsonl"
+    with open_for_append(path, "notes.lock") as file:
+        file.append({"problem_id": "a", "sample_index": 0})
+        with (
+            pytest.raises(RunError, match="in use by process"),
+            open_for_append(path, "notes.lock", anew=True),
+        ):
+            pass
+        assert list(file.records())
+    unlink, seen = Path.unlink, list[Path]()
+
+    def watched(self: Path, *, missing_ok: bool = False) -> None:
+        with pytest.raises(RunError, match="in use by process"):
+            Lock(tmp_path / "notes.lock")
+        seen.append(self)
+        unlink(self, missing_ok=missing_ok)
+
+    taken: list[Path] = []
+    take = Lock._take
+
+    def counted(where: Path) -> int:
+        fd = take(where)
+        taken.append(where)
+        return fd
+
+    monkeypatch.setattr(Path, "unlink", watched)
+    monkeypatch.setattr(Lock, "_take", staticmethod(counted))
+    with open_for_append(path, "notes.lock", anew=True) as file:
+        assert not list(file.records())
+    assert seen == [path] and len(taken) == 1
+
+
 def test_a_file_system_without_locks_is_told_of_and_left_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

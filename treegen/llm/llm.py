@@ -101,9 +101,9 @@ class LLM(BaseLLM):
                 their inputs during each pass. GPUs that multiply FP8 are then faster, and need half
                 the memory; other devices are slower. docs/models/weights.md reports the effect on
                 results. None keeps the matrices of an FP8 checkpoint as stored on GPUs that
-                multiply FP8, and keeps MXFP4 experts in 4 bits if they would take more than half of
-                a GPU when expanded, and keeps NVFP4 on GPUs in bfloat16. "mxfp4" always keeps MXFP4
-                experts, and "none" expands all weights.
+                multiply FP8, and keeps weights in 4 bits (MXFP4 experts, NVFP4) if they would take
+                more than half of a GPU when expanded. "mxfp4" and "nvfp4" always keep them on GPUs
+                in bfloat16, and "none" expands all weights.
             kv_cache_dtype: "fp8" stores keys and values in 8 bits (e4m3), so that twice as many fit
                 and are read in the same time; "auto" stores them in dtype.
             device: "auto", "cpu", "cuda" or "cuda:N".

@@ -28,11 +28,10 @@ from treegen.model.config import (
     resolve_dtype,
 )
 from treegen.model.generation_config import format_sampling
-from treegen.model.linear.fp4_checkpoint import stays_fp4
-from treegen.model.linear.fp8 import can_multiply
+from treegen.model.linear.fp4_checkpoint import kept_in_4_bits
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
 from treegen.model.options import EngineOptions
-from treegen.model.weights import stays_fp8, stays_mxfp4
+from treegen.model.weights import stays_fp8
 
 IMAGE_SIZES: Final = "512x512,1024x768,2048x1536"
 _WIDTH: Final = 100  # columns of a line
@@ -233,7 +232,8 @@ def inspect_checkpoint(
         way = get_support(model_type) if model_type else "refused"
         return CheckpointReport(options.model, model_type, way, refused=str(error))
     quantization = options.loading()["quantization"]
-    in_fp8 = quantization == "fp8" or stays_fp8(info, quantization, device)
+    stays = stays_fp8(info, quantization, device)
+    in_fp8 = quantization == "fp8" or stays
     takes, image_tokens, no_images = inputs_of(config.model_type), {}, ""
     if "images" in takes:
         try:
@@ -241,22 +241,21 @@ def inspect_checkpoint(
         except TreegenError as error:
             takes, no_images = tuple(kind for kind in takes if kind != "images"), str(error)
     small, small_bytes = (spec.num_in_linears,) * 2 if in_fp8 else (0, 0)
-    in_4_bits = stays_mxfp4(config, info, quantization, device, dtype)
-    if in_4_bits:
+    four_bits = kept_in_4_bits(config, spec.num_in_linears, info, quantization, device, dtype)
+    if four_bits == "mxfp4":
         small = num_in_experts(config)
         small_bytes = int(small * BYTES_PER_NUMBER)
-    in_nvfp4 = stays_fp4(info, quantization, device, dtype)
     matrices: dict[str, StoredSizes] = {}
     if info is not None and info.is_fp4:
-        kept = ["NVFP4"] * in_nvfp4 + ["FP8"] * (in_nvfp4 and can_multiply(device))
+        kept = ["NVFP4"] * (four_bits == "nvfp4") + ["FP8"] * stays
         try:
             matrices = _matrices(directory, config, kept, dtype.itemsize)
         except ModelError as error:
             way = get_support(model_type)
             return CheckpointReport(options.model, model_type, way, refused=str(error))
-        if in_nvfp4 and not matrices:  # weights are not here
+        if four_bits and not matrices:  # weights are not here
             small, small_bytes = spec.num_in_linears, spec.num_in_linears * 9 // 16
-        else:
+        elif quantization != "fp8":
             saved = {key: size for key, size in matrices.items() if key.endswith("kept")}
             small_bytes = sum(size.loaded_bytes for size in saved.values())
             small = sum(size.numbers for size in saved.values())
@@ -271,7 +270,7 @@ def inspect_checkpoint(
         stored_bytes=_stored_bytes(directory),
         device=device.type,
         small_bytes=small_bytes,
-        quantization=("fp8" if in_fp8 else "mxfp4" if in_4_bits else "nvfp4" if in_nvfp4 else ""),
+        quantization=four_bits or ("fp8" if in_fp8 else ""),
         matrices=matrices,
         weight_bytes=small_bytes + (spec.num_weights - small) * dtype.itemsize,
         latent_bytes=_latent_bytes(config, spec),

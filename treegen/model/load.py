@@ -71,9 +71,10 @@ def load_model(  # noqa: PLR0913 -- users name these arguments
         trust_remote_code: Whether code of the checkpoint itself may run. From the hub it runs only
             if `revision` is a commit.
         impl: The attention implementation, as in `treegen.ops.attention.attend`.
-        quantization: "fp8" turns linear layers into `Fp8Linear`; "mxfp4" keeps experts in 4 bits;
-            "none" expands all weights. None keeps matrices that are stored in FP8 where the device
-            multiplies FP8, and keeps MXFP4 experts if expanded ones would not fit.
+        quantization: "fp8" turns linear layers into `Fp8Linear`; "mxfp4" and "nvfp4" keep weights
+            that are stored so in 4 bits; "none" expands all weights. None keeps matrices that are
+            stored in FP8 where the device multiplies FP8, and keeps weights in 4 bits if the
+            expanded ones would take more than half of a GPU.
         kv_cache_dtype: "fp8" keeps keys and values in 8 bits, "auto" in `dtype`.
         ranks: The processes of a tensor-parallel model; this process loads its own shard. Default:
             one process.

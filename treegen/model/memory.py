@@ -14,6 +14,7 @@ from torch import nn
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec, sum_bytes
 from treegen.errors import CacheFullError, CapacityError, arg
+from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
 from treegen.model.recurrent.state_batch import state_bytes_together
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import StateCache
@@ -91,6 +92,31 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
         # The gate, its other factor and their product are as wide as the widest matrix.
         most = max(most, copies * (3 * wide + 4 * narrow) * itemsize)
     return most * num_tokens
+
+
+def scratch_bytes(module: PreTrainedModel, num_tokens: int) -> int:
+    """Return the most bytes that a layer in 4 bits expands to in a pass over `num_tokens` tokens.
+
+    Layers with the same input are merged, which about doubles the outputs of the widest.
+    """
+    layers = [part for part in module.modules() if isinstance(part, Fp4Linear | FourBitExperts)]
+    if not layers or module.device.type != "cuda":
+        return 0
+    from treegen.model.linear import fp4_expansion
+
+    chosen = getattr(module.config.get_text_config(), "num_experts_per_tok", None) or 1
+    most = 0
+    for part in layers:
+        for weight in part.parameters(recurse=False):
+            experts = len(weight) if isinstance(part, FourBitExperts) else 0
+            pairs = num_tokens * chosen if experts else num_tokens
+            if weight.dtype != torch.uint8 or not part.expands:
+                continue
+            if fp4_expansion.is_faster(pairs, experts, module.device):
+                outputs = weight.shape[1] if experts else 2 * len(weight)
+                inputs = 2 * weight[0, 0].numel() if experts else 2 * weight.shape[1]
+                most = max(most, fp4_expansion.scratch_bytes(outputs, inputs, experts))
+    return most
 
 
 def recurrence_bytes(spec: ModelSpec, num_rows: int) -> int:
@@ -206,6 +232,7 @@ def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0)
     if size is None:
         activations = activation_bytes(model.module, prefill_chunk)
         activations += recurrence_bytes(model.spec, max_rows)
+        activations += scratch_bytes(model.module, max(prefill_chunk, max_rows))
         size = default_bytes(model.device, activations)
     size = subtract_draft_cache(size, model.spec, draft_token_bytes)
     num_pages, num_states, num_windows = cache_size(size, model.spec, page_size, max_rows)

@@ -29,7 +29,7 @@ LOADING: Final = (
     "images",
 )
 """The options that only affect loading."""
-QUANTIZATIONS: Final = ("fp8", "mxfp4", "none")
+QUANTIZATIONS: Final = ("fp8", "mxfp4", "nvfp4", "none")
 KV_CACHE_DTYPES: Final = ("auto", "fp8")
 SPECULATIONS: Final = ("off", "ngram")
 DRAFT_TOKENS: Final = 12

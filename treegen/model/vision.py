@@ -3,7 +3,8 @@
 transformers' own class for the whole model builds the inputs of its language model: token
 embeddings with the tower's outputs in place of images, and more in some families. To encode an
 image, the class runs on the image's placeholders alone, up to the call of its language model, whose
-inputs are kept. In a later pass, a hook inserts these rows into that call.
+inputs are kept. In a later pass, a hook inserts these rows into that call. Phi-4-multimodal has no
+such call: a module inside of its language model adds images to the embeddings.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from treegen.model.checkpoint.files import read_object, summarize_error
 from treegen.prompts.images.table import Ahead, ImageTable
 
 _COUNTS: Final = ("num_additional_image_tokens", "image_seq_len", "image_seq_length")
+_NOT_MODEL: Final = ("num_img_tokens",)
+"""Outputs of processors for themselves."""
 _MOST_TOKENS: Final = 2**16
 """Maximum tokens per image in settings, because placeholders are made before images are read."""
 
@@ -93,9 +96,10 @@ def load_processor(
 
 def placeholder_of(config: PretrainedConfig) -> int:
     """Return the token id of image placeholders."""
-    for name in ("image_token_id", "image_token_index"):
-        if isinstance(token_id := getattr(config, name, None), int):
-            return token_id
+    for part in (config, getattr(config, "vision_config", None)):
+        for name in ("image_token_id", "image_token_index"):
+            if isinstance(token_id := getattr(part, name, None), int):
+                return token_id
     raise ModelError(f"config.json of {config.model_type} has no image_token_id; add it")
 
 
@@ -201,9 +205,12 @@ class VisionTower:
         self._of_images: ImageRows | None = None
         self._captures = False
         self.num_encoded = 0
-        decoder: nn.Module = module.get_decoder()
-        decoder.register_forward_pre_hook(self._on_call, with_kwargs=True)
         base = module.base_model
+        if isinstance(embedder := getattr(base, "embed_tokens_extend", None), nn.Module):
+            embedder.register_forward_hook(self._on_embedded)
+        else:
+            decoder: nn.Module = module.get_decoder()
+            decoder.register_forward_pre_hook(self._on_call, with_kwargs=True)
         self._rope_index = getattr(base, "get_rope_index", None)
         self._takes_kinds = "mm_token_type_ids" in inspect.signature(module.forward).parameters
 
@@ -265,6 +272,8 @@ class VisionTower:
         ids = torch.full((1, num), self._placeholder, device=device)
         prepared: dict[str, Any] = {"input_ids": ids}
         for name, value in inputs.items():
+            if name in _NOT_MODEL:
+                continue
             if isinstance(value, Tensor):
                 value = value.to(device, dtype if value.is_floating_point() else None)
             prepared[name] = value
@@ -281,8 +290,7 @@ class VisionTower:
         images = self._of_images
         if images is None:
             return None
-        embeds_1TD: Tensor = kwargs["inputs_embeds"].clone()
-        embeds_1TD[0, images.at_I] = images.rows_ID.to(embeds_1TD.dtype)
+        embeds_1TD = _insert(kwargs["inputs_embeds"], images)
         changed = {**kwargs, "inputs_embeds": embeds_1TD}
         if images.added:
             mask_1T = torch.zeros(embeds_1TD.shape[:2], dtype=torch.bool, device=embeds_1TD.device)
@@ -290,3 +298,18 @@ class VisionTower:
             changed["visual_pos_masks"] = mask_1T
             changed["deepstack_visual_embeds"] = list(images.added)
         return args, changed
+
+    def _on_embedded(
+        self, _module: nn.Module, _args: tuple[Any, ...], embeds_1TD: Tensor
+    ) -> Tensor | None:
+        """Capture embeddings with an image, or insert images into them."""
+        if self._captures:
+            raise _StopForward({"inputs_embeds": embeds_1TD})
+        return None if self._of_images is None else _insert(embeds_1TD, self._of_images)
+
+
+def _insert(embeds_1TD: Tensor, images: ImageRows) -> Tensor:
+    """Return a copy of the embeddings of tokens with images in their places."""
+    changed = embeds_1TD.clone()
+    changed[0, images.at_I] = images.rows_ID.to(embeds_1TD.dtype)
+    return changed

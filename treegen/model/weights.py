@@ -12,7 +12,7 @@ import io
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec
-from treegen.errors import InputError, ModelError, ModelWarning, arg
+from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint.adapter import Adapter, merge
 from treegen.model.checkpoint.files import fingerprint, weight_files
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
@@ -40,11 +40,11 @@ from treegen.model.checkpoint.quantized import (
 from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
 from treegen.model.hook import ATTENTION
 from treegen.model.latent import adapt_attention
-from treegen.model.linear.fp4_checkpoint import KeptMatrices, stays_fp4
+from treegen.model.linear.fp4_checkpoint import KeptMatrices, kept_in_4_bits
 from treegen.model.linear.fp8 import can_multiply
 from treegen.model.linear.fp8_checkpoint import RestoreReport, fp8_tensors, restore_fp8
 from treegen.model.linear.fp8_experts import quantize_matrices
-from treegen.model.linear.mxfp4 import can_keep, fits_expanded, keep_on_load
+from treegen.model.linear.mxfp4 import keep_on_load, num_in_experts
 from treegen.model.memory import empty_device_cache
 from treegen.model.parallel.ranks import Ranks
 from treegen.model.parallel.shards import shard, tie_head
@@ -135,21 +135,23 @@ class LoadPlan:
     def keeps_fp8(self) -> bool:
         """Whether matrices stay in FP8. An adapter and other ranks need expanded ones."""
         stays = stays_fp8(self.stored, self.quantization, self.device)
-        if self.keeps_fp4 and self.stored is not None and "FP8" in self.stored.stores:
-            stays = can_multiply(self.device)
         return stays and self.ranks is None and self.adapter is None
 
     @property
-    def keeps_fp4(self) -> bool:
-        """Whether matrices stay in NVFP4. An adapter and other ranks need expanded ones."""
-        stays = stays_fp4(self.stored, self.quantization, self.device, self.dtype)
-        return stays and self.ranks is None and self.adapter is None
+    def four_bits(self) -> str:
+        """The format in 4 bits in which weights stay, "mxfp4" or "nvfp4"; empty if in none.
 
-    @property
-    def keeps_mxfp4(self) -> bool:
-        """Whether experts stay in 4 bits."""
-        stays = stays_mxfp4(self.config, self.stored, self.quantization, self.device, self.dtype)
-        return stays and self.ranks is None and self.adapter is None
+        An adapter and other ranks need expanded weights.
+        """
+        form = kept_in_4_bits(
+            self.config,
+            self.spec.num_in_linears,
+            self.stored,
+            self.quantization,
+            self.device,
+            self.dtype,
+        )
+        return form if self.ranks is None and self.adapter is None else ""
 
 
 def load_weights(plan: LoadPlan) -> PreTrainedModel:
@@ -159,11 +161,11 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
         plan: The decisions.
 
     Raises:
-        InputError: quantization is "mxfp4", but the checkpoint does not store MXFP4.
+        InputError: quantization is a format in 4 bits that the checkpoint does not store.
         ModelError: the weights do not fit the configuration or the device, or cannot be read.
     """
     directory, stored = plan.directory, plan.stored
-    keeps_fp8, keeps_mxfp4 = plan.keeps_fp8, plan.keeps_mxfp4
+    keeps_fp8, four_bits = plan.keeps_fp8, plan.four_bits
     is_one_file = is_gguf(directory)
     if stored is None and not is_one_file:
         _refuse_bare_fp8(directory)
@@ -171,8 +173,8 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     if plan.adapter is not None:
         key = (directory, fingerprint(directory), plan.dtype, plan.images)
     matrices = check_fp4(directory, plan.config) if stored is not None and stored.is_fp4 else None
-    kept = KeptMatrices() if plan.keeps_fp4 else None
-    module = _load_base(key, lambda: _read_checkpoint(plan, keeps_mxfp4, kept))
+    kept = KeptMatrices() if four_bits == "nvfp4" else None
+    module = _load_base(key, lambda: _read_checkpoint(plan, four_bits == "mxfp4", kept))
     prepare(module)
     if plan.dtype == torch.float32 or stored is not None or is_one_file:
         _cast(module, plan.dtype)
@@ -186,10 +188,17 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     restored = _move_to_device(module, plan, keeps_fp8, kept)
     if is_one_file and not (header := read_header(directory)).is_plain:
         stored = QuantizationInfo("gguf", f"{header.stores} (GGUF)")
-    if kept is not None:
-        if line := kept.describe_expanded(matrices, restored.count if restored else 0):
+    if four_bits:
+        numbers = num_in_experts(plan.config) if kept is None else kept.numbers
+        line = "" if plan.quantization else _describe_kept(plan, four_bits, numbers, module)
+        if kept is not None:
+            others = kept.describe_expanded(matrices, restored.count if restored else 0)
+            line = "; ".join(filter(None, (line, others)))
+        if line:
             warnings.warn(f"{plan.spec.name}: {line}", ModelWarning, stacklevel=1)
-    elif stored is not None and not keeps_mxfp4 and plan.is_first_rank:
+    elif stored is not None and plan.is_first_rank:
+        if restored is not None:
+            expanded_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
         files = [directory] if is_one_file else weight_files(directory)
         sizes = sum(file.stat().st_size for file in files), expanded_bytes
         _warn_converted(plan, stored, restored, sizes)
@@ -295,6 +304,25 @@ def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
+def _describe_kept(plan: LoadPlan, form: str, numbers: int, module: PreTrainedModel) -> str:
+    """Return a line about weights that stay in 4 bits because expanded ones take much memory.
+
+    Args:
+        plan: How the weights were loaded.
+        form: Their format.
+        numbers: How many numbers are in 4 bits.
+        module: The loaded module.
+    """
+    size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    four_bits = sum(weight.numel() for weight in module.parameters() if weight.dtype == torch.uint8)
+    wide = size - four_bits + numbers * plan.dtype.itemsize
+    return (
+        f"weights stay in {form.upper()}, because the expanded ones would take more than half of "
+        f"{plan.device}: {format_bytes(size)} instead of {format_bytes(wide)}; "
+        "quantization none expands them"
+    )
+
+
 def _warn_converted(
     plan: LoadPlan, stored: QuantizationInfo, restored: RestoreReport | None, sizes: tuple[int, int]
 ) -> None:
@@ -314,10 +342,10 @@ def _warn_converted(
         before, after = map(format_bytes, sizes)
         message = (
             f"weights in {stored.stores} were expanded to {kind}{why}: {before} of files became "
-            f"{after}"
+            f"{after}{_keeping(plan, stored)}"
         )
     else:
-        message = f"{restored.count:,} matrices stay in {stored.stores}"
+        message = f"{restored.count:,} matrices stay in {'FP8' if stored.is_fp4 else stored.stores}"
         if restored.rounded:
             message += (
                 f", {restored.rounded:,} of them rounded from scales of blocks to one scale for "
@@ -325,9 +353,23 @@ def _warn_converted(
             )
         if restored.expanded:
             message += f"; {restored.expanded:,} others were expanded to {kind}"
-        if not restored.rounded and not restored.expanded:
+        if stored.is_fp4:
+            before, after = map(format_bytes, sizes)
+            message += (
+                f"; those in NVFP4 were expanded to {kind}: {before} of files became {after}"
+                f"{_keeping(plan, stored)}"
+            )
+        elif not restored.rounded and not restored.expanded:
             return
     warnings.warn(f"{plan.spec.name}: {message}", ModelWarning, stacklevel=1)
+
+
+def _keeping(plan: LoadPlan, stored: QuantizationInfo) -> str:
+    """Return how to keep weights in 4 bits that were expanded; empty if they cannot be kept."""
+    form = "nvfp4" if stored.is_fp4 else "mxfp4" if stored.method == "mxfp4" else ""
+    if not form or plan.quantization is not None or not replace(plan, quantization=form).four_bits:
+        return ""
+    return f"; quantization {form} keeps them in 4 bits"
 
 
 def stays_fp8(
@@ -340,43 +382,12 @@ def stays_fp8(
         quantization: As in `load_model`.
         device: The device.
     """
-    if stored is None or not stored.is_fp8:
+    if stored is None:
         return False
-    return quantization == "fp8" or (quantization is None and can_multiply(device))
-
-
-def stays_mxfp4(
-    config: PretrainedConfig,
-    stored: QuantizationInfo | None,
-    quantization: str | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> bool:
-    """Return whether experts that a checkpoint stores in MXFP4 stay in 4 bits on a device.
-
-    Args:
-        config: The model's configuration.
-        stored: How the weights are quantised; None if they are not.
-        quantization: As in `load_model`.
-        device: The device.
-        dtype: The type to compute in.
-
-    Raises:
-        InputError: quantization is "mxfp4", but the checkpoint does not store MXFP4.
-    """
-    is_stored = stored is not None and stored.method == "mxfp4"
-    if quantization == "mxfp4":
-        if not is_stored:
-            raise InputError(
-                f"{arg('quantization', 'mxfp4')} is for checkpoints that store MXFP4, and this one "
-                "does not; leave it out"
-            )
-        return can_keep(config, device, dtype)
-    return (
-        is_stored
-        and quantization is None
-        and can_keep(config, device, dtype)
-        and not fits_expanded(config, device)
+    if stored.is_fp4:
+        return "FP8" in stored.stores and quantization in (None, "nvfp4") and can_multiply(device)
+    return stored.is_fp8 and (
+        quantization == "fp8" or (quantization is None and can_multiply(device))
     )
 
 

@@ -373,12 +373,13 @@ def _parts(file: BinaryIO, end: int) -> Iterator[list[bytes]]:
 
 
 @contextmanager
-def open_for_append(path: Path, lock: str) -> Iterator[RecordFile]:
+def open_for_append(path: Path, lock: str, *, anew: bool = False) -> Iterator[RecordFile]:
     """Open a file of records to read and to append; it is locked meanwhile.
 
     Args:
         path: The file, which is created if it does not exist.
         lock: Name of the lock file in the same directory.
+        anew: Whether to remove an existing file first, under the same lock.
 
     Yields:
         The records.
@@ -388,6 +389,8 @@ def open_for_append(path: Path, lock: str) -> Iterator[RecordFile]:
     """
     with Lock(path.with_name(lock)):
         try:
+            if anew:
+                path.unlink(missing_ok=True)
             os.close(open_regular(path, os.O_WRONLY | os.O_CREAT))
             sync_directory(path.parent)
         except OSError as error:

@@ -15,6 +15,7 @@ from tiny_images import MAKERS, NEEDED, TEXT, picture, save_tiny_vision_model
 
 from treegen import LLM, Completion, ModelError, SamplingParams
 from treegen.model.checkpoint.families import IMAGES, refuse_images
+from treegen.model.checkpoint.text_part import auto_class
 from treegen.prompts.images.table import ImageTable
 
 STEPS = 5
@@ -36,7 +37,8 @@ class Stock:
     """transformers' own model and processor of a checkpoint."""
 
     def __init__(self, directory: Path, processor: Any, tokenizer: Any) -> None:
-        kind = transformers.AutoModelForImageTextToText
+        config = transformers.AutoConfig.from_pretrained(directory)
+        kind = auto_class(config, images=True)
         self.model = kind.from_pretrained(directory, attn_implementation="eager")
         self.model.generation_config.eos_token_id = None
         self.processor, self.tokenizer = processor, tokenizer

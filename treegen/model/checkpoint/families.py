@@ -109,8 +109,8 @@ ON_TEXT: Final = _names(
 """Families of multimodal models that run compiled, with text inputs."""
 IMAGES: Final = _names(
     """
-    aya_vision gemma3 gemma4 idefics3 internvl llava llava_next llava_onevision mistral3 qwen2_5_vl
-    qwen2_vl qwen3_5 qwen3_vl smolvlm
+    aya_vision gemma3 gemma4 idefics3 internvl llava llava_next llava_onevision mistral3
+    phi4_multimodal qwen2_5_vl qwen2_vl qwen3_5 qwen3_vl smolvlm
     """
 )
 """Families that take images, each tested against transformers."""

@@ -214,7 +214,7 @@ class StoredMatrices:
     fp8: Mapping[str, tuple[int, int]]
     """Outputs and inputs of those in FP8."""
     plain: frozenset[str]
-    """Modules with a weight that is not quantised."""
+    """Modules with a matrix that is not quantised; norms and convolutions have none."""
 
     def sizes(self, kept: Sequence[str], itemsize: int) -> dict[str, StoredSizes]:
         """Return what matrices take, by format, and apart those that are kept and expanded.
@@ -274,7 +274,8 @@ def read_headers(directory: Path) -> StoredMatrices:
     plain = set()
     for module, kinds in modules.items():
         if kinds.keys() == {"weight"} and kinds["weight"][0] in _FLOATS:
-            plain.add(module)
+            if len(kinds["weight"][1]) == 2:
+                plain.add(module)
             continue
         if len(kinds) == 1 and "weight" not in kinds:
             kinds["weight"] = ("nothing", ())

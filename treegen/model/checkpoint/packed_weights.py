@@ -38,7 +38,11 @@ from typing import Any, Final, Protocol, cast
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.core_model_loading import (
+    ConversionOps,
+    ErnieFuseAndSplitTextVisionExperts,
+    WeightConverter,
+)
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -241,6 +245,35 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         raise NotImplementedError("packed weights are only read")
 
 
+class _WeightsOp(ConversionOps):  # type: ignore[misc]
+    """An operation that wants all patterns of its converter, without those of expanded tensors."""
+
+    supports_many_to_many = True
+
+    def __init__(self, operation: ConversionOps) -> None:
+        self._operation = operation
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], **options: Any
+    ) -> dict[str, Any]:
+        """Run the operation on expanded weights.
+
+        Args:
+            input_dict: The weights by the patterns of their names.
+            source_patterns: These patterns, and those of the tensors that were expanded.
+            **options: The operation's other arguments.
+        """
+        patterns = [pattern for pattern in source_patterns if pattern in input_dict]
+        made: dict[str, Any] = self._operation.convert(
+            input_dict, source_patterns=patterns, **options
+        )
+        return made
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        raise NotImplementedError("packed weights are only read")
+
+
 @register_quantization_config(_METHOD)
 class _Config(QuantizationConfigMixin):  # type: ignore[misc]
     def __init__(self, packing: Packing, keeper: Keeper | None = None, **settings: Any) -> None:
@@ -269,13 +302,27 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     def get_load_operations(self) -> dict[str, Any]:
         return {"dequantize": _DequantizeOp}
 
-    if not hasattr(HfQuantizer, "get_load_operations"):  # transformers before 5.21
+    if hasattr(HfQuantizer, "get_load_operations"):
+
+        def update_weight_conversions(
+            self, weight_conversions: list[Any], model: Any = None
+        ) -> list[Any]:
+            updated: list[Any] = super().update_weight_conversions(weight_conversions, model)
+            for converter in updated:
+                operations = getattr(converter, "operations", ())
+                if operations and isinstance(operations[0], _DequantizeOp):
+                    converter.operations = _after_expansion(operations)
+            return updated
+
+    else:  # transformers before 5.21
 
         def get_weight_conversions(self) -> list[WeightConverter]:
             parts = [f"{part}$" for part in _parts(self.quantization_config.packing)]
             return [WeightConverter(parts, "weight", [_DequantizeOp(self)])]
 
-        def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+        def update_weight_conversions(
+            self, weight_conversions: list[Any], model: Any = None
+        ) -> list[Any]:
             updated = [_dequantize_first(self, converter) for converter in weight_conversions]
             return updated + self.get_weight_conversions()
 
@@ -294,8 +341,18 @@ def _dequantize_first(quantizer: _PackedQuantizer, converter: Any) -> Any:
     return WeightConverter(
         [f"{source.removesuffix('weight')}{part}$" for source in sources for part in parts],
         converter._original_target_patterns,
-        [_DequantizeOp(quantizer), *converter.operations],
+        _after_expansion([_DequantizeOp(quantizer), *converter.operations]),
     )
+
+
+def _after_expansion(operations: Sequence[ConversionOps]) -> list[ConversionOps]:
+    """Return operations of which those that divide experts see expanded weights alone."""
+    return [
+        _WeightsOp(operation)
+        if isinstance(operation, ErnieFuseAndSplitTextVisionExperts)
+        else operation
+        for operation in operations
+    ]
 
 
 _STATE: Final = "weight.quant_state.bitsandbytes__"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -20,9 +20,13 @@ _BOUNDARY: Final = re.compile(
 )
 _OTHER: Final = re.compile(
     r"expert|moe|group|router|head|layer|dim|theta|freq|hidden|feed_forward|rank|vocab|token_id"
-    r"|mtp|image|audio|vision|conv|interval|pattern|type|multiple"
+    r"|mtp|image|audio|vision|conv|interval|pattern|type|multiple|quant"
 )
 _ROPE: Final = "rope_parameters"
+_EACH: Final = "*"
+"""The step of a path that stands for all items of a list, such as one for each layer."""
+_OF_LAYERS: Final = re.compile(r"^(per_)?layers?_|_(per|of)_layers?$|_by_layers?$")
+"""What names of lists say of their items."""
 _COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
 """Numbers of blocks, not of tokens."""
 
@@ -43,7 +47,9 @@ _MOST_WEIGHTS: Final = 40_000_000
 
 
 def find_boundaries(config: PretrainedConfig, context_length: int) -> dict[str, int]:
-    """Return the boundaries that lie inside the context, by the name of the setting.
+    """Return the boundaries that lie inside the context, by the path of the setting.
+
+    A path has the names of nested settings; of the numbers in a list, the smallest counts.
 
     Args:
         config: A model's configuration.
@@ -51,23 +57,31 @@ def find_boundaries(config: PretrainedConfig, context_length: int) -> dict[str, 
     """
     text = config.get_text_config(decoder=True)
     found: dict[str, int] = {}
-    for name, value in text.to_dict().items():
-        if name == _ROPE and isinstance(value, dict):
-            for path, number in _iter_numbers(value, _ROPE):
-                if "original_max_position" in path:
-                    found[path] = number
-        elif type(value) is int and _BOUNDARY.search(name) and not _OTHER.search(name):
-            found[name] = value
-    return {name: value for name, value in found.items() if 1 < value < context_length}
+    for path, value in _iter_numbers(text.to_dict()):
+        if 1 < value < context_length and _is_boundary(path):
+            found[path] = min(value, found.get(path, value))
+    return found
 
 
-def _iter_numbers(settings: Mapping[str, Any], path: str) -> Iterator[tuple[str, int]]:
+def _iter_numbers(settings: Any, path: str = "") -> Iterator[tuple[str, int]]:
     """Yield the whole numbers in nested settings with their paths."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _iter_numbers(value, f"{path}.{name}")
-        elif type(value) is int:
-            yield f"{path}.{name}", value
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from _iter_numbers(value, f"{path}.{name}" if path else str(name))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from _iter_numbers(value, f"{path}.{_EACH}")
+    elif type(settings) is int:
+        yield path, settings
+
+
+def _is_boundary(path: str) -> bool:
+    """Return whether a path is that of a number of tokens at which a model changes."""
+    names = [_OF_LAYERS.sub("", name) if _EACH in path else name for name in path.split(".")]
+    if names[0] == _ROPE:
+        return "original_max_position" in path
+    is_other = any(map(_OTHER.search, names))
+    return any(map(_BOUNDARY.search, names)) and not is_other
 
 
 def iter_small_copies(
@@ -108,31 +122,42 @@ def iter_small_copies(
 
 def _lower(text: PretrainedConfig, boundaries: Mapping[str, int]) -> None:
     for path, value in boundaries.items():
-        name, *steps = path.split(".")
-        holder: Any = text
-        for step in steps:
-            holder, name = (getattr(holder, name) if holder is text else holder[name]), step
-        low = min(value, 2) if _COUNT.search(name) else value
-        if steps:
-            holder[name] = low
-        else:
-            setattr(holder, name, low)
+        _set_number(text, path.split("."), min(value, 2) if _COUNT.search(path) else value)
+
+
+def _set_number(holder: Any, steps: Sequence[str], value: int) -> None:
+    """Set the number at the end of a path, or each number above 1 in a list."""
+    step, *rest = steps
+    if step == _EACH:
+        keys: Iterable[Any] = range(len(holder))
+    elif isinstance(holder, Mapping):
+        keys = [key for key in holder if str(key) == step]
+    else:
+        keys = [step]
+    for key in keys:
+        is_config = isinstance(holder, PretrainedConfig)
+        old = getattr(holder, key) if is_config else holder[key]
+        if rest:
+            _set_number(old, rest, value)
+        elif is_config:
+            setattr(holder, key, value)
+        elif step != _EACH or (type(old) is int and old > 1):
+            holder[key] = value
 
 
 def _keep_first_layers(text: PretrainedConfig) -> None:
-    """Keep the first layers, enough for one of each type."""
+    """Keep the first layers, enough for one of each type and with each setting."""
     num_layers = text.num_hidden_layers
-    types = list(getattr(text, "layer_types", None) or ())
-    first_of_types = [types.index(kind) + 1 for kind in set(types)]
-    kept = min(num_layers, max([_LEAST_LAYERS, *first_of_types]), _MOST_LAYERS)
     lists = {
-        name: value[:kept]
+        name: value
         for name, value in vars(text).items()
         if isinstance(value, list) and len(value) == num_layers
     }
+    first_of_kinds = [values.index(value) + 1 for values in lists.values() for value in values]
+    kept = min(num_layers, max([_LEAST_LAYERS, *first_of_kinds]), _MOST_LAYERS)
     text.num_hidden_layers = kept
     for name, value in lists.items():
-        setattr(text, name, value)
+        setattr(text, name, value[:kept])
 
 
 def _shrink_towers(config: PretrainedConfig, text: PretrainedConfig) -> None:

@@ -49,7 +49,7 @@ def attention_of_text(config: PretrainedConfig, name: str) -> str | dict[str, st
     for key in config.sub_configs:
         if getattr(config, key, None) is text:
             return {"": name, key: name}
-    return name
+    return {"": name} if "vision_config" in config.sub_configs else name
 
 
 def find_unused_parts(

@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from treegen.model.linear.experts import GroupedExperts
-from treegen.model.linear.fp4 import Fp4Linear
+from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
 from treegen.model.linear.fp8 import Fp8Linear
 
 FEW: Final = 512
@@ -95,10 +95,17 @@ class BatchInvariantLayers:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Replace the classes of these layers, except experts and those in FP8 or 4 bits."""
+        """Replace the classes of these layers, except experts and those in FP8 or 4 bits.
+
+        Layers in 4 bits then multiply many rows as they do few.
+        """
         self._were: list[tuple[Any, type]] = []
+        self._four_bits: list[Any] = []
         part: Any
         for part in [*module.modules()]:
+            if isinstance(part, Fp4Linear | FourBitExperts):
+                self._four_bits.append(part)
+                part.expands = False
             if isinstance(part, Fp8Linear | Fp4Linear | GroupedExperts):
                 continue
             if isinstance(part, nn.Linear):
@@ -118,6 +125,8 @@ class BatchInvariantLayers:
         """Restore the stock classes."""
         for part, kind in self._were:
             part.__class__ = kind
+        for part in self._four_bits:
+            part.expands = True
         self._were.clear()
 
 

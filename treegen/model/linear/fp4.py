@@ -4,7 +4,8 @@ A number is one of sixteen e2m1 values, times a scale that a group of inputs sha
 for 32 inputs (MXFP4), or a number in e4m3 for 16 inputs, times one number for a whole matrix
 (NVFP4). An e2m1 value times an e4m3 scale has 6 significant bits and is exact in bfloat16, so
 matrices in 4 bits differ from expanded ones in the order of sums, and in that the factor of a
-matrix multiplies sums instead of rounding weights.
+matrix multiplies sums instead of rounding weights. For many rows, a GPU expands matrices into
+scratch memory first (`fp4_expansion`).
 
 Legend: M rows, E experts, S pairs of a row and an expert, N outputs, K inputs.
 """
@@ -31,13 +32,24 @@ class Fp4Linear(nn.Linear):
     """[out_features, in_features / 16], float8_e4m3fn."""
     factor: nn.Parameter
     """[out_features], float32, a factor for each output."""
+    expands: bool = True
+    """Whether many rows may be multiplied by the expanded matrix, in another order of sums."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias, [..., out_features], in the type of the input."""
-        return fp4_linear(input, self.weight, self.scale, self.factor, self.bias)
+        return fp4_linear(
+            input, self.weight, self.scale, self.factor, self.bias, expands=self.expands
+        )
 
 
-class Fp4Experts(GroupedExperts):
+class FourBitExperts(GroupedExperts):
+    """Experts whose tensors are in 4 bits."""
+
+    expands: bool = True
+    """Whether many rows may be multiplied by expanded matrices, in another order of sums."""
+
+
+class Fp4Experts(FourBitExperts):
     """Experts whose tensors are in NVFP4. Each tensor NAME is stored as three parameters.
 
     NAME: uint8 [E, N, K / 2].
@@ -60,7 +72,7 @@ class Fp4Experts(GroupedExperts):
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
         factor_EN = getattr(self, f"{name}_factor")
         out: Tensor = grouped_fp4_product(
-            split_rows(rows), weight, scale, factor_EN, bias, *routes, pairs_per_row
+            split_rows(rows), weight, scale, factor_EN, bias, *routes, pairs_per_row, self.expands
         )
         return out
 
@@ -72,7 +84,13 @@ def split_rows(rows: Tensor) -> Tensor:
 
 
 def fp4_linear(
-    input: Tensor, weight: Tensor, scale: Tensor, factor_N: Tensor, bias: Tensor | None
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    factor_N: Tensor,
+    bias: Tensor | None,
+    *,
+    expands: bool = True,
 ) -> Tensor:
     """Return input [..., K] times the transpose of a matrix in NVFP4, [..., N].
 
@@ -82,15 +100,22 @@ def fp4_linear(
         scale: Scales, float8_e4m3fn [N, K / 16].
         factor_N: The factor of each output, float32 [N].
         bias: Bias [N]; None for none.
+        expands: Whether many rows may be multiplied by the expanded matrix, in another order of
+            sums.
     """
     quarters = split_rows(input.reshape(-1, input.shape[-1]))
-    out: Tensor = fp4_product(quarters, weight, scale, factor_N, bias)
+    out: Tensor = fp4_product(quarters, weight, scale, factor_N, bias, expands)
     return out.reshape(*input.shape[:-1], len(weight))
 
 
 @torch.library.custom_op("treegen::fp4_product", mutates_args=())
 def fp4_product(
-    quarters_M4Q: Tensor, weight: Tensor, scale: Tensor, factor_N: Tensor, bias: Tensor | None
+    quarters_M4Q: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    factor_N: Tensor,
+    bias: Tensor | None,
+    expands: bool,
 ) -> Tensor:
     """Return the product of rows and the transpose of a matrix in NVFP4, [M, N].
 
@@ -100,12 +125,15 @@ def fp4_product(
         scale: Scales, float8_e4m3fn [N, K / 16].
         factor_N: The factor of each output, float32 [N].
         bias: Bias [N]; None for none.
+        expands: As in `fp4_linear`.
     """
     out = quarters_M4Q.new_empty(len(quarters_M4Q), len(weight))
     if quarters_M4Q.device.type == "cuda":
-        from treegen.model.linear.fp4_kernels import fp4_linear as on_gpu
+        from treegen.model.linear import fp4_expansion, fp4_kernels
 
-        on_gpu(quarters_M4Q, weight, scale.view(torch.uint8), factor_N, bias, out)
+        is_wide = expands and fp4_expansion.is_faster(len(out), 0, out.device)
+        multiply = (fp4_expansion if is_wide else fp4_kernels).fp4_linear
+        multiply(quarters_M4Q, weight, scale.view(torch.uint8), factor_N, bias, out)
         return out
     rows = quarters_M4Q.transpose(1, 2).flatten(1).float()
     made = linear(rows, dequantize_fp4(weight, scale)) * factor_N
@@ -114,7 +142,12 @@ def fp4_product(
 
 @fp4_product.register_fake
 def _(
-    quarters_M4Q: Tensor, weight: Tensor, scale: Tensor, factor_N: Tensor, bias: Tensor | None
+    quarters_M4Q: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    factor_N: Tensor,
+    bias: Tensor | None,
+    expands: bool,
 ) -> Tensor:
     return quarters_M4Q.new_empty(quarters_M4Q.shape[0], weight.shape[0])
 
@@ -129,6 +162,7 @@ def grouped_fp4_product(
     order_S: Tensor,
     blocks_3B: Tensor,
     pairs_per_row: int,
+    expands: bool,
 ) -> Tensor:
     """Return the product of each pair's row and its expert's matrix, [S, N].
 
@@ -144,12 +178,15 @@ def grouped_fp4_product(
         order_S: The sorted pairs, from `treegen.model.linear.experts.group_by_expert`.
         blocks_3B: Their blocks, from `group_by_expert`.
         pairs_per_row: Consecutive pairs that share a row.
+        expands: As in `fp4_linear`.
     """
     out = quarters_M4Q.new_empty(len(order_S), weight.shape[1])
     if quarters_M4Q.device.type == "cuda":
-        from treegen.model.linear.fp4_kernels import grouped_fp4_product as on_gpu
+        from treegen.model.linear import fp4_expansion, fp4_kernels
 
-        on_gpu(
+        is_wide = expands and fp4_expansion.is_faster(len(out), len(weight), out.device)
+        multiply = (fp4_expansion if is_wide else fp4_kernels).grouped_fp4_product
+        multiply(
             quarters_M4Q,
             weight,
             scale.view(torch.uint8),
@@ -182,5 +219,6 @@ def _(
     order_S: Tensor,
     blocks_3B: Tensor,
     pairs_per_row: int,
+    expands: bool,
 ) -> Tensor:
     return quarters_M4Q.new_empty(order_S.shape[0], weight.shape[1])

@@ -7,13 +7,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from treegen.errors import InputError, arg
 from treegen.model.checkpoint.fp4 import GROUP, Fp4Matrix, StoredMatrices, dequantize_fp4
 from treegen.model.checkpoint.quantized import QuantizationInfo
 from treegen.model.linear.experts import FusedExperts, convert_experts, fused_experts
 from treegen.model.linear.fp4 import Fp4Experts, Fp4Linear
 from treegen.model.linear.fp8 import MULTIPLE, iter_fp8_linears
+from treegen.model.linear.mxfp4 import num_in_experts
 from treegen.ops.attention.types import FP8
 
 
@@ -26,6 +28,8 @@ class KeptMatrices:
     def __init__(self) -> None:
         self.count = 0
         """Matrices that stay in 4 bits."""
+        self.numbers = 0
+        """Numbers in them."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._kept: dict[str, tuple[Fp4Matrix, int]] = {}
 
@@ -80,20 +84,25 @@ class KeptMatrices:
             if (weight_name := f"{name}.weight") in self._kept:
                 matrix, num = self._kept.pop(weight_name)
                 _replace_linear(part, matrix, device)
-                self.count += num
+                self._add(num, matrix)
         for name, experts in [*fused_experts(module)]:
             names = [f"{name}.{tensor}" for tensor in experts.tensors]
             kept = [self._kept.pop(tensor_name, None) for tensor_name in names]
             if all(kept):
                 sides = cast(list[tuple[Fp4Matrix, int]], kept)
                 _replace_experts(experts, [matrix for matrix, _ in sides], device)
-                self.count += sum(num for _, num in sides)
+                for matrix, num in sides:
+                    self._add(num, matrix)
                 continue
             for tensor_name, one in zip(experts.tensors, kept, strict=True):
                 if one is not None:  # only one of the two tensors is in NVFP4
                     weight = getattr(experts.module, tensor_name)
                     weight.data = _expand(one[0]).to(weight.dtype)
         self._kept.clear()  # of parts that text never reaches
+
+    def _add(self, num: int, matrix: Fp4Matrix) -> None:
+        self.count += num
+        self.numbers += 2 * matrix.weight.numel()
 
     def describe_expanded(self, stored: StoredMatrices | None, num_fp8: int) -> str:
         """Return a line about the matrices that were expanded after all; empty for none.
@@ -109,30 +118,59 @@ class KeptMatrices:
         return f"{self.count:,} matrices stay in NVFP4{also}; {expanded:,} others were expanded"
 
 
-def stays_fp4(
+def kept_in_4_bits(
+    config: PretrainedConfig,
+    num_in_linears: int,
     stored: QuantizationInfo | None,
     quantization: str | None,
     device: torch.device,
     dtype: torch.dtype,
-) -> bool:
-    """Return whether matrices that a checkpoint stores in NVFP4 stay in 4 bits on a device.
+) -> str:
+    """Return the format, "mxfp4" or "nvfp4", in which stored weights stay; empty if in none.
+
+    Weights in 4 bits are faster for few rows, expanded ones for many. So by default they stay in 4
+    bits if the expanded ones would take more than half of the device's memory.
 
     Args:
+        config: The model's configuration.
+        num_in_linears: Numbers in its linear layers and experts.
         stored: How the weights are quantised; None if they are not.
         quantization: As in `load_model`.
         device: The device, which must be a GPU of compute capability 8.0 or more.
         dtype: The type to compute in, which must be bfloat16.
+
+    Raises:
+        InputError: quantization is a format in 4 bits that the checkpoint does not store.
     """
-    if stored is None or not stored.is_fp4 or quantization is not None:
-        return False
-    return can_keep_fp4(device, dtype)
+    form, numbers = "", num_in_linears
+    if stored is not None and stored.method == "mxfp4":
+        form, numbers = "mxfp4", num_in_experts(config) if config.model_type == "gpt_oss" else 0
+    elif stored is not None and stored.is_fp4:
+        form = "nvfp4"
+    if quantization in ("mxfp4", "nvfp4") and quantization != form:
+        raise InputError(
+            f"{arg('quantization', quantization)} is for checkpoints that store "
+            f"{quantization.upper()}, and this one does not; leave it out"
+        )
+    if not form or not numbers or not can_keep_fp4(device, dtype):
+        return ""
+    is_kept = quantization == form or (quantization is None and not fits_expanded(numbers, device))
+    return form if is_kept else ""
 
 
 def can_keep_fp4(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a device computes with matrices in NVFP4; assumed if none is available."""
+    """Return whether a device computes with matrices in 4 bits; assumed if none is available."""
     if device.type != "cuda" or dtype != torch.bfloat16:
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def fits_expanded(numbers: int, device: torch.device) -> bool:
+    """Return whether numbers in bfloat16 fit in half of a GPU's memory."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    total = torch.cuda.get_device_properties(device).total_memory
+    return numbers * torch.bfloat16.itemsize <= total / 2
 
 
 def replace_with_empty_fp4(module: nn.Module) -> None:

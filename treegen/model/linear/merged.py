@@ -69,6 +69,7 @@ class MergedLinear:
         weight: The merged weight [sum of sizes, in_features].
         scale: The merged scales of FP8 or NVFP4 weights; None for other layers.
         factor: The merged factors of NVFP4 weights [sum of sizes]; None for other layers.
+        expands: Whether many rows may be multiplied by an expanded matrix, for NVFP4 weights.
         bias: The merged bias [sum of sizes]; None for none.
         keeps: Whether to keep the last product.
         product: The last product [..., sum of sizes] if `keeps` is set. Its user removes it before
@@ -82,6 +83,7 @@ class MergedLinear:
         self.scale = _merge_parameters(scales) if scales else None
         factors = [part.factor for part in parts if isinstance(part, Fp4Linear)]
         self.factor = _merge_parameters(factors) if factors else None
+        self.expands = all(getattr(part, "expands", True) for part in parts)
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = _merge_parameters(biases) if biases else None
         is_fixed = all(isinstance(part, BatchInvariantLinear) for part in parts)
@@ -101,7 +103,9 @@ class MergedLinear:
             if self.scale is None:
                 output = self._linear(input, self.weight, self.bias)
             elif self.factor is not None:
-                output = fp4_linear(input, self.weight, self.scale, self.factor, self.bias)
+                output = fp4_linear(
+                    input, self.weight, self.scale, self.factor, self.bias, expands=self.expands
+                )
             else:
                 output = fp8_linear(input, self.weight, self.scale, self.bias)
             self._outputs, self._input = output.split(self.sizes, -1), input

@@ -18,13 +18,8 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from treegen.model.linear.experts import (
-    FusedExperts,
-    GroupedExperts,
-    convert_experts,
-    fused_experts,
-)
-from treegen.model.linear.fp4 import grouped_fp4_product, split_rows
+from treegen.model.linear.experts import FusedExperts, convert_experts, fused_experts
+from treegen.model.linear.fp4 import FourBitExperts, grouped_fp4_product, split_rows
 
 GROUP: Final = 32
 """Numbers that share a scale."""
@@ -32,7 +27,7 @@ BYTES_PER_NUMBER: Final = 17 / GROUP
 _METHOD: Final = "treegen-mxfp4"
 
 
-class Mxfp4Experts(GroupedExperts):
+class Mxfp4Experts(FourBitExperts):
     """Experts whose tensors are in MXFP4. Each tensor NAME is stored as two parameters.
 
     NAME_blocks: uint8 [E, N, K / 32, 16], two numbers per byte, the first in the low half.
@@ -52,28 +47,16 @@ class Mxfp4Experts(GroupedExperts):
         blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
         out: Tensor = grouped_fp4_product(
-            split_rows(rows), blocks.flatten(2), scales, None, bias, *routes, pairs_per_row
+            split_rows(rows),
+            blocks.flatten(2),
+            scales,
+            None,
+            bias,
+            *routes,
+            pairs_per_row,
+            self.expands,
         )
         return out
-
-
-def can_keep(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a device computes with the 4 bits of a checkpoint that stores MXFP4.
-
-    Args:
-        config: The model's configuration.
-        device: The device, which must be a GPU.
-        dtype: The type to compute in, which must be bfloat16.
-    """
-    return device.type == "cuda" and dtype == torch.bfloat16 and config.model_type == "gpt_oss"
-
-
-def fits_expanded(config: PretrainedConfig, device: torch.device) -> bool:
-    """Return whether expanded experts, faster for many rows, fit in half of a GPU's memory."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return False
-    total = torch.cuda.get_device_properties(device).total_memory
-    return num_in_experts(config) * torch.bfloat16.itemsize <= total / 2
 
 
 def keep_on_load(config: PretrainedConfig) -> None:

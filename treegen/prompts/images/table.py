@@ -274,8 +274,11 @@ class ImageTable:
                 return_text_replacement_offsets=True,
                 return_tensors="pt",
             )
-            text: str = outputs["text_replacement_offsets"][0][0]["replacement"]
             num = int((outputs["input_ids"] == self.placeholder).sum())
+            # Some processors of older versions only repeat the marker, and do not say so.
+            text, offsets = self.marker * num, outputs.get("text_replacement_offsets")
+            if offsets is not None:
+                text = offsets[0][0]["replacement"]
         except Exception as error:  # a processor may raise anything
             raise InputError(
                 f"the model's processor refuses {name_of(source)}: {error}; give another size"
