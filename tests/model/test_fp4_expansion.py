@@ -70,7 +70,7 @@ class TestKernels:
         torch.manual_seed(0)
         weight, scale, _ = stored(kind, *shape)
         out = poisoned(*shape, dtype=torch.bfloat16)
-        fp4_expansion.expand(*on_device(weight, scales(scale)), kind == "nvfp4", out)
+        fp4_expansion.expand(*[*on_device(weight, scales(scale)), kind == "nvfp4", out])
         want = dequantize_fp4(weight, scale)
         assert torch.equal(out.cpu().float(), split_rows(want.flatten(0, -2)).view(want.shape))
 
@@ -91,8 +91,8 @@ class TestKernels:
         bias = torch.randn(40).bfloat16() if with_bias else None
         given = on_device(split_rows(x), weight, scale, factor, bias)
         got, want = poisoned(rows, 40), poisoned(rows, 40)
-        fp4_expansion.fp4_linear(*given, got)
-        fp4_kernels.fp4_linear(*given, want)
+        fp4_expansion.fp4_linear(*[*given, got])
+        fp4_kernels.fp4_linear(*[*given, want])
         assert torch.equal(got, want) and len(scratch) == 1
 
     @pytest.mark.parametrize("rows", [3, 20])
@@ -109,7 +109,7 @@ class TestKernels:
         size = x.double().abs() @ exact(matrices).abs().T + 1e-6
         got = poisoned(rows, 72)
         given = on_device(split_rows(x), weight, scales(scale), factor)
-        fp4_expansion.fp4_linear(*given, None, got)
+        fp4_expansion.fp4_linear(*[*given, None, got])
         assert ((got.cpu().double() - want).abs() <= limit(want, size, got.dtype)).all()
 
     @pytest.mark.parametrize("with_bias", [False, True])
@@ -129,7 +129,7 @@ class TestKernels:
         order, blocks = group_by_expert(chosen_TX.to(DEVICE), 4)
         out = poisoned(chosen_TX.numel(), 40)
         given = on_device(split_rows(rows), weight, scales(scale), factor, bias)
-        fp4_expansion.grouped_fp4_product(*given, order, blocks, each, out)
+        fp4_expansion.grouped_fp4_product(*[*given, order, blocks, each, out])
         live_S = chosen_TX.reshape(-1) < 4
         at_S = chosen_TX.reshape(-1).clamp(max=3)
         a, b = rows.double().repeat_interleave(each, 0), exact(matrices)[at_S]
