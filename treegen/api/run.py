@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from treegen.api.judge_plan import JudgingPlan
 from treegen.common.files.paths import file_name, given_path
+from treegen.common.formatting import safe_text
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
 from treegen.evals.judging.models import JudgeLoader
@@ -21,6 +22,8 @@ from treegen.evals.pipeline.program_scoring import make_execution_options
 from treegen.evals.pipeline.search import search_all
 from treegen.evals.registry import LM_EVAL, code_of, get_task, get_task_name
 from treegen.evals.task import Task
+from treegen.report.audit.audit import audit_view
+from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison, compare_runs
 from treegen.report.frames import Frames
 from treegen.report.load import load_run
@@ -89,7 +92,15 @@ class Run(Frames):
             InputError: the page cannot be written.
         """
         page = self.path / "report.html" if path is None else given_path("path", path)
-        return write_page([self.view], page, plots=plots)[0]
+        return write_page([self.view], page, plots=plots, audits=[self.audit(quick=True)])[0]
+
+    def audit(self, *, quick: bool = False) -> Audit:
+        """Return what may make the score mislead; see `treegen.report.audit.audit.audit_run`.
+
+        Args:
+            quick: Whether to leave out what may take minutes: formulas and programs.
+        """
+        return audit_view(self.view, quick=quick)
 
     def compare(self, other: "Run | str | Path", *, partial: bool = False) -> Comparison:
         """Return how the other run differs from this one, on the same problems.
@@ -227,12 +238,13 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
         )
     models.stays = True
     name = _run_name(instance, choices, models)
+    listener = BarListener() if progress else Listener()
     with _OutputDirectory(output, resume, choices, name) as place, closing(models):
         results = evaluate_all(
             [] if instance is None else [instance],
             choices,
             models,
-            BarListener() if progress else Listener(),
+            listener,
             output=place.output,
             resume=place.resume,
             execution=execution,
@@ -249,7 +261,10 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
                     task=instance,
                     allow_task_code=True,
                 )
-    return place.run(results[0].path, instance, results[0].verdicts)
+    run = place.run(results[0].path, instance, results[0].verdicts)
+    if progress and (warning := run.audit(quick=True).warning) is not None:
+        listener.warn(safe_text(warning))
+    return run
 
 
 def search_task(
