@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -245,7 +246,7 @@ def _render(
         script_hash=_hash(script),
         runs=[
             _section(view, key, drawn[key], audit)
-            for key, view, audit in zip(drawn, views, audits or [None] * len(views), strict=True)
+            for key, view, audit in zip_longest(drawn, views, audits)
         ],
         overview=_overview(views, across),
         comparison=None if comparison is None else comparison.listing(),

@@ -14,7 +14,7 @@ from treegen.evals.statistics.metrics import clusters_of
 from treegen.evals.statistics.votes import tally_of
 from treegen.evals.verdict import Verdict
 from treegen.report.audit.equivalence import MATH_RULES, compare, expression_of
-from treegen.report.audit.findings import Finding, RuleEffect, severity_of
+from treegen.report.audit.findings import Finding, RuleEffect, find
 from treegen.report.audit.readers import (
     CHOICE_RULES,
     NUMBER_RULES,
@@ -46,7 +46,6 @@ _RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     "text": TEXT_RULES,
     "mathematics": MATH_RULES,
 }
-_HIGH, _MEDIUM = 0.02, 0.005
 _MOST_ANSWERS: Final = 8  # of a problem, whose classes are compared
 
 Counts = dict[tuple[str | None, bool], int]
@@ -112,7 +111,7 @@ class _Opinions:
     in_words: list[_Case] = field(default_factory=list)
     merged: list[tuple[str, str]] = field(default_factory=list)
     split: list[tuple[str, str]] = field(default_factory=list)
-    answered: int = 0
+    unread: list[Sample] = field(default_factory=list)
     total: int = 0
 
 
@@ -136,7 +135,7 @@ def audit_answers(view: RunView, kind: str) -> tuple[list[Finding], list[RuleEff
     names = [(rule.name, rule.source) for rule in rules]
     names += [(name, "filter of this run") for name in map(_key, view.filters[1:])]
     effects = [_effect(view, opinions, *name) for name in names if name[0] in opinions.counts]
-    return list(_findings(opinions, kind)), [effect for effect in effects if effect is not None]
+    return list(_findings(opinions)), [effect for effect in effects if effect is not None]
 
 
 def _key(filter: str) -> str:
@@ -231,7 +230,8 @@ def _judge(
         opinions: Receives the case if they disagree.
     """
     opinions.total += 1
-    opinions.answered += verdict.answer is not None
+    if verdict.answer is None:
+        opinions.unread.append(sample)
     rules = zip(opinions.rules, answers, strict=True)
     others = next((a for rule, (a, _) in rules if rule.marks and a is not None), None)
     if others is None:
@@ -317,97 +317,19 @@ def _compare_classes(
             opinions.merged.append((problem_id, f"{mine[0]} and {different[0]}"))
 
 
-def _findings(opinions: _Opinions, kind: str) -> Iterator[Finding]:
-    yield from _of_cases(
-        opinions,
-        "right-answer-rejected",
-        opinions.rejected,
-        "at least two public rules read the reference answer here, and the run scores it wrong",
-        "read these samples; if they are right, report the score under the other rules too, or "
-        "ask for the format that the scorer reads",
-    )
-    yield from _of_cases(
-        opinions,
-        "wrong-answer-accepted",
-        opinions.accepted,
-        "no public rule reads the reference answer here, and the run scores it right",
-        "read these samples; if they are wrong, the accuracy is too high by their share",
-    )
-    yield from _of_cases(
-        opinions,
-        "letter-is-a-word",
-        opinions.in_words,
-        'the letter was read from a word, such as "I" or the D of "Don\'t"',
-        "score the samples with a reader that needs a marked letter",
-        high=0.001,
-    )
-    yield from _of_cases(
-        opinions,
-        "decided-by-fallback",
-        opinions.fallback,
-        "the text marks no answer, so the last number or a letter somewhere in it decides",
-        "ask for a marked answer (\\boxed{}, 'Answer: X'), and state this share beside the score",
-        high=0.5,
-        medium=0.2,
-    )
-    for name, pairs, message in (
-        ("votes-split", opinions.split, "votes count these answers apart although they are equal"),
-        ("votes-merged", opinions.merged, "votes count these answers as one although they differ"),
+def _findings(opinions: _Opinions) -> Iterator[Finding]:
+    for name, cases in (
+        ("right-answer-rejected", opinions.rejected),
+        ("wrong-answer-accepted", opinions.accepted),
+        ("letter-is-a-word", opinions.in_words),
+        ("decided-by-fallback", opinions.fallback),
     ):
-        if pairs:
-            problems = {problem_id for problem_id, _ in pairs}
-            of_all = len(opinions.counts[""])
-            yield Finding(
-                kind=name,
-                area="answers",
-                severity=severity_of(len(problems), of_all, high=0.1, medium=_HIGH),
-                count=len(problems),
-                total=of_all,
-                unit="problems",
-                message=f"{message}, which changes maj@k",
-                advice="compare maj@k with its value under the rules below",
-                example=pairs[0][1],
-                problem_id=pairs[0][0],
-            )
-    unread = opinions.total - opinions.answered
-    if unread:
-        yield Finding(
-            kind="no-answer-read",
-            area="answers",
-            severity=severity_of(unread, opinions.total, high=0.3, medium=0.05),
-            count=unread,
-            total=opinions.total,
-            unit="samples",
-            message="the scorer found no answer, so these samples count as wrong whatever they say",
-            advice="read some of them: the format may be one that the scorer does not know, or the "
-            "text may end too early",
-        )
-
-
-def _of_cases(
-    opinions: _Opinions,
-    name: str,
-    cases: Sequence[_Case],
-    message: str,
-    advice: str,
-    *,
-    high: float = _HIGH,
-    medium: float = _MEDIUM,
-) -> Iterator[Finding]:
-    if cases:
-        yield Finding(
-            kind=name,
-            area="answers",
-            severity=severity_of(len(cases), opinions.total, high=high, medium=medium),
-            count=len(cases),
-            total=opinions.total,
-            unit="samples",
-            message=message,
-            advice=advice,
-            example=cases[0].text,
-            problem_id=cases[0].sample.problem_id,
-            sample_index=cases[0].sample.index,
-        )
+        example = cases[0].text if cases else None
+        yield from find(name, [case.sample for case in cases], opinions.total, example=example)
+    num_problems = len(opinions.counts[""])
+    for name, pairs in (("votes-split", opinions.split), ("votes-merged", opinions.merged)):
+        yield from find(name, [*dict(pairs[::-1]).items()], num_problems, unit="problems")
+    yield from find("no-answer-read", opinions.unread, opinions.total)
 
 
 def _effect(view: RunView, opinions: _Opinions, name: str, source: str) -> RuleEffect | None:

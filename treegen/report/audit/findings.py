@@ -7,7 +7,9 @@ from typing import Any, Final, Literal
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError
 from treegen.evals.statistics.tables import Cell, Table
+from treegen.report.audit.kinds import KINDS
 from treegen.report.tables import PrintableTable, table_listing
+from treegen.report.view import Sample
 
 Severity = Literal["high", "medium", "low"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("high", "medium", "low")
@@ -31,7 +33,8 @@ class Finding:
 
     kind: str
     """Its name, such as "right-answer-rejected"."""
-    area: Literal["answers", "prompts", "samples", "data"]
+    area: str
+    """"answers", "prompts", "samples" or "data"."""
     severity: Severity
     count: int
     """How many samples or problems have it."""
@@ -193,24 +196,52 @@ def excerpt(text: str) -> str:
     return " ".join(safe_text(text).split())
 
 
-def severity_of(count: int, total: int, *, high: float, medium: float) -> Severity:
-    """Return the severity of a count by its share of the total.
+Case = Sample | tuple[str, str]
+"""A sample, or the id of a problem and a text."""
+
+
+def find(
+    name: str,
+    cases: Sequence[Case],
+    total: int,
+    *,
+    unit: str = "samples",
+    example: str | None = None,
+    severity: Severity | None = None,
+    **values: object,
+) -> Iterator[Finding]:
+    """Yield a finding if there are cases.
 
     Args:
-        count: Cases.
-        total: All samples or problems.
-        high: The share from which it is high.
-        medium: The share from which it is medium.
+        name: A name of `KINDS`.
+        cases: The samples or problems with the defect; the first is the example.
+        total: How many were looked at.
+        unit: "samples", "problems" or "runs".
+        example: The text to show, if it is not that of the first case.
+        severity: The severity; by default it follows from the share of cases.
+        values: What the message shows, by name.
     """
-    share = count / max(1, total)
-    return "high" if share >= high else "medium" if share >= medium else "low"
+    if not cases:
+        return
+    kind, first, share = KINDS[name], cases[0], len(cases) / max(1, total)
+    is_sample = isinstance(first, Sample)
+    problem_id, text = (first.problem_id, first.text) if isinstance(first, Sample) else first
+    yield Finding(
+        kind=name,
+        area=kind.area,
+        severity=severity
+        or ("high" if share >= kind.high else "medium" if share >= kind.medium else "low"),
+        count=len(cases),
+        total=total,
+        unit=unit,
+        message=kind.message.format(**values) if values else kind.message,
+        advice=kind.advice,
+        example=text if example is None else example,
+        problem_id=problem_id,
+        sample_index=first.index if is_sample else None,  # type: ignore[union-attr]
+    )
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings, the severest first; among equal ones, in their order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
-
-
-def name_some(ids: Sequence[str], most: int = 5) -> str:
-    """Return some ids as text, such as "a, b, ..."."""
-    return ", ".join(ids[:most]) + (", ..." if len(ids) > most else "")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from treegen.report.audit.equivalence import find_programs
-from treegen.report.audit.findings import Finding, severity_of
+from treegen.report.audit.findings import Finding, find
 from treegen.report.view import RunView, Sample
 
 
@@ -37,30 +37,12 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
                 broken.append(sample)
             elif _differ(programs, names):
                 several.append(sample)
-    yield from _finding(
-        view,
-        missed,
-        "program-not-found",
-        "the run found no program here, and evalplus' sanitizer finds one",
-        "read these samples; ask for one fenced block",
-        (0.02, 0.005),
-    )
-    yield from _finding(
-        view,
-        broken,
-        "program-does-not-compile",
-        "the run's program does not compile, and evalplus' sanitizer finds a part that does",
-        "read these samples: prose or a second block may stand in the program",
-        (0.05, 0.02),
-    )
-    yield from _finding(
-        view,
-        several,
-        "several-programs",
-        "the first and the last block define the same name, and tools differ in which one they run",
-        "state which block is run",
-        (2.0, 2.0),
-    )
+    for name, cases in (
+        ("program-not-found", missed),
+        ("program-does-not-compile", broken),
+        ("several-programs", several),
+    ):
+        yield from find(name, cases, view.num_done)
 
 
 def _differ(programs: Any, names: Sequence[str]) -> bool:
@@ -68,37 +50,3 @@ def _differ(programs: Any, names: Sequence[str]) -> bool:
     if not first or not last or first == last or not names:
         return False
     return all(re.search(rf"\b(?:def|class)\s+{re.escape(names[0])}\b", p) for p in (first, last))
-
-
-def _finding(
-    view: RunView,
-    cases: Sequence[Sample],
-    kind: str,
-    message: str,
-    advice: str,
-    shares: tuple[float, float],
-) -> Iterator[Finding]:
-    """Yield a finding on programs, if there are cases.
-
-    Args:
-        view: The run.
-        cases: Its samples with the defect.
-        kind: The name of the finding.
-        message: What is wrong.
-        advice: What to do.
-        shares: The shares of all samples from which it is high and medium.
-    """
-    if cases:
-        yield Finding(
-            kind=kind,
-            area="answers",
-            severity=severity_of(len(cases), view.num_done, high=shares[0], medium=shares[1]),
-            count=len(cases),
-            total=view.num_done,
-            unit="samples",
-            message=message,
-            advice=advice,
-            example=cases[0].text,
-            problem_id=cases[0].problem_id,
-            sample_index=cases[0].index,
-        )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from treegen.report.audit.findings import Finding, severity_of
+from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.readers import next_problem
 from treegen.report.view import RunView, Sample
 
@@ -26,55 +26,20 @@ def audit_samples(view: RunView) -> Iterator[Finding]:
     if view.job is not None and view.job.choices:
         return  # nothing was drawn
     samples = list(view.samples)
-    if not samples:
-        return
+    num = len(samples)
     cut = [s for s in samples if s.finish_reason == "length" or _is_open(s)]
     yield from _cut(view, samples, cut)
-    yield from _finding(
-        samples,
-        [s for s in samples if not s.text.strip()],
-        "empty-sample",
-        "the sample has no text",
-        "look for a stop string or an end token that comes at once, or for a failed request",
-        high=0.05,
-        medium=0.01,
-    )
-    yield from _finding(
-        samples,
-        [s for s in samples if s.num_tokens != 1 and is_repetition(s.text)],
+    yield from find("empty-sample", [s for s in samples if not s.text.strip()], num)
+    yield from find(
         "repeats-to-the-end",
-        "the text repeats itself up to its end",
-        "check the temperature, the chat template and the begin-of-text token",
-        high=0.2,
-        medium=0.05,
+        [s for s in samples if s.num_tokens != 1 and is_repetition(s.text)],
+        num,
     )
-    yield from _finding(
-        samples,
-        [s for s in samples if _MARKUP.search(s.text)],
-        "end-token-in-text",
-        "the text has a token that ends a turn, and went on after it",
-        "name this token as a stop (stop=, stop_token_ids=), and sample again",
-        high=0.1,
-        medium=0.01,
-    )
+    yield from find("end-token-in-text", [s for s in samples if _MARKUP.search(s.text)], num)
     unread = [s for s in samples if s.thinking is None and "</think>" in s.text]
-    yield from _finding(
-        samples,
-        unread,
-        "reasoning-read-as-answer",
-        "the reasoning was not separated from the answer, so the scorer read both",
-        "name the tags (reasoning_tags=), or strip the reasoning before scoring",
-        high=0.1,
-        medium=0.01,
-    )
-    yield from _finding(
-        samples,
-        [s for s in samples if next_problem(s.parts[1]) is not None],
-        "runs-into-next-problem",
-        "after its answer the text begins a problem of its own, which the scorer may read",
-        "add the text that begins a problem in the prompt as a stop string",
-        high=0.1,
-        medium=0.02,
+    yield from find("reasoning-read-as-answer", unread, num)
+    yield from find(
+        "runs-into-next-problem", [s for s in samples if next_problem(s.parts[1]) is not None], num
     )
     yield from _equal(view)
     yield from _language(view, samples)
@@ -87,45 +52,21 @@ def _is_open(sample: Sample) -> bool:
 
 
 def _cut(view: RunView, samples: Sequence[Sample], cut: Sequence[Sample]) -> Iterator[Finding]:
-    headline = view.filters[0] if view.filters else None
+    headline, num = view.filters[0] if view.filters else "", len(samples)
     thinking = [s for s in cut if _is_open(s)]
-    yield from _finding(
-        samples,
-        thinking,
-        "thinking-cut-off",
-        "the sample ended during its reasoning, so it has no answer and counts as wrong",
-        "raise max_tokens, or bound the reasoning with max_thinking_tokens",
-        high=0.05,
-        medium=0.01,
-    )
+    yield from find("thinking-cut-off", thinking, num)
 
     def is_unanswered(sample: Sample) -> bool:
-        verdict = (sample.verdicts or {}).get(headline or "")
+        verdict = (sample.verdicts or {}).get(headline)
         # The text of a sample with choices or a program is its own answer.
         return verdict is None or not verdict.correct
 
     open_ones = {id(sample) for sample in thinking}
     unanswered = [s for s in cut if id(s) not in open_ones and is_unanswered(s)]
-    yield from _finding(
-        samples,
-        unanswered,
-        "cut-off",
-        "the sample ended at max_tokens and is not right",
-        "raise max_tokens and resume with more tokens, or state this share beside the score",
-        high=0.1,
-        medium=0.02,
-    )
+    yield from find("cut-off", unanswered, num)
     drawn = [s for s in samples if s.num_tokens != 1]
     if len(drawn) >= 5 and len(cut) >= 0.95 * len(drawn) and len(unanswered) >= len(drawn) / 2:
-        yield from _finding(
-            samples,
-            cut,
-            "end-never-reached",
-            "nearly all samples end at max_tokens: the end token never came or does not stop",
-            "check eos_token_id, the chat template and the stop strings",
-            high=0.5,
-            medium=0.5,
-        )
+        yield from find("end-never-reached", cut, num)
 
 
 def is_repetition(text: str) -> bool:
@@ -163,23 +104,12 @@ def _equal(view: RunView) -> Iterator[Finding]:
         and group[0].num_tokens >= _LONG
         and (len(group) > 2 if (logprob := group[0].logprob) is None else logprob < -14)
     ]
-    if equal:
-        yield Finding(
-            kind="equal-samples",
-            area="samples",
-            severity=severity_of(len(equal), len(groups), high=0.5, medium=0.1),
-            count=len(equal),
-            total=len(groups),
-            unit="problems",
-            message=f"all samples of a problem are the same text at temperature {temperature}",
-            advice="give each sample its own seed, and look for a cache that returns the first one",
-            example=equal[0][0].text,
-            problem_id=equal[0][0].problem_id,
-            sample_index=equal[0][0].index,
-        )
+    first = [group[0] for group in equal]
+    yield from find("equal-samples", first, len(groups), unit="problems", temperature=temperature)
 
 
 def _language(view: RunView, samples: Sequence[Sample]) -> Iterator[Finding]:
+    num = len(samples)
     script_of_problem = {p.id: main_script(p.question) for p in view.problems}
     strange = []
     for sample in samples:
@@ -188,15 +118,7 @@ def _language(view: RunView, samples: Sequence[Sample]) -> Iterator[Finding]:
             mine = main_script(sample.parts[1])
             if mine is not None and mine != asked:
                 strange.append(sample)
-    yield from _finding(
-        samples,
-        strange,
-        "other-language",
-        "most letters are of another script than those of the question",
-        "check the chat template and the system text; some scorers read one language only",
-        high=0.5,
-        medium=0.05,
-    )
+    yield from find("other-language", strange, num)
 
 
 @lru_cache(maxsize=1 << 13)
@@ -217,29 +139,3 @@ def main_script(text: str) -> str | None:
         return None
     name, most = counts.most_common(1)[0]
     return name if most >= 0.6 * total else None
-
-
-def _finding(
-    samples: Sequence[Sample],
-    cases: Sequence[Sample],
-    kind: str,
-    message: str,
-    advice: str,
-    *,
-    high: float,
-    medium: float,
-) -> Iterator[Finding]:
-    if cases:
-        yield Finding(
-            kind=kind,
-            area="samples",
-            severity=severity_of(len(cases), len(samples), high=high, medium=medium),
-            count=len(cases),
-            total=len(samples),
-            unit="samples",
-            message=message,
-            advice=advice,
-            example=cases[0].text,
-            problem_id=cases[0].problem_id,
-            sample_index=cases[0].index,
-        )
