@@ -1,38 +1,40 @@
 """Small imported runs for tests of the audit."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treegen.report.audit.audit import audit_run
-from treegen.report.audit.findings import Audit
 from treegen.report.exchange.external_log import ExternalLog, make_runs
 
 
-def audit_case(case: dict[str, Any], folder: Path) -> Audit:
-    """Return the audit of a run with one problem, or with two equal ones."""
-    ids = ["1", "2"] if case.get("twice") else ["1"]
-    problem = {"question": case["question"], "answer": case["gold"]}
-    log = {
-        "task": "reported",
-        "version": "1",
-        "model": case.get("model", "some/model"),
-        "source": "a report",
-        "problems": tuple({"id": i, "prompt": case.get("prompt", ""), **problem} for i in ids),
-        "filters": ("score",),
-        "num_samples": len(case["samples"]),
-        "num_fewshot": case.get("num_fewshot", 0),
+def import_run(
+    folder: Path,
+    problems: Sequence[tuple[str, str]],
+    samples: Sequence[Sequence[tuple[str, str | None, bool]]],
+    *,
+    prompt: str = "",
+    finish: str = "stop",
+    **log: Any,
+) -> Path:
+    """Write an imported run and return its directory."""
+    content = {
+        "problems": tuple(
+            {"id": str(number), "question": question, "answer": answer, "prompt": prompt}
+            for number, (question, answer) in enumerate(problems)
+        ),
         "samples": tuple(
             {
-                "problem_id": problem_id,
+                "problem_id": str(number),
                 "index": index,
                 "text": text,
-                "num_tokens": len(text.split()),
-                "finish_reason": case.get("finish", "stop"),
+                "num_tokens": 40,
+                "finish_reason": finish,
                 "verdicts": {"score": {"answer": answer, "correct": correct}},
             }
-            for problem_id in ids
-            for index, (text, answer, correct) in enumerate(case["samples"])
+            for number, of_problem in enumerate(samples)
+            for index, (text, answer, correct) in enumerate(of_problem)
         ),
     }
-    (run,) = make_runs([ExternalLog.model_validate(log)], folder / "run")
-    return audit_run(run)
+    head = {"task": "t", "version": "1", "model": "m", "source": "s", "filters": ("score",)}
+    whole = {**head, **content, "num_samples": len(samples[0]), **log}
+    return make_runs([ExternalLog.model_validate(whole)], folder / "run")[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_cases import audit_case
+from audit_cases import import_run
 from click.testing import CliRunner
 
 from treegen import evaluate
@@ -21,43 +21,12 @@ from treegen.report.audit.equivalence import compare, find_programs
 from treegen.report.audit.findings import Audit
 from treegen.report.audit.readers import CHOICE_RULES, NUMBER_RULES, value_of, visible
 from treegen.report.audit.samples import is_repetition
-from treegen.report.exchange.external_log import ExternalLog, make_runs
 from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.report.view import RunView
 from treegen.tasks.gsm8k import GSM8K
 
-
-def _run(
-    folder: Path, problems: list[tuple[str, str]], samples: list[list[tuple[str, str]]], **more: Any
-) -> Path:
-    """Write an imported run; a sample is its text and the answer that the tool has read."""
-    log = ExternalLog(
-        task="t",
-        version="1",
-        model=more.pop("model", "m"),
-        source="s",
-        problems=tuple(
-            {"id": str(i), "question": q, "answer": a, "prompt": more.get("prompt", "")}  # type: ignore[misc]
-            for i, (q, a) in enumerate(problems)
-        ),
-        filters=("score",),
-        num_samples=len(samples[0]),
-        samples=tuple(
-            {  # type: ignore[misc]
-                "problem_id": str(i),
-                "index": j,
-                "text": text,
-                "num_tokens": 40,
-                "verdicts": {"score": {"answer": read, "correct": read == problems[i][1]}},
-            }
-            for i, of_problem in enumerate(samples)
-            for j, (text, read) in enumerate(of_problem)
-        ),
-        sampling=more.get("sampling", {}),
-        num_fewshot=more.get("num_fewshot", 0),
-    )
-    return make_runs([log], folder / "run")[0]
+_MISREAD = [[("The answer is 18.", "17", False)]]
 
 
 def _kinds(audit: Audit) -> dict[str, str]:
@@ -70,7 +39,7 @@ def test_the_command_prints_findings_and_fails_on_request(repository: Path, tmp_
     assert done.exit_code == 0, done.output
     (audit,) = json.loads(done.stdout)["audits"]
     assert audit["counts"] == {"high": 0, "medium": 0, "low": 0} and audit["answers"] == "number"
-    bad = _run(tmp_path, [("How many?", "18")], [[("The answer is 18.", "17")]])
+    bad = import_run(tmp_path, [("How many?", "18")], _MISREAD)
     done = CliRunner().invoke(cli, ["audit", str(clean), str(bad), "--fail-on", "high"])
     assert done.exit_code == 1, done.output
     assert "HIGH right-answer-rejected: 1 of 1 samples" in done.output
@@ -81,7 +50,7 @@ def test_the_command_prints_findings_and_fails_on_request(repository: Path, tmp_
 
 
 def test_the_page_has_the_audit(tmp_path: Path) -> None:
-    view = load_run(_run(tmp_path, [("How many?", "18")], [[("The answer is 18.", "17")]]))
+    view = load_run(import_run(tmp_path, [("How many?", "18")], _MISREAD))
     page, *_ = write_page([view], tmp_path / "page.html", plots=False, audits=[audit_view(view)])
     text = page.read_text()
     assert "Audit: 1 high, 0 medium, 0 low" in text and "right-answer-rejected" in text
@@ -103,10 +72,9 @@ def test_evaluate_warns_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_rule_effects_are_paired_differences(tmp_path: Path) -> None:
     problems = [(f"How many are in box {i}?", str(10 + i)) for i in range(6)]
     samples = [
-        [(f"The answer is {10 + i + (i % 3 == 0)}.", str(10 + i)) for _ in range(2)]
-        for i in range(6)
+        [(f"The answer is {10 + i + (i % 3 == 0)}.", str(10 + i), True)] * 2 for i in range(6)
     ]
-    audit = audit_run(_run(tmp_path, problems, samples))
+    audit = audit_run(import_run(tmp_path, problems, samples))
     rule = next(rule for rule in audit.rules if rule.rule == "strict-match")
     moved = [-1.0, 0.0, 0.0, -1.0, 0.0, 0.0]
     for metric in ("accuracy", "maj@2", "pass@2"):
@@ -176,11 +144,11 @@ def test_findings_on_votes_samples_and_data(tmp_path: Path) -> None:
     story = "The box had some apples and each of them was counted by hand. The answer is 1,000."
     problems = [("How many apples?", "1000"), ("How many  Apples?", "7"), ("Why was it? " * 5, "")]
     samples = [
-        [(f"So it is 1000. {i}", "1,000" if i else "1000") for i in range(3)],
-        [(story, "1000")] * 3,
-        [("\u042d\u0442\u043e " * 30, "x"), ("", "x"), ("No.", "x")],
+        [(f"So it is 1000. {i}", "1,000" if i else "1000", i == 0) for i in range(3)],
+        [(story, "1000", False)] * 3,
+        [("\u042d\u0442\u043e " * 30, "x", False), ("", "x", False), ("No.", "x", False)],
     ]
-    run = _run(tmp_path, problems, samples, sampling={"temperature": 0.7})
+    run = import_run(tmp_path, problems, samples, sampling={"temperature": 0.7})
     kinds = _kinds(audit_run(run))
     assert kinds["votes-split"] == "high"
     assert kinds["equal-samples"] == "medium"
@@ -208,9 +176,9 @@ def _with_settings(view: RunView, model: Path, **prompt: Any) -> RunView:
 
 def test_findings_on_a_tokenizer(tmp_path: Path) -> None:
     prompt = "Q: What is it?\nA: 5\n\nQ: How many?\nA:"
-    samples = [[("The answer is 18.\nQ: And then?", "18")]]
+    samples = [[("The answer is 18.\nQ: And then?", "18", True)]]
     more: dict[str, Any] = {"prompt": prompt, "num_fewshot": 1, "sampling": {"stop": ["###"]}}
-    view = load_run(_run(tmp_path, [("How many?", "18")], samples, **more))
+    view = load_run(import_run(tmp_path, [("How many?", "18")], samples, **more))
     assert _kinds(audit_view(view))["separator-does-not-stop"] == "high"
     model = tmp_path / "model"
     model.mkdir()
@@ -239,11 +207,7 @@ def test_hostile_texts_take_linear_time_and_cannot_steer_a_terminal(tmp_path: Pa
             rule.read(visible(text))
         is_repetition(text)
     assert time.process_time() - start < 5
-    case = {
-        "question": "How many\x1b[2J?",
-        "gold": "18",
-        "samples": [["\x1b[31mThe answer is 18.\u202e", "1\x1b7", False]],
-    }
-    shown = str(audit_case(case, tmp_path))
+    sample = ("\x1b[31mThe answer is 18.\u202e", "1\x1b7", False)
+    shown = str(audit_run(import_run(tmp_path, [("How many\x1b[2J?", "18")], [[sample]])))
     assert "right-answer-rejected" in shown
     assert "\x1b" not in shown and "\u202e" not in shown

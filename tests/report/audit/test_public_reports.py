@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_cases import audit_case
+from audit_cases import import_run
+
+from treegen.report.audit.audit import audit_run
 
 _CASES = [
     json.loads(line)
@@ -19,7 +21,11 @@ _CASES = [
 
 @pytest.mark.parametrize("case", _CASES, ids=[case["url"][19:] for case in _CASES])
 def test_the_audit_finds_what_was_reported(case: dict[str, Any], tmp_path: Path) -> None:
-    audit = audit_case(case, tmp_path)
+    names = ("prompt", "finish", "model", "num_fewshot")
+    more = {name: case[name] for name in names if name in case}
+    copies = 2 if case.get("twice") else 1
+    problems = [(case["question"], case["gold"])] * copies
+    audit = audit_run(import_run(tmp_path, problems, [case["samples"]] * copies, **more))
     severity = {finding.kind: finding.severity for finding in audit.findings}
     assert severity.get(case["finding"]) in ("high", "medium"), str(audit)
 

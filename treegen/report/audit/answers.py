@@ -163,15 +163,7 @@ def _math_verify(view: RunView) -> list[Rule]:
 def _read_problem(
     view: RunView, problem: ProblemView, golds: tuple[str, ...], kind: str, opinions: _Opinions
 ) -> None:
-    """Add the samples of a problem to the opinions. Equal texts are read once.
-
-    Args:
-        view: The run.
-        problem: The problem.
-        golds: Its right answers.
-        kind: The kind of answer.
-        opinions: Receives what the rules say.
-    """
+    """Add the samples of a problem to the opinions. Equal texts are read once."""
     headline, most = view.filters[0], view.fixed
     read: dict[str, list[tuple[str | None, bool]]] = {}
     verified: dict[tuple[int, str], bool] = {}
@@ -217,18 +209,7 @@ def _judge(
     kind: str,
     opinions: _Opinions,
 ) -> None:
-    """Compare the verdict on a sample with what the other rules agree on.
-
-    Args:
-        sample: The sample.
-        text: The part of it that the rules have read.
-        verdict: The verdict of the run.
-        answers: The answer and its correctness by each rule.
-        golds: The right answers of the problem.
-        question: The question.
-        kind: The kind of answer.
-        opinions: Receives the case if they disagree.
-    """
+    """Compare the verdict on a sample with what the other rules agree on."""
     opinions.total += 1
     if verdict.answer is None:
         opinions.unread.append(sample)
@@ -267,13 +248,7 @@ def _is_same_answer(first: str | None, second: str | None) -> bool:
 
 
 def _is_same_value(answer: str | None, golds: tuple[str, ...], kind: str) -> bool | None:
-    """Return whether an answer has the value of a reference; None if it has no value.
-
-    Args:
-        answer: The answer; None if there is none.
-        golds: The references.
-        kind: The kind of answer.
-    """
+    """Return whether an answer has the value of a reference; None if it has no value."""
     if answer is None:
         return None
     if kind == "choice":
@@ -288,14 +263,7 @@ def _is_same_value(answer: str | None, golds: tuple[str, ...], kind: str) -> boo
 def _compare_classes(
     problem_id: str, opinions: _Opinions, kind: str, texts: Mapping[str, set[str]]
 ) -> None:
-    """Add pairs of answers that the run's votes count as one or as two, unlike their values.
-
-    Args:
-        problem_id: The problem.
-        opinions: The opinions; receives the pairs.
-        kind: The kind of answer.
-        texts: By the run's answer, the expressions of its samples.
-    """
+    """Add pairs of answers that the run's votes count as one or as two, unlike their values."""
     counts = Counter[str]()
     for (answer, _), times in opinions.counts[""].get(problem_id, {}).items():
         if answer is not None:
@@ -333,14 +301,7 @@ def _findings(opinions: _Opinions) -> Iterator[Finding]:
 
 
 def _effect(view: RunView, opinions: _Opinions, name: str, source: str) -> RuleEffect | None:
-    """Return the metrics of the run under one rule; None if the rule never finds an answer.
-
-    Args:
-        view: The run.
-        opinions: What the rules say.
-        name: The rule.
-        source: Whose rule it is.
-    """
+    """Return the metrics of the run under one rule; None if the rule never finds an answer."""
     by_problem = opinions.counts[name]
     if all(answer is None for counts in by_problem.values() for answer, _ in counts):
         return None
@@ -368,13 +329,7 @@ def _effect(view: RunView, opinions: _Opinions, name: str, source: str) -> RuleE
 
 
 def _value(counts: Counts, metric: str, k: int) -> float:
-    """Return the value of a metric for one problem.
-
-    Args:
-        counts: How many samples gave each answer.
-        metric: "accuracy", "maj@k" or "pass@k".
-        k: The k.
-    """
+    """Return the value of a metric for one problem."""
     total = sum(counts.values())
     right = sum(times for (_, is_right), times in counts.items() if is_right)
     if metric == "accuracy":

@@ -50,13 +50,7 @@ def audit_data(view: RunView, kind: str) -> Iterator[Finding]:
 def _find(
     name: str, cases: Sequence[ProblemView], problems: Sequence[ProblemView]
 ) -> Iterator[Finding]:
-    """Yield a finding on problems.
-
-    Args:
-        name: Its kind.
-        cases: The problems with the defect.
-        problems: All problems.
-    """
+    """Yield a finding on problems."""
     texts = [(p.id, f"{p.reference}: {p.question}") for p in cases]
     yield from find(name, texts, len(problems), unit="problems")
 

@@ -15,16 +15,7 @@ Severity = Literal["high", "medium", "low"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("high", "medium", "low")
 """High: the number is probably wrong. Medium: it may be. Low: a reader should know."""
 _SHOWN: Final = 240
-_RULE_COLUMNS: Final = (
-    "Rule",
-    "Accuracy",
-    "Low",
-    "High",
-    "Minus this run",
-    "Low ",
-    "High ",
-    "Verdicts that differ",
-)
+_KEPT: Final = 4000  # last characters of an example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,17 +144,21 @@ class Audit:
     def _effects(self, metric: str, rules: Sequence[RuleEffect]) -> Table:
         name = metric[:1].upper() + metric[1:]
         rows: list[tuple[Cell, ...]] = [
-            (
-                f"{rule.rule} ({rule.source})",
-                *rule.values[metric],
-                *rule.differences[metric],
-                rule.differing,
-            )
-            for rule in rules
-            if metric in rule.values
+            (f"{r.rule} ({r.source})", *r.values[metric], *r.differences[metric], r.differing)
+            for r in rules
+            if metric in r.values
         ]
-        columns = tuple(name if column == "Accuracy" else column for column in _RULE_COLUMNS)
-        return Table(f"{name} if another rule read the answers", columns, tuple(rows))
+        head = (
+            "Rule",
+            name,
+            "Low",
+            "High",
+            "Minus this run",
+            "Low ",
+            "High ",
+            "Differing verdicts",
+        )
+        return Table(f"{name} if another rule read the answers", head, tuple(rows))
 
     def lines(self) -> Iterator[str]:
         """Yield the audit as lines for a terminal."""
@@ -236,7 +231,7 @@ def find(
         unit=unit,
         message=kind.message.format(**values) if values else kind.message,
         advice=kind.advice,
-        example=text if example is None else example,
+        example=(text if example is None else example)[-_KEPT:],
         problem_id=problem_id,
         sample_index=first.index if is_sample else None,  # type: ignore[union-attr]
     )

@@ -127,14 +127,7 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
 def _of_model(
     view: RunView, texts: Mapping[str, str], is_chat: bool, system: str | None
 ) -> Iterator[Finding]:
-    """Yield findings that follow from the model's name and its tokenizer's files.
-
-    Args:
-        view: The run.
-        texts: The prompts by problem.
-        is_chat: Whether the chat template is applied.
-        system: The system text.
-    """
+    """Yield findings that follow from the model's name and its tokenizer's files."""
     identity, model = view.info.identity, str(view.info.free.get("model") or "")
     is_drawn = view.job is not None and not view.job.choices
     config = _tokenizer_config(model)
@@ -194,11 +187,5 @@ def _shortened(view: RunView) -> Iterator[Finding]:
 def _find(
     name: str, cases: Sequence[tuple[str, str]], texts: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yield a finding on prompts.
-
-    Args:
-        name: Its kind.
-        cases: The problems with the defect, and their prompts.
-        texts: All prompts, by problem.
-    """
+    """Yield a finding on prompts."""
     yield from find(name, cases, len(texts), unit="problems")

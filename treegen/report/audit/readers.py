@@ -151,18 +151,6 @@ def is_bare(text: str) -> bool:
     return len(text) < _BARE and len(text.split()) <= 4
 
 
-def _strict(text: str) -> str | None:
-    for pattern in _STRICT:
-        if match := pattern.search(text):
-            return match[1]
-    return None
-
-
-def _last_strict(text: str) -> str | None:
-    found = _STRICT[0].findall(text)
-    return found[-1] if found else None
-
-
 def _flexible(text: str) -> str | None:
     # A match has no spaces, so words are read from the end.
     for word in reversed(text[-2000:].split()):
@@ -191,11 +179,6 @@ def _boxed_number(text: str) -> str | None:
     return box if box is not None and value_of(box) is not None else None
 
 
-def _stated_number(text: str) -> str | None:
-    found = _STATED_NUMBER.findall(text)
-    return found[-1] if found else None
-
-
 def _exact_form(answer: str) -> str:
     plain = answer.replace(",", "").replace("$", "")
     return plain.rpartition("#### ")[2].removesuffix(".").lower()
@@ -210,19 +193,21 @@ def _equals_as_number(answer: str, gold: str) -> bool:
     return value is not None and value == value_of(gold)
 
 
-def _first_letter(*patterns: re.Pattern[str]) -> Callable[[str], str | None]:
+def _first(*patterns: re.Pattern[str]) -> Callable[[str], str | None]:
+    """Return a reader of the first match of the first pattern that matches."""
+
     def read(text: str) -> str | None:
-        for pattern in patterns:
-            if match := pattern.search(text):
-                return match[1].upper()
-        return None
+        matches = (pattern.search(text) for pattern in patterns)
+        return next((match[1].upper() for match in matches if match), None)
 
     return read
 
 
-def _last_letter(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
+def _last(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
+    """Return a reader of the last match of a pattern."""
+
     def read(text: str) -> str | None:
-        found = pattern.findall(text)
+        found: list[str] = pattern.findall(text)
         return found[-1].upper() if found else None
 
     return read
@@ -254,20 +239,20 @@ def _first_line(text: str) -> str | None:
 
 
 NUMBER_RULES: Final = (
-    Rule("strict-match", "lm-eval", _strict, _equals_exactly, True),
-    Rule("last ####", "verl", _last_strict, _equals_exactly, True),
+    Rule("strict-match", "lm-eval", _first(*_STRICT), _equals_exactly, True),
+    Rule("last ####", "verl", _last(_STRICT[0]), _equals_exactly, True),
     Rule("flexible-extract", "lm-eval", _flexible, _equals_exactly),
     Rule("match(numeric)", "Inspect", _inspect_number, _equals_as_number),
     Rule("Answer: N", "simple-evals", _after_answer, _equals_as_number, True),
     Rule("boxed number", "MATH", _boxed_number, _equals_as_number, True),
-    Rule("answer is N", "lighteval", _stated_number, _equals_as_number, True),
+    Rule("answer is N", "lighteval", _last(_STATED_NUMBER), _equals_as_number, True),
 )
 CHOICE_RULES: Final = (
-    Rule("Answer: X, first", "simple-evals", _first_letter(_MMLU), _same_letter, True),
-    Rule("ANSWER: X, last line", "Inspect", _last_letter(_INSPECT), _same_letter, True),
-    Rule("**Answer:** X, last", "NeMo-Skills", _last_letter(_AAI), _same_letter, True),
-    Rule("answer is (X)", "MMLU-Pro", _first_letter(*_MMLU_PRO), _same_letter, True),
-    Rule("answer is X, last", "lighteval", _last_letter(_STATED_LETTER), _same_letter, True),
+    Rule("Answer: X, first", "simple-evals", _first(_MMLU), _same_letter, True),
+    Rule("ANSWER: X, last line", "Inspect", _last(_INSPECT), _same_letter, True),
+    Rule("**Answer:** X, last", "NeMo-Skills", _last(_AAI), _same_letter, True),
+    Rule("answer is (X)", "MMLU-Pro", _first(*_MMLU_PRO), _same_letter, True),
+    Rule("answer is X, last", "lighteval", _last(_STATED_LETTER), _same_letter, True),
     Rule("boxed letter", "NeMo-Gym", _boxed_letter, _same_letter, True),
     Rule("leading letter", "lm-eval", _leading_letter, _same_letter, True),
 )
