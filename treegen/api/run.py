@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from treegen.api.judge_plan import JudgingPlan
 from treegen.common.files.paths import file_name, given_path
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, arg
+from treegen.errors import InputError, TreegenError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
 from treegen.evals.judging.models import JudgeLoader
 from treegen.evals.pipeline.evaluation import evaluate_all
@@ -262,8 +262,9 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
                     allow_task_code=True,
                 )
     run = place.run(results[0].path, instance, results[0].verdicts)
-    if progress and (warning := run.audit(quick=True).warning) is not None:
-        listener.warn(safe_text(warning))
+    with suppress(TreegenError):  # the run is complete, whatever its audit meets
+        if progress and (warning := run.audit(quick=True).warning) is not None:
+            listener.warn(safe_text(warning))
     return run
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from report_cases import run_settings
 
 from treegen.evals.config.eval_settings import resolve_eval_settings
+from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
 from treegen.evals.problem import Problem
 from treegen.report.audit.answers import references_of

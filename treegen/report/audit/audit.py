@@ -40,7 +40,8 @@ def audit_view(view: RunView, *, quick: bool = False) -> Audit:
 
     Args:
         view: The run.
-        quick: Whether to leave out what may take minutes: formulas and programs.
+        quick: Whether to leave out what may take minutes: formulas, programs, and references that
+            a user's own task scores.
     """
     kind = answer_kind(view)
     is_read = not (quick and kind in _SLOW)
@@ -48,7 +49,7 @@ def audit_view(view: RunView, *, quick: bool = False) -> Audit:
     if kind == "code" and is_read:
         findings += audit_programs(view)
     findings += [*audit_prompts(view, kind), *audit_samples(view)]
-    findings += audit_data(view, kind if is_read else "none")
+    findings += audit_data(view, kind if is_read else "none", quick=quick)
     return Audit(
         run=str(view.path),
         task=view.task,

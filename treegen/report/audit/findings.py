@@ -219,8 +219,11 @@ def find(
     if not cases:
         return
     kind, first, share = KINDS[name], cases[0], len(cases) / max(1, total)
-    is_sample = isinstance(first, Sample)
-    problem_id, text = (first.problem_id, first.text) if isinstance(first, Sample) else first
+    index = None
+    if isinstance(first, Sample):
+        problem_id, index, text = first.problem_id, first.index, first.text
+    else:
+        problem_id, text = first
     yield Finding(
         kind=name,
         area=kind.area,
@@ -233,7 +236,7 @@ def find(
         advice=kind.advice,
         example=(text if example is None else example)[-_KEPT:],
         problem_id=problem_id,
-        sample_index=first.index if is_sample else None,  # type: ignore[union-attr]
+        sample_index=index,
     )
 
 

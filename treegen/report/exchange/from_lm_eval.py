@@ -360,9 +360,10 @@ def _prompt(arguments: Any) -> str:
     """Return the prompt of a generation request, in either form of lm-eval; "" if there is none."""
     if isinstance(arguments, dict):
         arguments = [[*each.values()] for each in arguments.values() if isinstance(each, dict)]
-    first = arguments[0] if isinstance(arguments, list) and len(arguments) == 1 else None
-    is_request = isinstance(first, list) and len(first) > 1 and isinstance(first[1], dict)
-    return first[0] if is_request and isinstance(first[0], str) else ""
+    match arguments:
+        case [[str(prompt), dict(), *_]]:
+            return prompt
+    return ""
 
 
 def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict[str, Any]]:
