@@ -262,8 +262,13 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
                     allow_task_code=True,
                 )
     run = place.run(results[0].path, instance, results[0].verdicts)
+    return _warn_of_findings(run, listener) if progress else run
+
+
+def _warn_of_findings(run: Run, listener: Listener) -> Run:
+    """Warn in one line if findings on a run are high; return the run."""
     with suppress(TreegenError):  # the run is complete, whatever its audit meets
-        if progress and (warning := run.audit(quick=True).warning) is not None:
+        if (warning := run.audit(quick=True).warning) is not None:
             listener.warn(safe_text(warning))
     return run
 

@@ -20,7 +20,7 @@ from treegen.report.audit.audit import audit_run, audit_view
 from treegen.report.audit.equivalence import compare, find_programs
 from treegen.report.audit.findings import Audit
 from treegen.report.audit.readers import CHOICE_RULES, NUMBER_RULES, value_of, visible
-from treegen.report.audit.samples import is_repetition
+from treegen.report.audit.sample_checks import is_repetition
 from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.report.view import RunView

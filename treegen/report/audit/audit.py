@@ -7,11 +7,11 @@ from typing import Final, Unpack
 from treegen.common.garbage_collection import pause_gc
 from treegen.evals.config.base import OpenRunOptions
 from treegen.report.audit.answers import answer_kind, audit_answers
-from treegen.report.audit.data import audit_data
+from treegen.report.audit.data_checks import audit_data
 from treegen.report.audit.findings import Audit, sort_findings
 from treegen.report.audit.programs import audit_programs
-from treegen.report.audit.prompts import audit_prompts
-from treegen.report.audit.samples import audit_samples
+from treegen.report.audit.prompt_checks import audit_prompts
+from treegen.report.audit.sample_checks import audit_samples
 from treegen.report.load import load_run
 from treegen.report.view import RunView
 

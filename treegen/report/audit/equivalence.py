@@ -89,25 +89,7 @@ def find_programs(text: str, names: Sequence[str]) -> dict[str, str | None] | No
 
 
 MATH_RULES: Final = (
-    Rule(
-        "boxed text",
-        "MATH",
-        last_boxed,
-        lambda answer, gold: plain_form(answer) == plain_form(gold),
-        True,
-    ),
-    Rule(
-        "sympy, values",
-        "Minerva",
-        expression_of,
-        lambda answer, gold: compare(answer, gold)[0] is True,
-        True,
-    ),
-    Rule(
-        "sympy, formulas",
-        "Minerva",
-        expression_of,
-        lambda answer, gold: compare(answer, gold)[1] is True,
-        True,
-    ),
+    Rule("boxed text", "MATH", last_boxed, lambda a, b: plain_form(a) == plain_form(b), True),
+    Rule("sympy, values", "Minerva", expression_of, lambda a, b: compare(a, b)[0] is True, True),
+    Rule("sympy, formulas", "Minerva", expression_of, lambda a, b: compare(a, b)[1] is True, True),
 )

@@ -52,7 +52,7 @@ def audit_prompts(view: RunView, kind: str) -> Iterator[Finding]:
     if not is_chat:
         yield from _separator(view, texts)
     yield from _of_model(view, texts, is_chat, settings.get("system_instruction"))
-    yield from _shortened(view)
+    yield from _find_shortened(view)
 
 
 def _texts(view: RunView) -> Iterator[tuple[str, str]]:
@@ -176,7 +176,7 @@ def _tokenizer_config(model: str) -> dict[str, Any]:
     return config | ({"bos_token": bos.get("content")} if isinstance(bos, dict) else {})
 
 
-def _shortened(view: RunView) -> Iterator[Finding]:
+def _find_shortened(view: RunView) -> Iterator[Finding]:
     with suppress(TreegenError), RunDir.open(view.path) as run:
         results: Any = run.results() or {}
         count = results.get("shortened") if isinstance(results, dict) else None
