@@ -238,13 +238,12 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
         )
     models.stays = True
     name = _run_name(instance, choices, models)
-    listener = BarListener() if progress else Listener()
     with _OutputDirectory(output, resume, choices, name) as place, closing(models):
         results = evaluate_all(
             [] if instance is None else [instance],
             choices,
             models,
-            listener,
+            BarListener() if progress else Listener(),
             output=place.output,
             resume=place.resume,
             execution=execution,
@@ -261,15 +260,14 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
                     task=instance,
                     allow_task_code=True,
                 )
-    run = place.run(results[0].path, instance, results[0].verdicts)
-    return _warn_of_findings(run, listener) if progress else run
+    return _warn_of_findings(place.run(results[0].path, instance, results[0].verdicts), progress)
 
 
-def _warn_of_findings(run: Run, listener: Listener) -> Run:
-    """Warn in one line if findings on a run are high; return the run."""
+def _warn_of_findings(run: Run, is_shown: bool) -> Run:
+    """Print one line if findings on a run are high; return the run."""
     with suppress(TreegenError):  # the run is complete, whatever its audit meets
-        if (warning := run.audit(quick=True).warning) is not None:
-            listener.warn(safe_text(warning))
+        if is_shown and (warning := run.audit(quick=True).warning) is not None:
+            BarListener().warn(safe_text(warning))
     return run
 
 
