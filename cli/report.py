@@ -28,6 +28,7 @@ def command(
     """
     from treegen.cli.terminal.render import echo, in_flags, json_line, tell
     from treegen.common.formatting import safe_text
+    from treegen.report.audit.audit import audit_view
     from treegen.report.load import find_runs, load_run
     from treegen.report.page import check_name, write_page
 
@@ -42,7 +43,8 @@ def command(
             tell(f"{path}: {in_flags(line)}")
         views.append(view)
     default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
-    page, *plots = write_page(views, output_path or default, plots=not no_plots)
+    audits = [audit_view(view, quick=True) for view in views]
+    page, *plots = write_page(views, output_path or default, plots=not no_plots, audits=audits)
     echo(f"page: {safe_text(str(page))} ({page.stat().st_size / 2**20:,.1f} MiB)")
     for folder in sorted({plot.parent for plot in plots}):
         echo(f"plots: {safe_text(str(folder))}")

@@ -136,4 +136,5 @@ def _problem(row: dict[str, Any], line: int) -> Problem:
     fields = {name: row.get(name, "") for name in ("id", "question", "answer", "group")}
     if not all(isinstance(value, str) for value in fields.values()):
         raise ValueError("id, question, answer and group must be texts")
-    return Problem(**fields)
+    prompt = row.get("prompt")
+    return Problem(**fields, metadata={"prompt": prompt} if isinstance(prompt, str) else {})

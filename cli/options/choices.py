@@ -216,4 +216,5 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "confidence": _read_confidence,
     "pass_ks": partial(_read_ks, flag="--k"),
     "maj_ks": partial(_read_ks, flag="--maj"),
+    "pass_hat_ks": partial(_read_ks, flag="--pass-hat-k"),
 }

@@ -37,7 +37,7 @@ _GROUPS: Final = (
         "apply_chat_template chat_template fewshot_as_multiturn system_instruction "
         "reasoning max_thinking_tokens reasoning_tags thinking_end",
     ),
-    ("Metrics and votes", False, "pass_ks maj_ks votes self_certainty"),
+    ("Metrics and votes", False, "pass_ks maj_ks pass_hat_ks votes self_certainty"),
     ("Stop early", False, "stop_when stop_batch confidence"),
     (
         "Memory and speed",

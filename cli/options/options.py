@@ -285,6 +285,7 @@ _STOPPING: Final = (
 _REPORT: Final = (
     option("--k 1,10,100", "Report pass@k for these k.", "pass_ks"),
     option("--maj 8,40", "Report maj@k for these k.", "maj_ks"),
+    option("--pass-hat-k 4,8", "Report pass^k and G-Pass@k for these k.", "pass_hat_ks"),
     option(
         "--votes all|NUMBER[:RULE],...",
         "Report votes beside maj@k: by logprob, likelihood, certainty, confidence, lowest, "

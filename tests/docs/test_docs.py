@@ -38,6 +38,7 @@ _PAGES = (
             "search/refine",
             "speculation",
             "tasks",
+            "trust",
             "reference/sampling",
             "reference/api/evaluate",
             "reference/api/llm",

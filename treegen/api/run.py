@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from treegen.api.judge_plan import JudgingPlan
 from treegen.common.files.paths import file_name, given_path
-from treegen.errors import InputError, arg
+from treegen.common.formatting import safe_text
+from treegen.errors import InputError, TreegenError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
 from treegen.evals.judging.models import JudgeLoader
 from treegen.evals.pipeline.evaluation import evaluate_all
@@ -21,6 +22,8 @@ from treegen.evals.pipeline.program_scoring import make_execution_options
 from treegen.evals.pipeline.search import search_all
 from treegen.evals.registry import LM_EVAL, code_of, get_task, get_task_name
 from treegen.evals.task import Task
+from treegen.report.audit.audit import audit_view
+from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison, compare_runs
 from treegen.report.frames import Frames
 from treegen.report.load import load_run
@@ -89,7 +92,15 @@ class Run(Frames):
             InputError: the page cannot be written.
         """
         page = self.path / "report.html" if path is None else given_path("path", path)
-        return write_page([self.view], page, plots=plots)[0]
+        return write_page([self.view], page, plots=plots, audits=[self.audit(quick=True)])[0]
+
+    def audit(self, *, quick: bool = False) -> Audit:
+        """Return what may make the score mislead; see `treegen.report.audit.audit.audit_run`.
+
+        Args:
+            quick: Whether to leave out what may take minutes: formulas and programs.
+        """
+        return audit_view(self.view, quick=quick)
 
     def compare(self, other: "Run | str | Path", *, partial: bool = False) -> Comparison:
         """Return how the other run differs from this one, on the same problems.
@@ -249,7 +260,15 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
                     task=instance,
                     allow_task_code=True,
                 )
-    return place.run(results[0].path, instance, results[0].verdicts)
+    return _warn_of_findings(place.run(results[0].path, instance, results[0].verdicts), progress)
+
+
+def _warn_of_findings(run: Run, is_shown: bool) -> Run:
+    """Print one line if findings on a run are high; return the run."""
+    with suppress(TreegenError):  # the run is complete, whatever its audit meets
+        if is_shown and (warning := run.audit(quick=True).warning) is not None:
+            BarListener().warn(safe_text(warning))
+    return run
 
 
 def search_task(

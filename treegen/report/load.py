@@ -107,6 +107,7 @@ def load_run(
             summaries=summaries,
             judged=judged,
             images=images,
+            job=job,
         )
 
 

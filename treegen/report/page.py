@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from treegen.common.formatting import safe_text
 from treegen.common.garbage_collection import freeze_gc
 from treegen.common.version import VERSION
 from treegen.errors import InputError, require_extra
+from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison
 from treegen.report.curves import k_curves
 from treegen.report.page_data import blobs
@@ -142,6 +144,7 @@ def write_page(
     *,
     plots: bool = True,
     comparison: Comparison | None = None,
+    audits: Sequence[Audit] = (),
 ) -> list[Path]:
     """Write the page of some runs, and next to it a folder with its plots.
 
@@ -150,6 +153,7 @@ def write_page(
         path: The file of the page.
         plots: Whether to write the folder of plots; it is named after the page.
         comparison: The comparison of the two runs, if there are two to compare.
+        audits: The audit of each run, if the page shows audits.
 
     Returns:
         The files.
@@ -160,7 +164,7 @@ def write_page(
     """
     views = _named_apart(views)
     drawn, across = draw_all(views, comparison)
-    page = _render(views, drawn, across, comparison=comparison)
+    page = _render(views, drawn, across, comparison=comparison, audits=audits)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
@@ -211,6 +215,7 @@ def _render(
     *,
     comparison: Comparison | None = None,
     live: Live | None = None,
+    audits: Sequence[Audit] = (),
 ) -> Iterable[str]:
     """Yield the page in pieces. A piece contains at most one part of the data."""
     with require_extra("reports need jinja2", "report"):
@@ -239,7 +244,10 @@ def _render(
         style_hash=_hash(style),
         script=Markup(script),
         script_hash=_hash(script),
-        runs=[_section(view, key, drawn[key]) for key, view in zip(drawn, views, strict=True)],
+        runs=[
+            _section(view, key, drawn[key], audit)
+            for key, view, audit in zip_longest(drawn, views, audits)
+        ],
         overview=_overview(views, across),
         comparison=None if comparison is None else comparison.listing(all_filters=True),
         blobs=(
@@ -264,8 +272,17 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any]:
-    """Return the template's data of one run."""
+def _section(
+    view: RunView, key: str, plots: Sequence[Picture], audit: Audit | None
+) -> dict[str, Any]:
+    """Return the template's data of one run.
+
+    Args:
+        view: The run.
+        key: Its key on the page.
+        plots: Its pictures.
+        audit: Its audit, if the page shows it.
+    """
     done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
     source = f" from {view.source}" if view.source else ""
     section = {
@@ -278,7 +295,7 @@ def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any
         "plots": plots,
         "metrics": metrics(view, first=True),
         "more_metrics": metrics(view, first=False),
-        "tables": other_tables(view),
+        "tables": [*other_tables(view), *(audit.tables() if audit is not None else ())],
         "sharing": sharing(view),
         "costs": cost_listing([view]),
         "has_samples": view.num_done > 0,

@@ -17,7 +17,7 @@ _SHOWN: Final = 40  # characters of a text
 # Settings that say where data and code are, how a run is stored and shown, or how fast it is.
 _LEFT_OUT: Final = (
     "task data split limit ids kept place source sources fewshot_file fewshot_data include_path "
-    "data_files hub_cache judged_by score log_tokens pass_ks maj_ks votes concurrency "
+    "data_files hub_cache judged_by score log_tokens pass_ks maj_ks pass_hat_ks votes concurrency "
     "model revision dtype quantization kv_cache_dtype adapter num_fewshot "
     "device memory page_size max_rows prefill_chunk sharing impl eager compile run_ahead "
     "reproducible check trust_remote_code tensor_parallel_size speculate draft_model "

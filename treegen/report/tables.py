@@ -16,8 +16,11 @@ _Item = TypeVar("_Item")
 # Titles of stored columns, and what a reader sees.
 _TITLES: Final = {"Less maj@k": "Minus maj@k"}
 _MEANINGS: Final = {
-    "pass": "the probability that at least one of k samples is right",
-    "maj": "the probability that a majority vote over k samples is right (ties: that several "
+    "pass@": "the probability that at least one of k samples is right",
+    "pass^": "the probability that all k samples are right",
+    "G-Pass@": "the probability that at least this share of k samples is right",
+    "mG-Pass@": "the mean of G-Pass@k over the shares above one half",
+    "maj@": "the probability that a majority vote over k samples is right (ties: that several "
     "answers have the most votes)",
 }
 _INTERVAL: Final = (
@@ -194,8 +197,12 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
 
 def _define(metrics: Iterable[str]) -> list[str]:
     """Return a sentence that defines the metrics among those named, and the interval."""
-    names = {name.partition("@")[0] for name in metrics if "@" in name}
-    meanings = [f"{name}@k: {meaning}" for name, meaning in _MEANINGS.items() if name in names]
+    names = list(metrics)
+    meanings = [
+        f"{start}k: {meaning}"
+        for start, meaning in _MEANINGS.items()
+        if any(name.startswith(start) for name in names)
+    ]
     return ["; ".join(("Values are means over problems", *meanings, _INTERVAL)) + "."]
 
 

@@ -15,6 +15,7 @@ from treegen.report.trees import StoredTree
 from treegen.runs.images import RunImage, RunImages
 
 if TYPE_CHECKING:
+    from treegen.evals.job import Job
     from treegen.evals.judging.summary import Summary
     from treegen.evals.statistics.tables import Table
     from treegen.prompts.tree import Node
@@ -123,6 +124,8 @@ class RunView:
     """The judgements of its samples as tables; see `treegen judge`."""
     images: RunImages | None = None
     """Its images."""
+    job: "Job | None" = field(default=None, repr=False, compare=False)
+    """Its task and problems, if the data of the run are available."""
     _verdicts: dict[tuple[str, float], Mapping[str, Sequence[Verdict]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

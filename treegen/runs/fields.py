@@ -76,7 +76,7 @@ FREE: Final = _types(
         "self_certainty images": (bool,),
         "memory limit": (str, *_NUMBER, _NONE),
         "ids pass_ks maj_ks": (list, _NONE),
-        "votes": (list,),
+        "votes pass_hat_ks": (list,),
         "extra sources verifier_args": (dict,),
         "confidence judged_by": (dict, _NONE),
     }
@@ -87,6 +87,7 @@ _FREE_PARTS: Final[Types] = {
     "ids": (str,),
     "pass_ks": (int,),
     "maj_ks": (int,),
+    "pass_hat_ks": (int,),
     "votes": (str,),
     "extra": (str,),
     "sources": (str,),

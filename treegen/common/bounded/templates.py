@@ -60,12 +60,30 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: An
         source = tokenizer.get_chat_template(how.pop("chat_template", None), how.get("tools"))
     except Exception as error:  # such as several templates without a default
         raise TemplateError(" ".join(str(error).split())) from error
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return render_source(source, messages, special, **how)
+
+
+def render_source(
+    source: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], **how: Any
+) -> str:
+    """Render a chat template without its tokenizer.
+
+    Args:
+        source: The template.
+        messages: Chat messages.
+        special: The special tokens that the template may show, by name.
+        **how: Further variables.
+
+    Raises:
+        TemplateError: The template rejects the messages, or exceeds its limits.
+    """
     return _text(
         _CHATS,
         {
             "kind": "render",
             "source": source,
-            "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+            "special": dict(special),
             "messages": list(messages),
             "how": how,
         },

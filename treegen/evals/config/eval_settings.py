@@ -41,7 +41,7 @@ SAMPLING: Final = (
 _RARE: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
 # Reasoning settings; run.json stores these only if they change a sample.
 _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
-REPORTED: Final = ("votes", "pass_ks", "maj_ks")
+REPORTED: Final = ("votes", "pass_ks", "maj_ks", "pass_hat_ks")
 """The settings of a report that scoring a finished run may change."""
 
 
@@ -54,6 +54,7 @@ class EvalSettings(BaseSettings):
     FREE: ClassVar = (
         "pass_ks",
         "maj_ks",
+        "pass_hat_ks",
         "score",
         "log_tokens",
         "stop_when",
@@ -82,6 +83,8 @@ class EvalSettings(BaseSettings):
     """The k of pass@k; None picks them from num_samples."""
     maj_ks: tuple[int, ...] | None = None
     """The k of maj@k; None picks them from num_samples."""
+    pass_hat_ks: tuple[int, ...] = ()
+    """The k of pass^k and G-Pass@k."""
     score: bool = True
     """Whether the samples are scored."""
     log_tokens: bool = False
@@ -113,8 +116,8 @@ class EvalSettings(BaseSettings):
                 f"{arg('apply_chat_template', True)} too"
             )
         self._check_reasoning()
-        for name, ks in (("pass_ks", self.pass_ks), ("maj_ks", self.maj_ks)):
-            for k in ks or ():
+        for name in ("pass_ks", "maj_ks", "pass_hat_ks"):
+            for k in getattr(self, name) or ():
                 if not 1 <= k <= self.num_samples:
                     raise InputError(
                         f"{arg(name, k)} is not possible with {self.num_samples} samples per "
@@ -178,8 +181,10 @@ class EvalSettings(BaseSettings):
 
     def free_choices(self) -> dict[str, Any]:
         """Return the settings that change no sample, with the confidence settings as a mapping."""
-        confidence = asdict(self.confidence) if self.confidence else None
-        return {**super(EvalSettings, self).free_choices(), "confidence": confidence}
+        free = super(EvalSettings, self).free_choices()
+        if not self.pass_hat_ks:
+            del free["pass_hat_ks"]
+        return free | {"confidence": asdict(self.confidence) if self.confidence else None}
 
     def _check_reasoning(self) -> None:
         check_reasoning(self.reasoning)
@@ -283,6 +288,7 @@ def resolve_eval_settings(
         system_instruction=choices.get("system_instruction") or None,
         pass_ks=_list_to_tuple(choices.get("pass_ks")),
         maj_ks=_list_to_tuple(choices.get("maj_ks")),
+        pass_hat_ks=_list_to_tuple(choices.get("pass_hat_ks")) or (),
         confidence=confidence,
         self_certainty=choices.get("self_certainty", False) or "certainty" in weights,
         votes=votes,

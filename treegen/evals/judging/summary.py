@@ -21,6 +21,8 @@ from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, me
 from treegen.evals.judging.judgements import JudgementSet, order_table, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.published_scores import official_tables
+from treegen.evals.statistics.estimators import Estimate
+from treegen.evals.statistics.reliability import effective_votes
 from treegen.evals.statistics.tables import Cell, Table
 
 Combine = Literal["mean", "majority"]
@@ -157,6 +159,9 @@ def summarise(
     if labels is not None:
         corrected, with_people = _with_labels(rows, labels)
         tables += _corrected_tables(corrected)
+        if (worth := _effective_votes(rows, labels)) is not None:
+            more["effective_votes"] = asdict(worth)
+            tables.append(_worth_table(worth, len(judged)))
         agreement += with_people
     if agreement:
         head = ("Of", "Cohen's kappa", "Krippendorff's alpha", "Answers")
@@ -358,6 +363,38 @@ def _corrected_tables(corrected: CorrectedMean) -> list[Table]:
             ),
         )
     ]
+
+
+def _effective_votes(
+    rows: Sequence[tuple[Any, ...]], labels: Mapping[tuple[str, int], float]
+) -> Estimate | None:
+    """Return how many independent judges the jury is worth on the labelled answers.
+
+    Answers that some judge has not read are left out.
+
+    Args:
+        rows: (value, problem, answer, number of the judge, wording), as for `jury_of`.
+        labels: Labels by people, by (problem, sample).
+    """
+    values: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for value, problem, (_, (_, index)), judge, _ in rows:
+        if (problem, index) in labels:
+            values[problem, index][judge].append(value)
+    num = 1 + max(row[3] for row in rows)
+    whole = {key: by_judge for key, by_judge in values.items() if len(by_judge) == num}
+    errors = [
+        [_mean(by_judge[judge]) - labels[key] for judge in range(num)]
+        for key, by_judge in whole.items()
+    ]
+    return effective_votes(errors, [problem for problem, _ in whole])
+
+
+def _worth_table(worth: Estimate, num_judges: int) -> Table:
+    return Table(
+        f"Independent judges that err as little as the mean of these {num_judges}",
+        ("Effective votes", "Low", "High", "Problems"),
+        ((worth.value, worth.low, worth.high, worth.num_problems),),
+    )
 
 
 def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:

@@ -81,6 +81,8 @@ def build_results(
     parts = load_attempts(run)
     task_fields = {"label": job.data.label, "notes": list(job.data.notes)}
     reported = {name: getattr(job.settings, name) for name in REPORTED}
+    if not job.settings.pass_hat_ks:
+        del reported["pass_hat_ks"]
     results = {
         **results_head(job, run, {**stored_choices(run.info), **reported}, **task_fields),
         "shortened": totals.shortened,

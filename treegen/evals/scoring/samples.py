@@ -138,6 +138,7 @@ def aggregate(
         num_fewshot=job.data.num_fewshot,
         pass_ks=_up_to(num, settings.pass_ks),
         maj_ks=_up_to(num, settings.maj_ks),
+        pass_hat_ks=_up_to(num, settings.pass_hat_ks) or (),
         problems=job.data.problems,
     )
     report = wrap_task_method(job.task.aggregate, job.task.name)(fixed, options)

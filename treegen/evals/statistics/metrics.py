@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from treegen.common.checks import check_argument_types, checked_class
 from treegen.errors import InputError, arg
 from treegen.evals.statistics.estimators import estimate, pass_at_k
+from treegen.evals.statistics.reliability import reliability_values
 from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.statistics.votes import Tally, count_distinct, tally_of
 from treegen.evals.verdict import SampleScore
@@ -46,6 +47,8 @@ class ReportOptions:
     """The k of pass@k; None picks them from num_samples."""
     maj_ks: Sequence[int] | None = None
     """The k of maj@k; None picks them from num_samples."""
+    pass_hat_ks: Sequence[int] = ()
+    """The k of pass^k and G-Pass@k."""
     problems: Sequence["Problem"] = ()
     """The planned problems themselves, for tasks that report by their metadata. If empty, such
     tables are left out."""
@@ -53,7 +56,7 @@ class ReportOptions:
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise InputError(f"{arg('num_samples')} must be at least 1, got {self.num_samples}")
-        for k in (*(self.pass_ks or ()), *(self.maj_ks or ())):
+        for k in (*(self.pass_ks or ()), *(self.maj_ks or ()), *self.pass_hat_ks):
             if k < 1:
                 raise InputError(f"k must be at least 1, got {k}")
 
@@ -287,6 +290,9 @@ def _filter_rows(
     for k in pass_ks:
         values = [pass_at_k(num, right, k) for num, right in counts]
         rows.append({"metric": f"pass@{k}", **mean_row(values, k, clusters)})
+    for k in options.pass_hat_ks:
+        for name, values in reliability_values(counts, k).items():
+            rows.append({"metric": name, **mean_row(values, k, clusters)})
     invalid = [tally.invalid / num for tally, (num, _) in zip(tallies, counts, strict=True)]
     rows.append(
         {"metric": "invalid", **mean_row(invalid, None, clusters), "higher_is_better": False}

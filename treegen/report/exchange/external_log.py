@@ -103,6 +103,8 @@ class ForeignProblem(Schema):
     answer: str
     group: str = ""
     """For clustered error bars, if it has one."""
+    prompt: str = ""
+    """The text that the model got, if the log has it."""
 
 
 class ExternalSample(Schema):
@@ -324,8 +326,7 @@ def _check(log: ExternalLog) -> None:
 
 
 def _row(problem: ForeignProblem) -> dict[str, str]:
-    row = problem.model_dump()
-    return row if problem.group else {name: row[name] for name in row if name != "group"}
+    return {k: v for k, v in problem.model_dump().items() if v or k not in ("group", "prompt")}
 
 
 def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:

@@ -348,11 +348,22 @@ def _problem(line: _Line) -> ForeignProblem:
         "id": str(row.doc_id if doc_id is None else doc_id),
         "question": question,
         "answer": str(row.target),
+        "prompt": _prompt(row.arguments),
     }
     group = doc.get("group") if row.by_response is not None else None
     return validate(
         ForeignProblem, fields | ({"group": group} if isinstance(group, str) else {}), line.where
     )
+
+
+def _prompt(arguments: Any) -> str:
+    """Return the prompt of a generation request, in either form of lm-eval; "" if there is none."""
+    if isinstance(arguments, dict):
+        arguments = [[*each.values()] for each in arguments.values() if isinstance(each, dict)]
+    match arguments:
+        case [[str(prompt), dict(), *_]]:
+            return prompt
+    return ""
 
 
 def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict[str, Any]]:

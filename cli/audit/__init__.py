@@ -1,0 +1,40 @@
+"""`treegen audit`: a second opinion on the score of finished runs."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treegen.cli.options.options import QUIET, RUNS, add_option_groups, option
+
+_SEVERITIES = ("high", "medium", "low")  # as in treegen.report.audit.findings
+
+
+@click.command("audit")
+@RUNS
+@add_option_groups("reading")
+@option(
+    "--fail-on SEVERITY",
+    "End with exit code 1 if a finding is this severe: high, medium or low.",
+    type=click.Choice(_SEVERITIES),
+)
+@QUIET
+def command(runs: tuple[Path, ...], fail_on: str | None, **reading: Any) -> None:
+    """Look for what may make the scores of the directories RUN mislead, without a model.
+
+    Public rules read the answers again beside the run's own verdicts; prompts, samples and data are
+    checked too. Each finding has a severity, a count, an example and advice. Nothing is run.
+    """
+    from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
+    from treegen.common.formatting import safe_text
+    from treegen.report.audit.audit import audit_run
+    from treegen.report.load import find_runs
+
+    audits = []
+    for path in find_runs(runs):
+        audits.append(audit_run(path, **reading))
+        echo(f"{safe_text(str(path))}\n")
+        echo(f"{audits[-1]}\n")
+    json_line({"audits": [audit.to_json() for audit in audits]})
+    bad = [audit for audit in audits if fail_on is not None and audit.has(fail_on)]
+    exit_with_complaints([safe_text(f"{audit.run}: {audit.summary}") for audit in bad])

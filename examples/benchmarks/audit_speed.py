@@ -1,0 +1,83 @@
+"""Time and memory of `treegen audit` on large runs with numbers or letters as answers.
+
+The samples are made up, about 100 words each and all different: most mark their answer, some do
+not, some have none. The figure of docs/trust.md comes from
+
+    python examples/benchmarks/audit_speed.py
+"""
+
+import random
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from treegen.cli.main import script
+from treegen.cli.options.options import JSON
+from treegen.cli.terminal.render import json_line, print_table
+from treegen.report.audit.audit import audit_view
+from treegen.report.exchange.external_log import ExternalLog, make_runs
+from treegen.report.load import load_run
+from treegen.report.tables import PrintableTable
+
+_WORDS = ["the", "box", "holds", "apples", "and", "pears", "then", "each", "costs", "two", "coins"]
+_ENDS = ("The answer is {}.", "#### {}", "Answer: {}", "\\boxed{{{}}}", "so that leaves {}", "")
+
+
+def make_log(kind: str, problems: int, samples: int) -> ExternalLog:
+    """Return a log of made-up samples.
+
+    Args:
+        kind: "number" or "choice".
+        problems: Number of problems.
+        samples: Samples of each problem.
+    """
+    draw = random.Random(kind)
+    answers = [*"ABCD"] if kind == "choice" else [str(n) for n in range(10, 1000)]
+    golds = [draw.choice(answers) for _ in range(problems)]
+    rows = []
+    for problem, index in ((p, i) for p in range(problems) for i in range(samples)):
+        answer = golds[problem] if draw.random() < 0.6 else draw.choice(answers)
+        end = draw.choice(_ENDS)
+        text = f"{' '.join(draw.choices(_WORDS, k=100))} {draw.random()}. {end.format(answer)}"
+        verdict = {"answer": answer if end else None, "correct": answer == golds[problem] and end}
+        verdict["correct"] = bool(verdict["correct"])
+        row = {"problem_id": str(problem), "index": index, "text": text, "num_tokens": 130}
+        rows.append({**row, "verdicts": {"score": verdict}})
+    questions = [
+        {"id": str(number), "question": f"Problem {number}: which is it?", "answer": gold}
+        for number, gold in enumerate(golds)
+    ]
+    head = {"task": kind, "version": "1", "model": "made-up", "source": "audit_speed.py"}
+    content = {"problems": tuple(questions), "samples": tuple(rows), "filters": ("score",)}
+    return ExternalLog.model_validate({**head, **content, "num_samples": samples})
+
+
+@script
+@click.option("--problems", default=2500, show_default=True, help="Problems of a run.")
+@click.option("--samples", default=20, show_default=True, help="Samples of each problem.")
+@JSON
+def command(problems: int, samples: int) -> None:
+    """Audit made-up runs; print seconds and the growth of the process's memory."""
+    results = []
+    for kind in ("number", "choice"):
+        with tempfile.TemporaryDirectory() as folder:
+            make_runs([make_log(kind, problems, samples)], Path(folder) / "run")
+            view = load_run(Path(folder) / "run")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start, cpu = time.perf_counter(), time.process_time()
+        audit = audit_view(view)
+        result = {"answers": audit.answers, "samples": audit.num_samples}
+        result["seconds"] = round(time.perf_counter() - start, 1)
+        result["cpu seconds"] = round(time.process_time() - cpu, 1)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        results.append({**result, "MiB more": grown >> 10, "findings": audit.summary})
+    rows = [[str(value) for value in result.values()] for result in results]
+    print_table(PrintableTable([*results[0]], rows, range(1, 5)))
+    json_line({"results": results})
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,40 @@
+"""Small imported runs for tests of the audit."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from treegen.report.exchange.external_log import ExternalLog, make_runs
+
+
+def import_run(
+    folder: Path,
+    problems: Sequence[tuple[str, str]],
+    samples: Sequence[Sequence[tuple[str, str | None, bool]]],
+    *,
+    prompt: str = "",
+    finish: str = "stop",
+    **log: Any,
+) -> Path:
+    """Write an imported run and return its directory."""
+    content = {
+        "problems": tuple(
+            {"id": str(number), "question": question, "answer": answer, "prompt": prompt}
+            for number, (question, answer) in enumerate(problems)
+        ),
+        "samples": tuple(
+            {
+                "problem_id": str(number),
+                "index": index,
+                "text": text,
+                "num_tokens": 40,
+                "finish_reason": finish,
+                "verdicts": {"score": {"answer": answer, "correct": correct}},
+            }
+            for number, of_problem in enumerate(samples)
+            for index, (text, answer, correct) in enumerate(of_problem)
+        ),
+    }
+    head = {"task": "t", "version": "1", "model": "m", "source": "s", "filters": ("score",)}
+    whole = {**head, **content, "num_samples": len(samples[0]), **log}
+    return make_runs([ExternalLog.model_validate(whole)], folder / "run")[0]

@@ -1,0 +1,213 @@
+"""The audit of runs: its command, its readers, its numbers, and hostile texts."""
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audit_cases import import_run
+from click.testing import CliRunner
+
+from treegen import evaluate
+from treegen.cli.main import cli
+from treegen.errors import InputError
+from treegen.evals.statistics.estimators import difference_interval
+from treegen.evals.verdict import Verdict
+from treegen.report.audit.audit import audit_run, audit_view
+from treegen.report.audit.equivalence import compare, find_programs
+from treegen.report.audit.findings import Audit
+from treegen.report.audit.readers import CHOICE_RULES, NUMBER_RULES, value_of, visible
+from treegen.report.audit.sample_checks import is_repetition
+from treegen.report.load import load_run
+from treegen.report.page import write_page
+from treegen.report.view import RunView
+from treegen.tasks.gsm8k import GSM8K
+
+_MISREAD = [[("The answer is 18.", "17", False)]]
+
+
+def _kinds(audit: Audit) -> dict[str, str]:
+    return {finding.kind: finding.severity for finding in audit.findings}
+
+
+def test_the_command_prints_findings_and_fails_on_request(repository: Path, tmp_path: Path) -> None:
+    clean = repository / "examples" / "run"
+    done = CliRunner().invoke(cli, ["audit", str(clean), "--fail-on", "low", "--json"])
+    assert done.exit_code == 0, done.output
+    (audit,) = json.loads(done.stdout)["audits"]
+    assert audit["counts"] == {"high": 0, "medium": 0, "low": 0} and audit["answers"] == "number"
+    bad = import_run(tmp_path, [("How many?", "18")], _MISREAD)
+    done = CliRunner().invoke(cli, ["audit", str(clean), str(bad), "--fail-on", "high"])
+    assert done.exit_code == 1, done.output
+    assert "HIGH right-answer-rejected: 1 of 1 samples" in done.output
+    assert "Minus this run" in done.output
+    assert CliRunner().invoke(cli, ["audit", str(bad)]).exit_code == 0
+    with pytest.raises(InputError, match="severity"):
+        audit_run(bad).has("worst")
+
+
+def test_the_page_has_the_audit(tmp_path: Path) -> None:
+    view = load_run(import_run(tmp_path, [("How many?", "18")], _MISREAD))
+    page, *_ = write_page([view], tmp_path / "page.html", plots=False, audits=[audit_view(view)])
+    text = page.read_text()
+    assert "Audit: 1 high, 0 medium, 0 low" in text and "right-answer-rejected" in text
+
+
+def test_evaluate_warns_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"question": "Say it.", "answer": "7"}\n')
+    options: dict[str, Any] = {
+        "data": str(data),
+        "max_tokens": 2,
+        "task_args": {"answer": "number"},
+    }
+    evaluate("jsonl", "demo", eager=True, output=tmp_path / "run", **options)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "mislead" in line)
+    assert f"treegen audit {tmp_path / 'run'}" in line
+
+
+def test_rule_effects_are_paired_differences(tmp_path: Path) -> None:
+    problems = [(f"How many are in box {i}?", str(10 + i)) for i in range(6)]
+    samples = [
+        [(f"The answer is {10 + i + (i % 3 == 0)}.", str(10 + i), True)] * 2 for i in range(6)
+    ]
+    audit = audit_run(import_run(tmp_path, problems, samples))
+    rule = next(rule for rule in audit.rules if rule.rule == "strict-match")
+    moved = [-1.0, 0.0, 0.0, -1.0, 0.0, 0.0]
+    for metric in ("accuracy", "maj@2", "pass@2"):
+        assert rule.values[metric][0] == pytest.approx(4 / 6)
+        assert rule.differences[metric] == pytest.approx((-1 / 3, *difference_interval(moved)))
+    assert rule.differing == 4 and _kinds(audit)["wrong-answer-accepted"] == "high"
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "answer"),
+    [
+        ("strict-match", "So 3 + 4 = 7.\n#### 7\n#### 9", "7"),
+        ("last ####", "So 3 + 4 = 7.\n#### 7\n#### 9", "9"),
+        ("flexible-extract", "It costs $1,200.", "$1,200."),
+        ("match(numeric)", "It costs $1,200.", "1200"),
+        ("Answer: N", "Answer: 5\nAnswer: $1,200 in all.", "1,200"),
+        ("boxed number", r"\boxed{3} and \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("answer is N", "The answer is 4. No, the answer is **5**.", "5"),
+        ("Answer: X, first", "Answer: B\nAnswer: C", "B"),
+        ("ANSWER: X, last line", "ANSWER: B\nanswer: (c)", "C"),
+        ("**Answer:** X, last", "**Answer:** D", "D"),
+        ("answer is (X)", "the answer is (J), I think", "J"),
+        ("boxed letter", r"\boxed{\text{E}}", "E"),
+        ("leading letter", "(B) because", "B"),
+        ("leading letter", "A, B and C are wrong", None),
+    ],
+)
+def test_rules_read_as_published(rule: str, text: str, answer: str | None) -> None:
+    (read,) = [each.read for each in (*NUMBER_RULES, *CHOICE_RULES) if each.name == rule]
+    assert read(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [("1,000", 1000), ("(0,1)", None), ("-3/4", -0.75), ("016", 16), ("3/0", None), ("2e9", None)],
+)
+def test_values_of_answers(answer: str, value: float | None) -> None:
+    assert value_of(answer) == value
+
+
+def test_formulas_are_compared_by_value_and_by_form() -> None:
+    assert compare(r"\frac{1}{2004!}", r"\frac{1}{2006!}") == (False, False)
+    assert compare(r"2\sqrt{3}", r"\sqrt{12}") == (True, True)
+    assert compare("x^2+2x+1", "(x+1)^2") == (None, True)
+    assert compare(r"50\%", "0.5") == (None, None)
+    assert compare("10^{10^{10^{10}}}", "3") == (None, None)
+
+
+def test_programs_are_found_as_evalplus_does() -> None:
+    text = "Use this:\ndef f(x):\n    return x\nIt returns x.\n```\nprint(f(1))\n```"
+    programs = find_programs(text, ["f"])
+    assert programs is not None and programs["evalplus"] == "def f(x):\n    return x"
+    assert programs["first block"] == "print(f(1))"
+
+
+def test_programs_of_a_run_are_read_again(repository: Path, tmp_path: Path) -> None:
+    old = repository / "tests" / "data" / "old_runs"
+    run = shutil.copytree(old / "programs", tmp_path / "run")
+    for file in (old / "problems").glob("programs*.jsonl"):
+        shutil.copy(file, run)
+    audit = audit_run(run)
+    assert audit.answers == "code" and "programs were not run" in " ".join(audit.notices)
+    assert not audit.has("high")
+
+
+def test_findings_on_votes_samples_and_data(tmp_path: Path) -> None:
+    story = "The box had some apples and each of them was counted by hand. The answer is 1,000."
+    problems = [("How many apples?", "1000"), ("How many  Apples?", "7"), ("Why was it? " * 5, "")]
+    samples = [
+        [(f"So it is 1000. {i}", "1,000" if i else "1000", i == 0) for i in range(3)],
+        [(story, "1000", False)] * 3,
+        [("\u042d\u0442\u043e " * 30, "x", False), ("", "x", False), ("No.", "x", False)],
+    ]
+    run = import_run(tmp_path, problems, samples, sampling={"temperature": 0.7})
+    kinds = _kinds(audit_run(run))
+    assert kinds["votes-split"] == "high"
+    assert kinds["equal-samples"] == "medium"
+    assert kinds["contradicting-references"] == "high"
+    assert kinds["no-reference"] == "high"
+    assert {"other-language", "empty-sample"} <= set(kinds)
+
+
+def test_a_reference_that_the_scorer_rejects(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = repository / "examples" / "run"
+    view = load_run(run)
+    monkeypatch.setattr(
+        GSM8K, "score", lambda self, problem, text: {"numeric": Verdict("1", False)}
+    )
+    assert _kinds(audit_view(view))["reference-rejected"] == "high"
+
+
+def _with_settings(view: RunView, model: Path, **prompt: Any) -> RunView:
+    identity = {**view.info.identity, "prompt": prompt}
+    info = replace(view.info, identity=identity, free={**view.info.free, "model": str(model)})
+    return replace(view, info=info)
+
+
+def test_findings_on_a_tokenizer(tmp_path: Path) -> None:
+    prompt = "Q: What is it?\nA: 5\n\nQ: How many?\nA:"
+    samples = [[("The answer is 18.\nQ: And then?", "18", True)]]
+    more: dict[str, Any] = {"prompt": prompt, "num_fewshot": 1, "sampling": {"stop": ["###"]}}
+    view = load_run(import_run(tmp_path, [("How many?", "18")], samples, **more))
+    assert _kinds(audit_view(view))["separator-does-not-stop"] == "high"
+    model = tmp_path / "model"
+    model.mkdir()
+    settings = {
+        "add_bos_token": False,
+        "bos_token": "<s>",
+        "chat_template": "{{ messages[-1].content }}",
+    }
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    (model / "config.json").write_text('{"model_type": "gemma2"}')
+    plain = _kinds(audit_view(_with_settings(view, model)))
+    assert plain["begin-token-missing"] == "medium" and plain["template-not-applied"] == "low"
+    chat = {"apply_chat_template": True, "system_instruction": "Be brief."}
+    assert _kinds(audit_view(_with_settings(view, model, **chat)))["system-text-dropped"] == "high"
+    base = _kinds(audit_view(_with_settings(view, tmp_path / "some-base", **chat)))
+    assert base["template-on-base-model"] == "medium"
+
+
+def test_hostile_texts_take_linear_time_and_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    pieces = ("answer:", "answer is ", "\\boxed{", "#### ", "\nQ:", " ", "(", "-1,", "I ", "A) ")
+    prose = "Some words come first, so that the text is not only its answer, and more of them. "
+    texts = [f"{prose}{piece * (60_000 // len(piece))}\x1b[31m" for piece in pieces]
+    start = time.process_time()
+    for text in texts:
+        for rule in (*NUMBER_RULES, *CHOICE_RULES):
+            rule.read(visible(text))
+        is_repetition(text)
+    assert time.process_time() - start < 5
+    sample = ("\x1b[31mThe answer is 18.\u202e", "1\x1b7", False)
+    shown = str(audit_run(import_run(tmp_path, [("How many\x1b[2J?", "18")], [[sample]])))
+    assert "right-answer-rejected" in shown
+    assert "\x1b" not in shown and "\u202e" not in shown

@@ -1,0 +1,142 @@
+"""How reliably samples are right, pass^k and G-Pass@k, and how many votes a jury is worth."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.errors import InputError
+from treegen.evals.statistics.estimators import AdjustedMean, Estimate, check_k
+
+THRESHOLDS: Final = (0.5, 0.75)
+"""The shares of right samples of the reported G-Pass@k; a share of 1 is pass^k."""
+
+
+def pass_hat_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Return the probability that a random k of the samples are all right (pass^k).
+
+    This is the unbiased estimate C(c, k) / C(n, k) of Yao et al. (2024), tau-bench.
+
+    Args:
+        num_samples: Samples of the problem, n.
+        num_correct: Right samples of the problem, c.
+        k: Samples that are drawn, at least 1.
+
+    Returns:
+        The probability; NaN if there are fewer than k samples.
+    """
+    return g_pass_at_k(num_samples, num_correct, k, 1.0)
+
+
+@lru_cache(maxsize=1 << 14)  # many problems have equal numbers of correct samples
+def g_pass_at_k(num_samples: int, num_correct: int, k: int, share: float) -> float:
+    """Return the probability that at least a share of a random k of the samples is right.
+
+    This is the unbiased estimate of Liu et al. (2024), "Are Your LLMs Capable of Stable
+    Reasoning?": the tail of a hypergeometric distribution. A share near 0 gives pass@k.
+
+    Args:
+        num_samples: Samples of the problem, n.
+        num_correct: Right samples of the problem, c.
+        k: Samples that are drawn, at least 1.
+        share: The share, above 0 and at most 1.
+
+    Returns:
+        The probability; NaN if there are fewer than k samples.
+
+    Raises:
+        InputError: a number is out of its bounds.
+    """
+    check_k(k)
+    if not 0 <= num_correct <= num_samples:
+        raise InputError(f"{num_correct} correct of {num_samples} samples is not a count")
+    if not 0 < share <= 1:
+        raise InputError(f"the share must be above 0 and at most 1, got {share}")
+    if num_samples < k:
+        return math.nan
+    least = math.ceil(share * k - 1e-9)  # 0.1 * 30 is 3.0000000000000004
+    wrong = num_samples - num_correct
+    ways = sum(
+        math.comb(num_correct, right) * math.comb(wrong, k - right) for right in range(least, k + 1)
+    )
+    return ways / math.comb(num_samples, k)
+
+
+def mean_g_pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Return mG-Pass@k: the mean of G-Pass@k over the shares above one half, for k from 2.
+
+    It is 2 / k times the sum of G-Pass@k over the shares i / k with i above ceil(k / 2), as
+    published. For odd k it stays below 1 even if all samples are right.
+
+    Args:
+        num_samples: Samples of the problem.
+        num_correct: Right samples of the problem.
+        k: Samples that are drawn, at least 2.
+    """
+    shares = [right / k for right in range(math.ceil(k / 2) + 1, k + 1)]
+    return 2 / k * math.fsum(g_pass_at_k(num_samples, num_correct, k, share) for share in shares)
+
+
+def reliability_values(counts: Sequence[tuple[int, int]], k: int) -> Mapping[str, list[float]]:
+    """Return the values of each problem, by the name of the metric.
+
+    Args:
+        counts: For each problem, the numbers of all samples and of right samples.
+        k: Samples that are drawn, at least 1.
+    """
+    metrics = {f"pass^{k}": [pass_hat_k(num, right, k) for num, right in counts]}
+    if k > 1:
+        for share in THRESHOLDS:
+            values = [g_pass_at_k(num, right, k, share) for num, right in counts]
+            metrics[f"G-Pass@{k}_{share:g}"] = values
+        metrics[f"mG-Pass@{k}"] = [mean_g_pass_at_k(num, right, k) for num, right in counts]
+    return metrics
+
+
+def effective_votes(
+    errors: Sequence[Sequence[float]], clusters: Sequence[Hashable]
+) -> Estimate | None:
+    """Return how many independent judges would err as little as the mean of these judges.
+
+    It is the mean variance of one judge's error over the variance of the jury's error (Kish's
+    design effect): the number of judges if their errors are independent, 1 if all err alike. Both
+    variances are unbiased, with answers as the unit. The interval is the jackknife over clusters of
+    the logarithm of the ratio, by Student's t.
+
+    Args:
+        errors: For each answer, each judge's value minus the label.
+        clusters: The problem of each answer.
+
+    Returns:
+        The number; None with fewer than two judges or three problems, or if the jury never errs
+        differently.
+    """
+    table = np.asarray(errors, dtype=np.float64)
+    names = np.unique(np.asarray([str(cluster) for cluster in clusters]), return_inverse=True)[1]
+    num = int(names.max()) + 1 if len(table) else 0
+    if table.ndim != 2 or table.shape[1] < 2 or num < 3:
+        return None
+    whole = _variance_ratio(table)
+    left_out = [_variance_ratio(table[names != place]) for place in range(num)]
+    if whole is None:
+        return None
+    ratios = [math.log(ratio) for ratio in left_out if ratio is not None]
+    if len(ratios) < num:
+        return None
+    mean = math.fsum(ratios) / num
+    error = math.sqrt(math.fsum((ratio - mean) ** 2 for ratio in ratios) * (num - 1) / num)
+    interval = AdjustedMean(math.log(whole), error, max(2.0, num - 1))
+    low, high = interval.interval(-math.inf, math.inf)
+    return Estimate(whole, error * whole, math.exp(low), math.exp(high), num)
+
+
+def _variance_ratio(table: npt.NDArray[np.float64]) -> float | None:
+    """Return the mean variance of a column over the variance of the mean; None without spread."""
+    if len(table) < 2:
+        return None
+    single = float(table.var(axis=0, ddof=1).mean())
+    together = float(table.mean(axis=1).var(ddof=1))
+    return single / together if together > 1e-12 and single > 1e-12 else None

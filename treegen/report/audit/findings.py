@@ -1,0 +1,245 @@
+"""What an audit found, as values, as text and as tables of the report."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from treegen.common.formatting import safe_text
+from treegen.errors import InputError
+from treegen.evals.statistics.tables import Cell, Table
+from treegen.report.audit.kinds import KINDS
+from treegen.report.tables import PrintableTable, table_listing
+from treegen.report.view import Sample
+
+Severity = Literal["high", "medium", "low"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("high", "medium", "low")
+"""High: the number is probably wrong. Medium: it may be. Low: a reader should know."""
+_SHOWN: Final = 240
+_KEPT: Final = 4000  # last characters of an example
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One kind of defect, with an example and what to do."""
+
+    kind: str
+    """Its name, such as "right-answer-rejected"."""
+    area: str
+    """"answers", "prompts", "samples" or "data"."""
+    severity: Severity
+    count: int
+    """How many samples or problems have it."""
+    total: int
+    """How many were looked at."""
+    unit: str
+    """The unit of both: "samples", "problems" or "runs"."""
+    message: str
+    """What is wrong, as a sentence without a period."""
+    advice: str
+    """What to do, as a sentence without a period."""
+    example: str = ""
+    """The text of one case."""
+    problem_id: str = ""
+    """The problem of the example."""
+    sample_index: int | None = None
+    """The sample of the example."""
+
+    @property
+    def place(self) -> str:
+        """Where the example is, such as "problem q7, sample 2"; empty without an example."""
+        if not self.problem_id:
+            return ""
+        sample = "" if self.sample_index is None else f", sample {self.sample_index}"
+        return f"problem {self.problem_id}{sample}"
+
+    @property
+    def share(self) -> str:
+        """How many of how many have it."""
+        return f"{self.count:,} of {self.total:,} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleEffect:
+    """The metrics of a run if another rule read and compared its answers."""
+
+    rule: str
+    source: str
+    """Whose rule it is."""
+    values: dict[str, tuple[float, float, float]]
+    """By metric ("accuracy", "maj@8", "pass@8"), the value and its 95% interval."""
+    differences: dict[str, tuple[float, float, float]]
+    """The value minus this run's value, and its 95% interval over problems."""
+    differing: int
+    """Samples with another verdict than in the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """All findings on a run, the severest first."""
+
+    run: str
+    """The directory of the run."""
+    task: str
+    answers: str
+    """How answers were read again: number, choice, mathematics, text, code, or none."""
+    num_samples: int
+    findings: tuple[Finding, ...]
+    rules: tuple[RuleEffect, ...] = ()
+    notices: tuple[str, ...] = ()
+    """What was not checked and why."""
+
+    def count(self, severity: Severity) -> int:
+        """Return the number of findings of a severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def has(self, severity: str) -> bool:
+        """Return whether some finding has this severity or a higher one.
+
+        Raises:
+            InputError: there is no such severity.
+        """
+        if severity not in SEVERITIES:
+            raise InputError(f"a severity is one of {', '.join(SEVERITIES)}, got {severity!r}")
+        bad = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        return any(finding.severity in bad for finding in self.findings)
+
+    @property
+    def summary(self) -> str:
+        """The numbers of findings, such as "1 high, 0 medium, 2 low"."""
+        return ", ".join(f"{self.count(severity)} {severity}" for severity in SEVERITIES)
+
+    @property
+    def warning(self) -> str | None:
+        """One line about the findings of high severity; None if there is none."""
+        high = [finding for finding in self.findings if finding.severity == "high"]
+        if not high:
+            return None
+        kinds = ", ".join(f"{finding.kind} ({finding.share})" for finding in high)
+        return f"the score may mislead: {kinds}; treegen audit {self.run} shows why"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the audit as plain dicts and lists."""
+        return {**asdict(self), "counts": {name: self.count(name) for name in SEVERITIES}}
+
+    def tables(self) -> list[PrintableTable]:
+        """Return the findings, and the metrics under each rule, as tables."""
+        head = ["Severity", "Finding", "Where", "What", "Example", "What to do"]
+        rows = [
+            [f.severity, f.kind, f.share, f.message, excerpt(f.example), f.advice]
+            for f in self.findings
+        ]
+        title = f"Audit: {self.summary}"
+        tables = [PrintableTable(head, rows, title=title, lines=[*self.agreement, *self.notices])]
+        moved = [rule for rule in self.rules if rule.differing]
+        for metric in dict.fromkeys(name for rule in moved for name in rule.values):
+            tables.append(table_listing(self._effects(metric, moved)))
+        return tables
+
+    @property
+    def agreement(self) -> list[str]:
+        """A sentence that names the rules with the same verdicts as the run, if there are any."""
+        same = [f"{rule.rule} ({rule.source})" for rule in self.rules if not rule.differing]
+        return [f"The same verdict on every sample: {', '.join(same)}."] if same else []
+
+    def _effects(self, metric: str, rules: Sequence[RuleEffect]) -> Table:
+        name = metric[:1].upper() + metric[1:]
+        rows: list[tuple[Cell, ...]] = [
+            (f"{r.rule} ({r.source})", *r.values[metric], *r.differences[metric], r.differing)
+            for r in rules
+            if metric in r.values
+        ]
+        head = (
+            "Rule",
+            name,
+            "Low",
+            "High",
+            "Minus this run",
+            "Low ",
+            "High ",
+            "Differing verdicts",
+        )
+        return Table(f"{name} if another rule read the answers", head, tuple(rows))
+
+    def lines(self) -> Iterator[str]:
+        """Yield the audit as lines for a terminal."""
+        yield f"{self.task}: {self.num_samples:,} samples; findings: {self.summary}"
+        for finding in self.findings:
+            yield ""
+            yield f"{finding.severity.upper()} {finding.kind}: {finding.share}"
+            yield f"  {finding.message}"
+            if finding.example:
+                place = f"{finding.place}: " if finding.place else ""
+                yield f"  example: {place}{excerpt(finding.example)}"
+            yield f"  what to do: {finding.advice}"
+        for table in self.tables()[1:]:
+            yield ""
+            yield str(table)
+        if notes := [*self.agreement, *self.notices]:
+            yield ""
+            yield from notes
+
+    def __str__(self) -> str:
+        return "\n".join(
+            line if "\n" in line else safe_text(line).replace("\n", " ") for line in self.lines()
+        )
+
+
+def excerpt(text: str) -> str:
+    """Return the start and the end of a text, in one line and safe to display."""
+    if len(text) > _SHOWN:
+        text = f"{text[: _SHOWN // 3]} [...] {text[-2 * _SHOWN // 3 :]}"
+    return " ".join(safe_text(text).split())
+
+
+Case = Sample | tuple[str, str]
+"""A sample, or the id of a problem and a text."""
+
+
+def find(
+    name: str,
+    cases: Sequence[Case],
+    total: int,
+    *,
+    unit: str = "samples",
+    example: str | None = None,
+    severity: Severity | None = None,
+    **values: object,
+) -> Iterator[Finding]:
+    """Yield a finding if there are cases.
+
+    Args:
+        name: A name of `KINDS`.
+        cases: The samples or problems with the defect; the first is the example.
+        total: How many were looked at.
+        unit: "samples", "problems" or "runs".
+        example: The text to show, if it is not that of the first case.
+        severity: The severity; by default it follows from the share of cases.
+        values: What the message shows, by name.
+    """
+    if not cases:
+        return
+    kind, first, share = KINDS[name], cases[0], len(cases) / max(1, total)
+    index = None
+    if isinstance(first, Sample):
+        problem_id, index, text = first.problem_id, first.index, first.text
+    else:
+        problem_id, text = first
+    yield Finding(
+        kind=name,
+        area=kind.area,
+        severity=severity
+        or ("high" if share >= kind.high else "medium" if share >= kind.medium else "low"),
+        count=len(cases),
+        total=total,
+        unit=unit,
+        message=kind.message.format(**values) if values else kind.message,
+        advice=kind.advice,
+        example=(text if example is None else example)[-_KEPT:],
+        problem_id=problem_id,
+        sample_index=index,
+    )
+
+
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings, the severest first; among equal ones, in their order."""
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

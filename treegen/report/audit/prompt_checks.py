@@ -1,0 +1,191 @@
+"""Finds defects of the prompts: special tokens, chat templates, examples, separators, cuts."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.bounded.templates import render_source
+from treegen.common.files.reading import read_text
+from treegen.errors import TreegenError
+from treegen.prompts.tree import prompts_of
+from treegen.report.audit.answers import references_of
+from treegen.report.audit.findings import Finding, Severity, find
+from treegen.report.audit.readers import squad_form
+from treegen.report.prompt_tree import content_text
+from treegen.report.view import RunView
+from treegen.runs import RunDir
+
+_BOS: Final = re.compile(
+    r"\A\s*(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<\uff5cbegin\u2581of\u2581sentence\uff5c>|\[BOS\])"
+)
+_TEMPLATE: Final = re.compile(
+    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\uff5cUser\uff5c>|<\|user\|>"
+)
+_CHAT_NAME: Final = re.compile(
+    r"(?:^|[-_/.])(?:instruct|chat|it|assistant|sft|dpo)\d*(?=$|[-_/.])", re.I
+)
+_BASE_NAME: Final = re.compile(r"(?:^|[-_/.])(?:base|pt|pretrain(?:ed)?)(?=$|[-_/.])", re.I)
+_NEEDS_BOS: Final = ("gemma", "llama", "mistral")
+_LEAST_QUESTION: Final = 30  # characters from which a repeated question is no chance
+_EXCERPT: Final = 200  # characters of a prompt's end
+_MARKER: Final = "zqx system text zqx"
+
+
+def audit_prompts(view: RunView, kind: str) -> Iterator[Finding]:
+    """Yield the findings on the prompts of a run.
+
+    Args:
+        view: The run.
+        kind: The kind of its answers.
+    """
+    if view.searched:
+        return
+    texts = dict(_texts(view))
+    settings: Any = view.info.identity.get("prompt") or {}
+    is_chat = bool(settings.get("apply_chat_template"))
+    yield from _of_texts(view, texts, is_chat)
+    yield from _examples(view, texts, kind)
+    if not is_chat:
+        yield from _separator(view, texts)
+    yield from _of_model(view, texts, is_chat, settings.get("system_instruction"))
+    yield from _find_shortened(view)
+
+
+def _texts(view: RunView) -> Iterator[tuple[str, str]]:
+    """Yield the id and the prompt of each problem whose prompt is known."""
+    if view.job is not None and "imported" in view.info.identity:
+        for problem in view.job.data.problems:
+            if prompt := problem.metadata.get("prompt"):
+                yield problem.id, prompt
+    elif view.tree is not None:
+        with suppress(TreegenError):
+            for prompt in prompts_of(view.tree):
+                yield prompt.id, "".join(content_text(node) for node in prompt.path)
+
+
+def _of_texts(view: RunView, texts: Mapping[str, str], is_chat: bool) -> Iterator[Finding]:
+    begun = [(name, text) for name, text in texts.items() if _BOS.match(text)]
+    twice = [(name, text) for name, text in begun if _BOS.match(_BOS.sub("", text, count=1))]
+    imported = "imported" in view.info.identity
+    # treegen's tokenizers add the token themselves.
+    yield from _find("begin-token-twice", twice if imported else begun, texts)
+    if imported and not twice:
+        yield from _find("begin-token-in-text", begun, texts)
+    formatted = [(name, text) for name, text in texts.items() if _TEMPLATE.search(text)]
+    spaced = [(name, text) for name, text in texts.items() if text.endswith((" ", "\t"))]
+    if is_chat:
+        yield from _find("template-applied-twice", formatted, texts)
+    else:
+        yield from _find("trailing-space", spaced, texts)
+
+
+def _examples(view: RunView, texts: Mapping[str, str], kind: str) -> Iterator[Finding]:
+    if view.job is None or not view.job.data.num_fewshot:
+        return
+    asked = {p.id: p.question for p in view.problems if len(p.question) >= _LEAST_QUESTION}
+    repeated = [(n, t) for n, t in texts.items() if n in asked and t.count(asked[n]) > 1]
+    yield from _find("problem-among-examples", repeated, texts)
+    if kind in ("text", "mathematics"):
+        solved = {squad_form(answer) for _, answer in view.job.data.turns}
+        solved = {form for form in solved if len(form) > 5}
+        known = [
+            (p.id, f"{p.reference}: {p.question}")
+            for p in view.problems
+            if any(squad_form(gold) in solved for gold in references_of(p.answer))
+        ]
+        yield from find("reference-among-examples", known, len(view.problems), unit="problems")
+
+
+def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a finding if the model can begin another example without being stopped."""
+    if view.job is None or not view.job.data.num_fewshot or view.job.choices:
+        return
+    sampling: Any = view.info.identity.get("sampling") or {}
+    stops = [stop for stop in sampling.get("stop") or () if stop]
+    questions = {p.id: p.question for p in view.problems}
+    for name, text in texts.items():
+        at = text.rfind(questions.get(name) or "\0")
+        line = text[:at].rpartition("\n")[2] if at > 0 else ""
+        if not line.strip() or len(line) > 40 or any(stop in f"\n\n{line}" for stop in stops):
+            return
+        header = line.strip()
+        ran = [s for s in view.samples if f"\n{header}" in s.text]
+        yield from find(
+            "separator-does-not-stop",
+            ran or [(name, text[-_EXCERPT:])],
+            view.num_done,
+            severity=None if ran else "low",
+            header=header,
+        )
+        return
+
+
+def _of_model(
+    view: RunView, texts: Mapping[str, str], is_chat: bool, system: str | None
+) -> Iterator[Finding]:
+    """Yield findings that follow from the model's name and its tokenizer's files."""
+    identity, model = view.info.identity, str(view.info.free.get("model") or "")
+    is_drawn = view.job is not None and not view.job.choices
+    config = _tokenizer_config(model)
+    template = config.get("chat_template")
+    is_named_chat = bool(_CHAT_NAME.search(model.rstrip("/"))) and not _BASE_NAME.search(model)
+    is_formatted = any(_TEMPLATE.search(text) for text in texts.values())
+    prompt = [("", next(iter(texts.values()), "")[-_EXCERPT:])]
+    is_known = bool(texts) or "imported" not in identity
+    if is_drawn and is_known and not is_chat and not is_formatted and (is_named_chat or template):
+        has_examples = view.job is not None and view.job.data.num_fewshot > 0
+        severity: Severity = "medium" if is_named_chat and not has_examples else "low"
+        yield from find(
+            "template-not-applied", prompt, 1, unit="runs", severity=severity, model=model
+        )
+    if is_chat and _BASE_NAME.search(model.rstrip("/")):
+        yield from find("template-on-base-model", prompt, 1, unit="runs", model=model)
+    if is_chat and system and isinstance(template, str):
+        messages = [
+            {"role": "system", "content": _MARKER},
+            {"role": "user", "content": "question"},
+        ]
+        special = {k: str(v) for k, v in config.items() if k.endswith("_token")}
+        # A template that rejects system texts would have ended the run at its start.
+        with suppress(TreegenError):
+            shown = render_source(template, messages, special, add_generation_prompt=True)
+            if _MARKER not in shown:
+                yield from find("system-text-dropped", [("", system)], 1, unit="runs")
+    needs = any(name in str(config.get("model_type")) for name in _NEEDS_BOS)
+    lacks = config.get("add_bos_token") is False and bool(config.get("bos_token")) and not is_chat
+    if needs and lacks and not any(_BOS.match(text) for text in texts.values()):
+        yield from find("begin-token-missing", prompt, 1, unit="runs")
+
+
+def _tokenizer_config(model: str) -> dict[str, Any]:
+    """Return the settings of a local tokenizer, with the model's type; empty if there is none."""
+    config: dict[str, Any] = {}
+    if not model or not os.path.isdir(model):
+        return config
+    for name in ("config.json", "tokenizer_config.json"):
+        with suppress(OSError, ValueError, TreegenError):
+            content = json.loads(read_text(Path(model) / name))
+            config |= content if isinstance(content, dict) else {}
+    with suppress(OSError, ValueError, TreegenError):
+        config["chat_template"] = read_text(Path(model) / "chat_template.jinja")
+    bos = config.get("bos_token")
+    return config | ({"bos_token": bos.get("content")} if isinstance(bos, dict) else {})
+
+
+def _find_shortened(view: RunView) -> Iterator[Finding]:
+    with suppress(TreegenError), RunDir.open(view.path) as run:
+        results: Any = run.results() or {}
+        count = results.get("shortened") if isinstance(results, dict) else None
+        if isinstance(count, int):
+            yield from find("prompt-shortened", [("", "")] * count, view.num_done)
+
+
+def _find(
+    name: str, cases: Sequence[tuple[str, str]], texts: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yield a finding on prompts."""
+    yield from find(name, cases, len(texts), unit="problems")
