@@ -84,7 +84,8 @@ class CheckpointReport:
         if spec.states:
             attending += f"; {len(spec.states)} recurrent layers keep "
             attending += f"{format_bytes(spec.state_bytes)} for each text"
-        size, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
+        index = spec.index_bytes_per_token
+        size, expanded = spec.kv_bytes_per_token - index, spec.expanded_bytes_per_token - index
         cached = f"keys and values: {format_bytes(size)} a token"
         if spec.latent is not None:
             cached = (
@@ -94,6 +95,11 @@ class CheckpointReport:
         if self.latent_bytes:
             times = size / self.latent_bytes
             cached += f", {times:,.1f} times its latents, which its layers do not hand on"
+        if index:
+            cached += (
+                f"; index keys: {format_bytes(index)} a token, by which a token selects "
+                f"{spec.index_topk:,} keys"
+            )
         lines = [
             f"{title} (on a GPU {WAYS[self.way]})",
             f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "
@@ -147,6 +153,8 @@ class CheckpointReport:
             "windows": sorted({window for window in spec.windows if window is not None}),
             "recurrent_layers": len(spec.states),
             "kv_bytes_per_token": spec.kv_bytes_per_token,
+            "index_bytes_per_token": spec.index_bytes_per_token or None,
+            "index_topk": spec.index_topk or None,
             "latents": spec.latent is not None,
             "expanded_bytes_per_token": spec.expanded_bytes_per_token,
             "latent_bytes_not_kept": self.latent_bytes or None,

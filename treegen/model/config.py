@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from treegen.common.checks import device_name
 from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning, arg
-from treegen.model.checkpoint.families import dense_length, refuse_family
+from treegen.model.checkpoint.families import dense_length, refuse_family, selects_keys
 from treegen.model.checkpoint.files import (
     check_trust,
     locate,
@@ -253,7 +253,7 @@ def spec_of(
         if latent is not None:
             k_dim, v_dim = latent.kept, latent.rank
         shared_with = None if source == at else source
-        layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent))
+        layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent, call.index_dim))
     text = config.get_text_config(decoder=True)
     declared = _declared_length(text)
     length, reason = min([(declared, ""), *_limits(text)], key=lambda limit: limit[0])
@@ -274,6 +274,7 @@ def spec_of(
         num_weights=probed.num_weights,
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
+        index_topk=max(call.index_topk for call in probe.calls),
         recommended=recommended_sampling(directory),
         recommended_note=difference_from_generate(directory),
     )
@@ -307,7 +308,7 @@ def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
                     "the model's longrope turns every position of a text by other factors, and the "
                     "keys that are kept were turned by those for shorter texts",
                 )
-    if length := dense_length(text):
+    if (length := dense_length(text)) and not selects_keys(text):
         kind = "sparse" if getattr(text, "attention_chunk_size", None) is None else "chunked"
         yield length, f"the model's {kind} attention leaves out keys, which is not supported"
 
