@@ -23,6 +23,7 @@ from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.options import EngineOptions
 from treegen.ops.attention import selected, selection
+from treegen.prompts.plan.cost_model import CostModel
 from treegen.search import SearchNode
 
 FAMILIES = [
@@ -56,6 +57,8 @@ def force(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (selection, selected):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
+    # Copies of expanded keys are made for short nodes, and longer rows read latents beside them.
+    monkeypatch.setattr(CostModel, "should_expand", lambda *_: way == "expanded")
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def pool_of(slots: list[list[int]], num_pages: int, shape: tuple[int, ...], seed
     used = sorted({slot for row in slots for slot in row})
     generator = torch.Generator().manual_seed(seed)
     pool[used] = torch.randn(len(used), *shape, generator=generator, dtype=torch.float64)
-    return pool.unflatten(0, (num_pages, PAGE))
+    return pool.view(num_pages, PAGE, *shape)
 
 
 @pytest.mark.parametrize("num", [1, 6, 16])
