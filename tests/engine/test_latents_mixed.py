@@ -30,7 +30,7 @@ from treegen.search import SearchNode
 pytest.importorskip("llguidance")
 
 # Most texts are longer than what a token attends to.
-_SELECTED = {"index_topk": 12, "max_position_embeddings": 320}
+_SELECTED: dict[str, Any] = {"index_topk": 12, "max_position_embeddings": 320}
 _SELECTING = {"deepseek_v32": _SELECTED, "glm_moe_dsa": _SELECTED}
 _DRAWS: list[dict[str, Any]] = [
     {},

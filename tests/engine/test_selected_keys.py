@@ -243,11 +243,12 @@ def test_scores_and_searches(saved: Callable[..., Path]) -> None:
         return grown[1:]
 
     (result,) = llm.search(grow, ["Q"], SamplingParams(seed=1, ignore_eos=True))
-    for text, node in result.value:
+    grown: Any = result.value
+    for text, node in grown:
         rows = stock_logprobs(path, tuple(text))[-len(node.tokens) - 1 : -1]
         each = rows.gather(-1, torch.tensor(node.tokens)[:, None])[:, 0]
         assert node.logprobs == pytest.approx(each.tolist(), abs=1e-5)
-    assert max(len(text) for text, _ in result.value) > 3 * NUM
+    assert max(len(text) for text, _ in grown) > 3 * NUM
 
 
 def test_a_token_takes_its_index_keys_too(saved: Callable[..., Path]) -> None:

@@ -168,7 +168,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
             f"{name} of layer {layer} passes {', '.join(sorted(unknown))} to attention, which is "
             f"not supported; {_OTHER}"
         )
-    selected = others.get(_SELECTED)
+    selected: Any = others.get(_SELECTED)
     return AttentionCall(
         layer=layer,
         q_THK=query[0].transpose(0, 1),
@@ -260,7 +260,8 @@ def write_and_attend_latents(
     if options["scale"] is None:
         options["scale"] = form.k_dim**-0.5
     if (selected := _selection(batch, selected_TS)) is not None:
-        scale, sinks = options["scale"], options.get("sinks")
+        scale = options["scale"] or form.k_dim**-0.5
+        sinks = options.get("sinks")
         return attend_selected_latents(q_THK, keys, up_HXR, form, selected, scale, sinks)
     levels = batch.levels_of(options.get("window"))
     return attend_latents(q_THK, keys, up_HXR, form, levels, **options)
@@ -308,7 +309,8 @@ def _compiled_attention(
     if keys is None:
         raise _make_keyword_error(module)
     is_latent = is_latent_layer(module)
-    operators, selected = torch.ops.treegen, options.get(_SELECTED)
+    operators = torch.ops.treegen
+    selected: Any = options.get(_SELECTED)
     attend_now = operators.write_and_attend_latents if is_latent else operators.write_and_attend
     out_THV: Tensor = attend_now(
         query[0].transpose(0, 1),

@@ -87,7 +87,7 @@ class _IndexProducts(TorchFunctionMode):
     """
 
     def __init__(self, products: list[tuple[Tensor, ...]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.products = products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -192,13 +192,15 @@ def takes_selection(part: nn.Module) -> bool:
     return isinstance(part, _SelectingLayer)
 
 
-def index_dim_of(part: nn.Module) -> int:
+def index_dim_of(part: Any) -> int:
     """Return the number of elements of a layer's index keys; 0 if it selects no keys itself."""
-    indexer: Any = getattr(part, "indexer", None)
-    return int(indexer.head_dim) if isinstance(indexer, _SelectingIndexer) else 0
+    return int(part.indexer.head_dim) if _has_selecting_indexer(part) else 0
 
 
-def index_topk_of(part: nn.Module) -> int:
+def index_topk_of(part: Any) -> int:
     """Return the number of keys that a layer's indexer selects; 0 if it selects all keys."""
-    indexer: Any = getattr(part, "indexer", None)
-    return int(indexer.index_topk) if isinstance(indexer, _SelectingIndexer) else 0
+    return int(part.indexer.index_topk) if _has_selecting_indexer(part) else 0
+
+
+def _has_selecting_indexer(part: Any) -> bool:
+    return isinstance(getattr(part, "indexer", None), _SelectingIndexer)
