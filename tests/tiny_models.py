@@ -533,6 +533,7 @@ _OUTER: dict[str, dict[str, Any]] = {
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "deepseek_v4": ("deepseek_v4", {}),
     "doge": ("doge", {}),
     "inkling2": ("inkling2_text", {}),
     "diffllama": ("diffllama", {}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from latent_cases import FAMILIES, load
@@ -15,8 +16,13 @@ from mixed_models import Mixed
 from tiny_models import known, save_tiny_model
 
 from treegen import LLM
+from treegen.ops.attention import selected, selection
 
 pytest.importorskip("llguidance")
+
+# Most texts are longer than what a token attends to.
+_SELECTED: dict[str, Any] = {"index_topk": 12, "max_position_embeddings": 320}
+_SELECTING = {"deepseek_v32": _SELECTED, "glm_moe_dsa": _SELECTED}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +31,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LLM]:
     def found(family: str) -> LLM:
         if not known(family):
             pytest.skip(f"this transformers has no {family}")
-        path: Path = save_tiny_model(tmp_path_factory.mktemp(family), family, seed=1)
+        settings = _SELECTING.get(family, {})
+        path: Path = save_tiny_model(tmp_path_factory.mktemp(family), family, seed=1, **settings)
         return load(path)
 
     return found
@@ -37,9 +44,19 @@ def test_whatever_samples_have_they_come_out_as_if_alone(
     Mixed(loaded("deepseek_v3"), 0, monkeypatch).run()
 
 
+@pytest.mark.parametrize("wide", [1, 3])
+def test_likewise_with_selected_keys(
+    wide: int, loaded: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (selection, selected):
+        monkeypatch.setattr(module, "WIDE", wide, raising=False)
+    monkeypatch.setattr(selected, "MOST_MASKED", 99)
+    Mixed(loaded("glm_moe_dsa"), wide, monkeypatch).run()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *_SELECTING])
 def test_likewise_for_many_seeds(
     family: str, loaded: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,11 @@ from cli_cases import Command, build_checkpoint
 from tiny_models import save_tiny_model
 
 from treegen import LLM, AsyncLLM, InputError, ModelError, ModelWarning, SamplingParams
+from treegen.model.checkpoint.generation_config import (
+    difference_from_generate,
+    recommended_sampling,
+)
 from treegen.model.config import load_spec
-from treegen.model.generation_config import difference_from_generate, recommended_sampling
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [1]}
 SMALL = ("--limit", "2", "--n-samples", "2", "--max-tokens", "6", "--memory", "4MiB")

@@ -55,8 +55,10 @@ def batch_of(pools: Sequence[LayerKV], num_tokens: int, start: int) -> Batch:
     )
 
 
-def run(model: Model, pools: Sequence[LayerKV]) -> list[Tensor]:
-    return [model.forward(batch_of(pools, num, start)) for num, start in PASSES]
+def run(
+    model: Model, pools: Sequence[LayerKV], passes: Sequence[tuple[int, int]] = PASSES
+) -> list[Tensor]:
+    return [model.forward(batch_of(pools, num, start)) for num, start in passes]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,6 +87,31 @@ def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> No
     if family == "llama":
         # One graph for one token, one for all other numbers, whatever the number of layers.
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_compiled_layers_select_the_same_keys(tmp_path: Path) -> None:
+    """Layers select keys themselves, or use those that an earlier layer selects."""
+    torch._dynamo.reset()
+    settings: dict[str, Any] = {
+        "index_topk": 8,
+        "max_position_embeddings": 64,
+        "num_hidden_layers": 2,
+    }
+    settings |= {"indexer_types": ["full", "shared"], "first_k_dense_replace": 0}
+    path = tiny_models.save_tiny_model(tmp_path, "glm_moe_dsa", **settings)
+    model = load_model(path, device="cpu", check=False)
+    pools, fresh = model.new_cache(4, 16), model.new_cache(4, 16)
+    want = run(model, pools, PASSES[:2])
+    model.compile_layers(fresh, backend="aot_eager")
+    got = run(model, fresh, PASSES[:2])
+    assert not model.uncompiled_because
+    for mine, stock in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, stock, atol=1e-5, rtol=1e-5)
+    for mine_kv, stock_kv in zip(fresh, pools, strict=True):
+        assert (mine_kv.index is None) == (stock_kv.index is None)
+        if mine_kv.index is not None:
+            torch.testing.assert_close(mine_kv.index, stock_kv.index, atol=1e-5, rtol=1e-5)
+            assert mine_kv.index.any()
 
 
 def test_a_model_that_cannot_be_compiled_runs_as_it_is(tmp_path: Path) -> None:

@@ -206,10 +206,13 @@ def test_a_tree_decodes_like_each_prompt_alone(family: str, tmp_path: Path) -> N
     assert logits.std(-1).min() > 0.1
 
 
+SELECTING = {name.removesuffix("_text") for name in families.SELECTING}
+"""Families that are exact beyond the keys that they select: see test_selected_keys.py."""
 SPARSE = [
     name
     for name, (_, settings) in (EXACT | HYBRID).items()
-    if {"index_topk", "index_topk_blocks", "indexer_budget", "attention_chunk_size"} & {*settings}
+    if name.removesuffix("_on_text") not in SELECTING
+    and {"index_topk", "index_topk_blocks", "indexer_budget", "attention_chunk_size"} & {*settings}
 ]
 
 

@@ -16,8 +16,8 @@ import torch._inductor.config
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import InputError
-from treegen.model.batch import Batch
-from treegen.model.compiled import CompiledLayers, use_batch
+from treegen.model.batch import Batch, use_batch
+from treegen.model.compiled import CompiledLayers
 from treegen.model.config import load_spec
 from treegen.model.recurrent.state_batch import StateBatch
 from treegen.model.reproducible import (

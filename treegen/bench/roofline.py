@@ -24,7 +24,7 @@ all others at that of matrix products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,6 +78,8 @@ class ModelSize:
     """Bytes of one number in keys and values; 0 for `itemsize`."""
     experts: ExpertSize | None = None
     """Sizes of mixtures of experts, in addition to the matrices for all rows; None for none."""
+    index_topk: int = 0
+    """Number of keys that a row selects; 0 if it attends to all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ def size_of(model: Model) -> ModelSize | str:
         weight_itemsize=min((part.weight.element_size() for part in inner), default=1),
         cache_itemsize=model.cache_dtype.itemsize,
         experts=experts,
+        index_topk=model.spec.index_topk,
     )
 
 
@@ -258,6 +261,13 @@ def step_floor(
     """
     drawn = rows if drawn is None else drawn
     memory, itemsize = ceilings.memory, size.itemsize
+    pairs = sum(level.pairs for level in levels)
+    if 0 < rows * size.index_topk < pairs:  # rows select keys, which takes time too
+        share = rows * size.index_topk / pairs
+        levels = [
+            replace(level, pairs=level.pairs * share, keys=min(level.keys, level.pairs * share))
+            for level in levels
+        ]
 
     def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
         """Return the least seconds of one layer.

@@ -72,6 +72,9 @@ class LayerSpec:
     latent: LatentSpec | None = None
     """How keys and values are derived from latents; None if they are stored themselves. With
     latents, one head is stored, and its value is the first v_dim numbers of its key, the latent."""
+    index_dim: int = 0
+    """Number of elements of the index key by which later tokens select a token; 0 for a layer
+    without an indexer. A layer that reuses keys and values may have index keys of its own."""
 
     @property
     def numbers(self) -> int:
@@ -249,6 +252,9 @@ class ModelSpec:
     recommended_note: str = ""
     """One line on how samples with these parameters differ from those of transformers' `generate`;
     empty if they do not."""
+    index_topk: int = 0
+    """Number of keys that a token selects, in layers with an indexer; 0 if no layer selects keys,
+    or the context has no more of them."""
     copy_pages: int = 0
     """For a model with latents, the number of pages for expanded keys and values per page of
     tokens, in the type of the computation."""
@@ -270,15 +276,20 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values per token over all layers."""
+        """Bytes of keys, values and index keys per token over all layers."""
         layers = (layer for layer in self.layers if layer.shared_with is None)
-        return sum(layer.numbers for layer in layers) * self.itemsize
+        return sum(layer.numbers for layer in layers) * self.itemsize + self.index_bytes_per_token
+
+    @property
+    def index_bytes_per_token(self) -> int:
+        """Bytes of index keys per token over all layers; 0 for a model that selects no keys."""
+        return sum(layer.index_dim for layer in self.layers) * self.itemsize
 
     @property
     def expanded_bytes_per_token(self) -> int:
         """Bytes per token if keys and values of all heads were stored, as in most models."""
         layers = (layer for layer in self.layers if layer.shared_with is None)
-        return sum(layer.expanded for layer in layers) * self.itemsize
+        return sum(layer.expanded for layer in layers) * self.itemsize + self.index_bytes_per_token
 
     @property
     def latent(self) -> LatentSpec | None:

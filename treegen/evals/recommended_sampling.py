@@ -32,7 +32,10 @@ def load_recommended(way: object, choices: Mapping[str, Any]) -> dict[str, Any]:
     if way != "recommended" or not choices.get("model"):
         return {}
     from treegen.model.checkpoint.files import locate
-    from treegen.model.generation_config import difference_from_generate, recommended_sampling
+    from treegen.model.checkpoint.generation_config import (
+        difference_from_generate,
+        recommended_sampling,
+    )
 
     directory = locate(choices["model"], choices.get("revision"), weights=False)
     recommended = recommended_sampling(directory)

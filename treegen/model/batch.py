@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from treegen.common.lifetimes import use_context_value
 from treegen.model.recurrent.state_batch import StateBatch
 from treegen.ops.attention import PreparedLevels
 from treegen.ops.cache.pool import LayerKV
@@ -66,6 +69,26 @@ class Batch:
     def levels_of(self, window: int | None) -> PreparedLevels:
         """Return the levels that a layer with this window (None for no window) attends to."""
         return self.levels if window is None or self.windowed is None else self.windowed
+
+    def index_keys_of(self, layer: int) -> Tensor:
+        """Return the pool of index keys of a layer that selects keys."""
+        # Only attention asks `layers` for its pool by number, which the load check counts.
+        index = [pool.index for pool in self.layers][layer]
+        assert index is not None, f"layer {layer} has no index keys"
+        return index
+
+
+_current: ContextVar[Batch] = ContextVar("treegen_batch")
+
+
+def use_batch(batch: Batch) -> AbstractContextManager[None]:
+    """While open, indexers and compiled layers use this batch."""
+    return use_context_value(_current, batch)
+
+
+def current_batch() -> Batch:
+    """Return the batch of the pass."""
+    return _current.get()
 
 
 class ForwardModel(Protocol):

@@ -17,6 +17,7 @@ from treegen.errors import InputError, ModelError, TreegenError
 from treegen.model.checkpoint.families import WAYS, Family, all_families, get_support, inputs_of
 from treegen.model.checkpoint.files import locate, read_raw_config, weight_files
 from treegen.model.checkpoint.fp4 import StoredSizes
+from treegen.model.checkpoint.generation_config import format_sampling
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 from treegen.model.checkpoint.layer_formats import check_fp4
 from treegen.model.checkpoint.quantized import describe_support, quantisation_of
@@ -27,7 +28,6 @@ from treegen.model.config import (
     resolve_device,
     resolve_dtype,
 )
-from treegen.model.generation_config import format_sampling
 from treegen.model.linear.fp4_checkpoint import kept_in_4_bits
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
 from treegen.model.options import EngineOptions
@@ -98,7 +98,8 @@ class CheckpointReport:
         if spec.states:
             attending += f"; {len(spec.states)} recurrent layers keep "
             attending += f"{format_bytes(spec.state_bytes)} for each text"
-        size, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
+        index = spec.index_bytes_per_token
+        size, expanded = spec.kv_bytes_per_token - index, spec.expanded_bytes_per_token - index
         cached = f"keys and values: {format_bytes(size)} a token"
         if spec.latent is not None:
             cached = (
@@ -108,6 +109,11 @@ class CheckpointReport:
         if self.latent_bytes:
             times = size / self.latent_bytes
             cached += f", {times:,.1f} times its latents, which its layers do not hand on"
+        if index:
+            cached += (
+                f"; index keys: {format_bytes(index)} a token, by which a token selects "
+                f"{spec.index_topk:,} keys"
+            )
         lines = [
             f"{title} (on a GPU {WAYS[self.way]})",
             f"weights: {spec.num_weights:,} numbers; in memory on {self.device} "
@@ -178,6 +184,8 @@ class CheckpointReport:
             "windows": sorted({window for window in spec.windows if window is not None}),
             "recurrent_layers": len(spec.states),
             "kv_bytes_per_token": spec.kv_bytes_per_token,
+            "index_bytes_per_token": spec.index_bytes_per_token or None,
+            "index_topk": spec.index_topk or None,
             "latents": spec.latent is not None,
             "expanded_bytes_per_token": spec.expanded_bytes_per_token,
             "latent_bytes_not_kept": self.latent_bytes or None,

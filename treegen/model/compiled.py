@@ -14,8 +14,6 @@ take 26 us per layer for 1,024 rows of 256 scores on an H100, so one small kerne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from functools import cache
 from typing import Any, Final
 
@@ -25,9 +23,8 @@ import torch._dynamo.exc
 from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from treegen.common.lifetimes import use_context_value
 from treegen.errors import ModelError
-from treegen.model.batch import Batch
+from treegen.model.batch import Batch, current_batch
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.hook import (
     ATTENTION,
@@ -38,6 +35,7 @@ from treegen.model.hook import (
     write_and_attend,
     write_and_attend_latents,
 )
+from treegen.model.indexer import INDEX_KEYS, write_and_select
 from treegen.model.latent import is_latent_layer
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.gated import GatedLinears
@@ -54,14 +52,6 @@ CompileErrors = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailO
 _TENSORS = "treegen_windows", "treegen_states"
 _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers and models together
 
-_current: ContextVar[Batch] = ContextVar("treegen_batch")
-
-
-def use_batch(batch: Batch) -> AbstractContextManager[None]:
-    """While open, the attention operators use this batch."""
-    return use_context_value(_current, batch)
-
-
 # The operators write into pools that the compiler does not see, so they mutate no argument.
 
 
@@ -76,6 +66,7 @@ def _write_and_attend(
     scale: float | None,
     window: int | None,
     softcap: float | None,
+    selected_TS: Tensor | None,
 ) -> Tensor:
     """Call `treegen.model.hook.write_and_attend` with the batch of this pass."""
     return write_and_attend(
@@ -84,7 +75,8 @@ def _write_and_attend(
         v_TGV,
         resolve_proxy(keys),
         resolve_proxy(values),
-        _current.get(),
+        current_batch(),
+        selected_TS,
         scale=scale,
         window=window,
         softcap=softcap,
@@ -110,6 +102,7 @@ def _write_and_attend_latents(
     scale: float | None,
     window: int | None,
     softcap: float | None,
+    selected_TS: Tensor | None,
 ) -> Tensor:
     """Call `treegen.model.hook.write_and_attend_latents` with the batch of this pass."""
     return write_and_attend_latents(
@@ -118,7 +111,8 @@ def _write_and_attend_latents(
         rotated_TGP,
         resolve_proxy(keys),
         up_HXR,
-        _current.get(),
+        current_batch(),
+        selected_TS,
         scale=scale,
         window=window,
         softcap=softcap,
@@ -137,6 +131,19 @@ def _(
 ) -> Tensor:
     width = up_HXR.shape[1] - (q_THK.shape[2] - rotated_TGP.shape[2])
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
+
+
+@torch.library.custom_op("treegen::write_and_select", mutates_args=())
+def _write_and_select(
+    q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor, keys: Tensor, num: int
+) -> Tensor:
+    """Call `treegen.model.indexer.write_and_select` with the page pool of a proxy."""
+    return write_and_select(q_THD, k_TD, weights_TH, resolve_proxy(keys), num)
+
+
+@_write_and_select.register_fake
+def _(q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor, keys: Tensor, num: int) -> Tensor:
+    return q_THD.new_empty((q_THD.shape[0], num), dtype=torch.int32)
 
 
 class _SlotStateLayer(nn.Module):
@@ -196,6 +203,9 @@ class CompiledLayers:
             attention.register_buffer(KEYS, make_proxy(pool.keys, 2), persistent=False)
             if not is_latent_layer(attention):
                 attention.register_buffer(VALUES, make_proxy(pool.values, 2), persistent=False)
+            if pool.index is not None:
+                indexer = attention.get_submodule("indexer")
+                indexer.register_buffer(INDEX_KEYS, make_proxy(pool.index, 2), persistent=False)
         self._wrapped: list[tuple[RecurrentLayer, Any]] = [
             (layer, type(layer.module)) for layer in recurrent
         ]
@@ -226,7 +236,7 @@ class CompiledLayers:
             wrapped.module.__class__ = kind
             wrapped.module.forward = wrapped
         for part in self._module.modules():
-            for name in (KEYS, VALUES, *_TENSORS):
+            for name in (KEYS, VALUES, INDEX_KEYS, *_TENSORS):
                 part._buffers.pop(name, None)
 
 

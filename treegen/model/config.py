@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from treegen.common.checks import device_name
 from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning, arg
-from treegen.model.checkpoint.families import dense_length, refuse_family
+from treegen.model.checkpoint.families import dense_length, refuse_family, selects_keys
 from treegen.model.checkpoint.files import (
     check_trust,
     locate,
@@ -31,11 +31,14 @@ from treegen.model.checkpoint.files import (
     weight_files,
 )
 from treegen.model.checkpoint.fp4 import read_quant_config
+from treegen.model.checkpoint.generation_config import (
+    difference_from_generate,
+    recommended_sampling,
+)
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
 from treegen.model.checkpoint.layer_formats import quantization_settings
 from treegen.model.checkpoint.sizes import Stored, check_sizes
 from treegen.model.checkpoint.text_part import generates_text
-from treegen.model.generation_config import difference_from_generate, recommended_sampling
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -258,7 +261,7 @@ def spec_of(
         if latent is not None:
             k_dim, v_dim = latent.kept, latent.rank
         shared_with = None if source == at else source
-        layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent))
+        layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent, call.index_dim))
     text = config.get_text_config(decoder=True)
     declared = _declared_length(text)
     length, reason = min([(declared, ""), *_limits(text)], key=lambda limit: limit[0])
@@ -279,6 +282,7 @@ def spec_of(
         num_weights=probed.num_weights,
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
+        index_topk=max(call.index_topk for call in probe.calls),
         recommended=recommended_sampling(directory),
         recommended_note=difference_from_generate(directory),
     )
@@ -312,7 +316,7 @@ def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
                     "the model's longrope turns every position of a text by other factors, and the "
                     "keys that are kept were turned by those for shorter texts",
                 )
-    if length := dense_length(text):
+    if (length := dense_length(text)) and not selects_keys(text):
         kind = "sparse" if getattr(text, "attention_chunk_size", None) is None else "chunked"
         yield length, f"the model's {kind} attention leaves out keys, which is not supported"
 

@@ -17,14 +17,18 @@ from transformers import AttentionInterface
 from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
-from treegen.model.latent import OURS, get_up_projection, is_empty, is_latent_layer, latent_of
+from treegen.model.indexer import index_dim_of, index_topk_of, is_empty, takes_selection
+from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.latent import attend_latents
+from treegen.ops.attention.selected import SelectedKeys, attend_selected, attend_selected_latents
+from treegen.ops.attention.selection import count_keys
 from treegen.ops.cache.pool import write_kv
 
 # T tokens, H query heads, G key heads, K key dimension, V value dimension, R rank of latents,
-# P rotated numbers of a key, X numbers of a head's key and value that are made from a latent
+# P rotated numbers of a key, X numbers of a head's key and value that are made from a latent, S
+# selected keys
 
 ATTENTION, PROBE = OURS
 NO_NUMBER: Final = -1
@@ -39,6 +43,8 @@ _OTHER: Final = "its numbers would be wrong; use another model"
 _HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
 _SELECTIONS: Final = frozenset({"indices", "block_indices"})
 """Keywords of sparse attention: the selected keys, where nothing stands for all keys."""
+_SELECTED: Final = "indices"
+"""The keyword with positions of selected keys, of layers whose indexers select them for treegen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,12 @@ class AttentionCall:
     """A further logit in the softmax denominator of each head [H]; None for none."""
     latent: LatentSpec | None = None
     """How keys and values are made from latents; None for a layer without latent attention."""
+    selected_TS: Tensor | None = None
+    """The positions of the keys that each token selects [T, S]; None for all keys."""
+    index_dim: int = 0
+    """Number of elements of the layer's index keys; 0 without them."""
+    index_topk: int = 0
+    """Number of keys that the layer's indexer selects; 0 for all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +161,14 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         and value is not None
         and value is not False
         and not (keyword in _SELECTIONS and is_empty(value))
+        and not (keyword == _SELECTED and takes_selection(module))
     }
     if unknown:
         raise ModelError(
             f"{name} of layer {layer} passes {', '.join(sorted(unknown))} to attention, which is "
             f"not supported; {_OTHER}"
         )
+    selected: Any = others.get(_SELECTED)
     return AttentionCall(
         layer=layer,
         q_THK=query[0].transpose(0, 1),
@@ -165,6 +179,9 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         softcap=softcap or None,
         sinks_H=s_aux,
         latent=latent_of(module) if is_latent_layer(module) else None,
+        selected_TS=None if is_empty(selected) else selected[0],
+        index_dim=index_dim_of(module),
+        index_topk=index_topk_of(module),
     )
 
 
@@ -175,6 +192,7 @@ def write_and_attend(
     keys: Tensor,
     values: Tensor,
     batch: Batch,
+    selected_TS: Tensor | None = None,
     **options: Unpack[AttendOptions],
 ) -> Tensor:
     """Store the new keys and values in a layer's page pool, then attend to all levels of a batch.
@@ -188,13 +206,24 @@ def write_and_attend(
         keys: The layer's pool of keys [pages, page_size, G, K].
         values: The layer's pool of values [pages, page_size, G, V].
         batch: The batch: cache slots of the new tokens, and levels.
+        selected_TS: The positions of the keys that each token selects [T, S]. Default: all keys.
         **options: Scale, window, softcap and sinks, as in `treegen.ops.attention.attend`.
 
     Returns:
         The attention output [T, H, V].
     """
     write_kv(keys, values, batch.slots_T, k_TGK, v_TGV)
+    if (selected := _selection(batch, selected_TS)) is not None:
+        scale = options.get("scale") or q_THK.shape[-1] ** -0.5
+        return attend_selected(q_THK, keys, values, selected, scale, options.get("sinks"))
     return attend(q_THK, keys, values, batch.levels_of(options.get("window")), **options)
+
+
+def _selection(batch: Batch, selected_TS: Tensor | None) -> SelectedKeys | None:
+    """Return the selected keys of a batch; None if every token sees all of its keys."""
+    if selected_TS is None or count_keys(batch.levels) <= selected_TS.shape[1]:
+        return None
+    return SelectedKeys(selected_TS, batch.slots_T, batch.levels)
 
 
 def write_and_attend_latents(
@@ -204,6 +233,7 @@ def write_and_attend_latents(
     keys: Tensor,
     up_HXR: Tensor,
     batch: Batch,
+    selected_TS: Tensor | None = None,
     **options: Unpack[AttendOptions],
 ) -> Tensor:
     """Store new latents in a layer's page pool, then attend to all levels of a batch.
@@ -217,6 +247,7 @@ def write_and_attend_latents(
         keys: The layer's pool of latents and rotated parts [pages, page_size, 1, R + P].
         up_HXR: The weights that make keys and values from latents [H, X, R].
         batch: The batch: cache slots of the new tokens, and levels.
+        selected_TS: The positions of the keys that each token selects [T, S]. Default: all keys.
         **options: Scale, window, softcap and sinks, as in `treegen.ops.attention.attend`.
 
     Returns:
@@ -228,6 +259,10 @@ def write_and_attend_latents(
     form = LatentSpec(heads, rank, rope, nope, up_HXR.shape[1] - nope)
     if options["scale"] is None:
         options["scale"] = form.k_dim**-0.5
+    if (selected := _selection(batch, selected_TS)) is not None:
+        scale = options["scale"] or form.k_dim**-0.5
+        sinks = options.get("sinks")
+        return attend_selected_latents(q_THK, keys, up_HXR, form, selected, scale, sinks)
     levels = batch.levels_of(options.get("window"))
     return attend_latents(q_THK, keys, up_HXR, form, levels, **options)
 
@@ -252,10 +287,17 @@ def _attention(
     }
     if call.latent is not None:
         out_THV = write_and_attend_latents(
-            *new, pool.keys, get_up_projection(module), treegen, **attend_options
+            *new,
+            pool.keys,
+            get_up_projection(module),
+            treegen,
+            call.selected_TS,
+            **attend_options,
         )
     else:
-        out_THV = write_and_attend(*new, pool.keys, pool.values, treegen, **attend_options)
+        out_THV = write_and_attend(
+            *new, pool.keys, pool.values, treegen, call.selected_TS, **attend_options
+        )
     return out_THV[None], None
 
 
@@ -268,6 +310,7 @@ def _compiled_attention(
         raise _make_keyword_error(module)
     is_latent = is_latent_layer(module)
     operators = torch.ops.treegen
+    selected: Any = options.get(_SELECTED)
     attend_now = operators.write_and_attend_latents if is_latent else operators.write_and_attend
     out_THV: Tensor = attend_now(
         query[0].transpose(0, 1),
@@ -279,6 +322,7 @@ def _compiled_attention(
         options.get("scaling"),
         options.get("sliding_window") or None,
         options.get("softcap") or None,
+        None if is_empty(selected) else selected[0],
     )
     return out_THV[None]
 

@@ -27,7 +27,7 @@ from treegen.model.checkpoint.quantized import quantisation_of
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import DTYPES, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.hook import ATTENTION
-from treegen.model.latent import restore_attention
+from treegen.model.indexer import restore_attention
 from treegen.model.linear.fp8_experts import quantize_matrices
 from treegen.model.load_check import check_boundaries, check_model
 from treegen.model.model import Model

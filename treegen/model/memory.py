@@ -16,6 +16,7 @@ from treegen.common.spec import ModelSpec, sum_bytes
 from treegen.errors import CacheFullError, CapacityError, arg
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
 from treegen.model.recurrent.state_batch import state_bytes_together
+from treegen.ops.attention.selection import PIECE
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import StateCache
 
@@ -29,6 +30,8 @@ _LOGITS: Final = 2**28  # bytes to leave for logits
 _ROW_TOKENS: Final = 512  # tokens of keys that a row is assumed to have next to its state
 _SPARE_STATES: Final = 64  # for the segments above the rows
 _FEWEST_STATES: Final = 4
+_SELECTION_TENSORS: Final = 4
+"""Temporary tensors that are in memory together, in float32."""
 
 
 def total_bytes(device: torch.device) -> int:
@@ -122,6 +125,11 @@ def scratch_bytes(module: PreTrainedModel, num_tokens: int) -> int:
 def recurrence_bytes(spec: ModelSpec, num_rows: int) -> int:
     """Estimate the bytes that recurrent layers take in a step, without the states of its rows."""
     return state_bytes_together([sum_bytes(states) for states in spec.states], num_rows)
+
+
+def selection_bytes(spec: ModelSpec) -> int:
+    """Estimate the bytes of temporary tensors with which rows select keys."""
+    return _SELECTION_TENSORS * PIECE * 4 if spec.index_topk else 0
 
 
 def empty_device_cache(device: torch.device) -> None:
@@ -233,6 +241,7 @@ def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0)
         activations = activation_bytes(model.module, prefill_chunk)
         activations += recurrence_bytes(model.spec, max_rows)
         activations += scratch_bytes(model.module, max(prefill_chunk, max_rows))
+        activations += selection_bytes(model.spec)
         size = default_bytes(model.device, activations)
     size = subtract_draft_cache(size, model.spec, draft_token_bytes)
     num_pages, num_states, num_windows = cache_size(size, model.spec, page_size, max_rows)

@@ -17,7 +17,7 @@ from treegen.common.device import use_device, without_autocast
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec
 from treegen.errors import CapacityError, InputError, ModelError, arg
-from treegen.model.batch import Batch
+from treegen.model.batch import Batch, use_batch
 from treegen.model.checkpoint.families import has_loops
 from treegen.model.checkpoint.files import summarize_error
 from treegen.model.latent import get_up_projection, is_latent_layer
@@ -279,8 +279,12 @@ class Model:
     def _new_cache(self, num_pages: int, page_size: int, dtype: torch.dtype) -> list[LayerKV]:
         pools: list[LayerKV] = []
         for layer in self.spec.layers:
+            index = None
+            if layer.index_dim:
+                index = _zeros((num_pages, page_size, layer.index_dim), dtype, self.device)
             if layer.shared_with is not None:
-                pools.append(pools[layer.shared_with])
+                shared = pools[layer.shared_with]
+                pools.append(shared if index is None else replace(shared, index=index))
                 continue
             shape = (num_pages, page_size, layer.kv_heads)
             keys = _zeros((*shape, layer.k_dim), dtype, self.device)
@@ -288,7 +292,7 @@ class Model:
                 values = keys[..., : layer.v_dim]
             else:
                 values = _zeros((*shape, layer.v_dim), dtype, self.device)
-            pools.append(LayerKV(keys, values))
+            pools.append(LayerKV(keys, values, index))
         return pools
 
     @torch.inference_mode()
@@ -345,7 +349,7 @@ class Model:
         if self._compiled is None:
             return self._run_stock(batch)
         assert self._compiled.can_run(batch), "a compiled model is given other page pools"
-        from treegen.model.compiled import CompileErrors, use_batch
+        from treegen.model.compiled import CompileErrors
 
         try:
             with use_batch(batch):
@@ -361,7 +365,8 @@ class Model:
         if batch.states is None:
             if self._has_loops:
                 return self._run(batch, replace(batch, layers=_PoolIterator(batch.layers)))
-            return self._run(batch, batch)
+            with use_batch(batch):
+                return self._run(batch, batch)
         by_operators, states = self._by_operators, batch.states
         on = SlotPass(states) if by_operators else StatePass(states, self.spec.states)
         with use_states(on):

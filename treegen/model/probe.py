@@ -36,7 +36,7 @@ from treegen.model.checkpoint.text_part import (
     find_unused_parts,
 )
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
-from treegen.model.latent import adapt_attention
+from treegen.model.indexer import adapt_attention
 from treegen.model.linear.fp8 import iter_fp8_linears
 from treegen.model.linear.fp8_experts import rounding_experts
 from treegen.model.parallel.shards import shard

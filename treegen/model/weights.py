@@ -39,7 +39,7 @@ from treegen.model.checkpoint.quantized import (
 )
 from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
 from treegen.model.hook import ATTENTION
-from treegen.model.latent import adapt_attention
+from treegen.model.indexer import adapt_attention
 from treegen.model.linear.fp4_checkpoint import KeptMatrices, kept_in_4_bits
 from treegen.model.linear.fp8 import can_multiply
 from treegen.model.linear.fp8_checkpoint import RestoreReport, fp8_tensors, restore_fp8

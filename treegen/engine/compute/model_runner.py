@@ -187,6 +187,7 @@ class ModelRunner:
             prefills: CUDA graphs of small prefill passes, only without other ranks. Default: none.
         """
         self._beside = beside
+        self._index_topk = model.spec.index_topk if isinstance(model, Model) else 0
         self._model, self._cache, self.graphs, self.impl = model, cache, graphs, impl
         self._ranks, self._vocab_size, self._prefills = ranks, vocab_size, prefills
         self._rows: StepRows | None = None
@@ -219,7 +220,7 @@ class ModelRunner:
             device, cache = self._model.device, self._cache
             images = None if inputs.images is None else inputs.images.on(device)
             arrays = [inputs.tokens, inputs.positions, inputs.slots, inputs.wanted]
-            prefills = self._prefills
+            prefills = None if self._selects(inputs.positions) else self._prefills
             has_images = images is not None or inputs.rotary is not None
             if prefills is not None and (
                 has_images or not prefills.can_capture(self._implementation)
@@ -281,6 +282,8 @@ class ModelRunner:
             message = replace(inputs, rows=None)
         with self._begin_collective("decode", message):
             device, cache, graphs = self._model.device, self._cache, self.graphs
+            if self._selects(inputs.inputs[POSITION]):
+                graphs = None
             if inputs.rows is not None and inputs.rows is not self._rows:
                 self._rows = inputs.rows
                 self._sampling = self.sampling.of(
@@ -328,6 +331,10 @@ class ModelRunner:
             if isinstance(draws, Draws):
                 self._record_drawn(draws, inputs.number)
             return draws, prepared
+
+    def _selects(self, positions: Ints) -> bool:
+        """Return whether rows see more keys than they select, which is not part of CUDA graphs."""
+        return 0 < self._index_topk <= int(positions.max(initial=0))
 
     def finish(self, undrawn: DeferredDraws, masks: Masks | None, number: int) -> Draws:
         """Draw from the logits of a step.

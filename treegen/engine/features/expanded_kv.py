@@ -62,6 +62,7 @@ class ExpandedKVCache:
         assert latent is not None
         self._latent, self._pages = latent, options.spec.copy_pages
         self._itemsize, self._cost = options.spec.itemsize, options.cost
+        self._index_topk = options.spec.index_topk
         self._cache, self._store, self._executor = cache, store, executor
         self._made: dict[int, _ExpandedKV] = {}
         self._times_lost: dict[int, int] = {}
@@ -73,7 +74,9 @@ class ExpandedKVCache:
         """
         if not self._cost.should_expand(self._latent, rows, self._itemsize):
             return None
-        table, num_keys, _ = self._store.keys_of(index)
+        table, num_keys, start = self._store.keys_of(index)
+        if 0 < self._index_topk <= start + num_keys:
+            return None  # rows below select keys, which they read from latents
         copy = self._made.get(index)
         if copy is not None:
             is_lent = self._cache.pool.is_lent(index)

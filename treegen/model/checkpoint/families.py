@@ -50,6 +50,8 @@ REFUSED: Final = {
     "stablelm": _DROPS,
     "nemotron": _DROPS,
     "doge": "its attention adds a bias to each key, and its experts mix the tokens of a pass",
+    "deepseek_v4": "its layers attend to keys that are compressed from blocks of tokens, and a "
+    "block may go on in other nodes",
     "inkling2": _DISTANCES,
     "inkling2_text": _DISTANCES,
     "inkling2_loop": _DISTANCES,
@@ -154,6 +156,14 @@ _SPARSE: Final = frozenset(
 )
 _BY_LAYER_TYPE: Final = frozenset({"dots3_note_text", "minimax_m3_vl_text"})
 """Families whose layers select keys only if their layer type says so."""
+SELECTING: Final = frozenset(
+    _names(
+        """
+        axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4 hy_v4_vl_text mistral_large4_text
+        """
+    )
+)
+"""Families of text parts whose sparse layers are exact beyond the keys that they select."""
 _LAYER_TYPES: Final = _RECURRENT | _SPARSE | {"full_attention", "sliding_attention", "mlp", "moe"}
 
 
@@ -291,6 +301,16 @@ def dense_length(text: PretrainedConfig) -> int | None:
     if budget := getattr(text, "indexer_budget", None):
         most, size = budget, text.indexer_compress_ratio
     return most // size * size if most else 0
+
+
+def selects_keys(text: PretrainedConfig) -> bool:
+    """Return whether sparse layers select among more keys than they attend to.
+
+    Such models take texts beyond `dense_length`; others end there.
+    """
+    length = dense_length(text)
+    declared = getattr(text, "max_position_embeddings", None)
+    return bool(text.model_type in SELECTING and length and declared and length < declared)
 
 
 def _layer_types(text: PretrainedConfig) -> set[str]:

@@ -30,6 +30,7 @@ from treegen.common.spec import LatentSpec
 from treegen.ops.attention.api import AttendOptions, attend, prepare_host
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.merge import merge
+from treegen.ops.attention.selection import read_slots
 from treegen.ops.attention.types import PreparedLevels
 
 _PIECE: Final = 2**26  # largest number of elements in the keys and values of a chunk
@@ -171,9 +172,17 @@ def _expand_latents(
     pool: Tensor, slots_L: Tensor, up_HXR: Tensor, form: LatentSpec, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return keys [L, H, K] and values [L, H, V] expanded from the latents in some slots."""
-    # Some versions of torch cannot index 8-bit floats.
-    bits = pool.view(torch.uint8) if pool.itemsize == 1 else pool
-    stored_LD = bits.view(-1, form.kept)[slots_L].view(pool.dtype).to(dtype)
+    return expand_stored(read_slots(pool, slots_L, dtype)[:, 0], up_HXR, form)
+
+
+def expand_stored(stored_LD: Tensor, up_HXR: Tensor, form: LatentSpec) -> tuple[Tensor, Tensor]:
+    """Return keys [L, H, K] and values [L, H, V] expanded from latents.
+
+    Args:
+        stored_LD: Latents, each followed by its rotated numbers [L, D].
+        up_HXR: Weights that make keys and values from a latent [H, X, R].
+        form: Sizes of the latents and heads.
+    """
     latent_LR, rotated_LP = stored_LD.split([form.rank, form.rope], -1)
     made_LHX = (latent_LR @ up_HXR.flatten(0, 1).T).unflatten(-1, (form.heads, -1))
     nope_LHN, v_LHV = made_LHX.split([form.nope, form.v_dim], -1)

@@ -39,6 +39,8 @@ class LayerKV:
     """[num_pages, page_size, kv_heads, k_dim]."""
     values: Tensor
     """[num_pages, page_size, kv_heads, v_dim]. For latents, the first numbers of the keys."""
+    index: Tensor | None = None
+    """[num_pages, page_size, index_dim], the keys of the layer's indexer; None without one."""
 
 
 class PagePool:
@@ -234,6 +236,7 @@ class PagedCache:
         self.states = states
         # Layers may share tensors, and values may be a part of keys. Shared memory is copied once.
         pools = [tensor for layer in layers for tensor in (layer.values, layer.keys)]
+        pools += [layer.index for layer in layers if layer.index is not None]
         self._pools = list({tensor.data_ptr(): tensor for tensor in pools}.values())
         self.page_size = page_size
         owned = [*self._pools, *(t for layer in states.layers for t in layer)] if states else pools
@@ -298,11 +301,8 @@ def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV
     kernel = _kernel() if k_TGK.device.type == "cuda" else None
     dense = all(tensor.stride(2) == 1 for tensor in (slots_k, slots_v, k_TGK, v_TGV))
     if kernel is None or not dense:
-        for slots, new in ((slots_k, k_TGK), (slots_v, v_TGV)):
-            if slots.dtype == FP8:
-                new = new.clamp(-_MOST, _MOST).to(FP8).view(torch.uint8)
-                slots = slots.view(torch.uint8)
-            slots.index_copy_(0, slots_T, new)
+        for pool, new in ((keys, k_TGK), (values, v_TGV)):
+            write_slots(pool, slots_T, new)
         return
     num_tokens, num_heads, k_dim = k_TGK.shape
     v_dim = v_TGV.shape[2]
@@ -329,6 +329,21 @@ def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV
         MOST=_MOST if keys.dtype == FP8 else 0.0,
         num_warps=4 if num_heads * k_dim > 512 else 1,
     )
+
+
+def write_slots(pool: Tensor, slots_T: Tensor, new: Tensor) -> None:
+    """Store the numbers of T tokens in a pool.
+
+    Args:
+        pool: Stored numbers [pages, page_size, ...]; in FP8 they are clamped and rounded.
+        slots_T: Cache slot of each token [T].
+        new: The numbers of the tokens [T, ...].
+    """
+    slots = pool.view(-1, *pool.shape[2:])
+    if slots.dtype == FP8:
+        new = new.clamp(-_MOST, _MOST).to(FP8).view(torch.uint8)
+        slots = slots.view(torch.uint8)
+    slots.index_copy_(0, slots_T, new.to(slots.dtype))
 
 
 def _next_power_of_2(number: int) -> int:

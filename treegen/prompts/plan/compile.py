@@ -35,10 +35,20 @@ class CacheForm:
     """Bytes of one number of latents, keys and values."""
     copy_pages: int = 0
     """Pages that expanded keys and values take per page of latents; see `ModelSpec`."""
+    index_topk: int = 0
+    """Number of keys that a token selects; 0 if it attends to all keys."""
 
-    def should_expand(self, cost: CostModel, rows: int) -> bool:
-        """Return whether a segment that so many rows read gets expanded keys and values."""
-        return self.latent is not None and cost.should_expand(self.latent, rows, self.itemsize)
+    def should_expand(self, cost: CostModel, rows: int, stop: int) -> bool:
+        """Return whether a segment gets expanded keys and values.
+
+        Args:
+            cost: The cost model of the device.
+            rows: Number of rows that read the segment.
+            stop: Position after the segment's last token.
+        """
+        if self.latent is None or 0 < self.index_topk <= stop:
+            return False  # selected keys are read from latents
+        return cost.should_expand(self.latent, rows, self.itemsize)
 
 
 PLAIN: Final = CacheForm()
@@ -91,7 +101,7 @@ def compile_plan(
         kept, reason = decide_cascade(
             sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most
         )
-        expanded = kept and form.should_expand(cost, live)
+        expanded = kept and form.should_expand(cost, live, whole)
         segments.append(
             PlanSegment(
                 index=index,

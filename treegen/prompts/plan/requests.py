@@ -428,5 +428,12 @@ def plan_requests(
         max_rows=max_rows,
         split_at=list(split_at),
         align=align,
-        form=CacheForm(spec.state_bytes, spec.delta, spec.latent, spec.itemsize, spec.copy_pages),
+        form=CacheForm(
+            spec.state_bytes,
+            spec.delta,
+            spec.latent,
+            spec.itemsize,
+            spec.copy_pages,
+            spec.index_topk,
+        ),
     )

@@ -1,0 +1,304 @@
+"""Sparse attention beyond the keys that a token selects: no sample differs from transformers'."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from guessing import Always, Knowing, guessed
+from latent_cases import load
+from tiny_models import EXACT, known, save_tiny_model
+from torch import Tensor
+from transformers import AutoConfig
+
+from treegen import LLM, Completion, Node, SamplingParams
+from treegen.model.checkpoint.text_part import auto_class
+from treegen.model.checkpoint_report import inspect_checkpoint
+from treegen.model.options import EngineOptions
+from treegen.ops.attention import selected, selection
+from treegen.prompts.plan.cost_model import CostModel
+from treegen.search import SearchNode
+
+FAMILIES = [
+    "axk2",
+    "deepseek_v32",
+    "dots3_note_on_text",
+    "glm_moe_dsa",
+    "hy_v4",
+    "hy_v4_vl_on_text",
+    "mistral_large4_on_text",
+]
+NUM = 16
+"""Keys that a token selects."""
+# With many heads, hardly any two keys have the same score. Which of them stock attention selects on
+# a CPU depends on the number of keys after them.
+SETTINGS = {"index_topk": NUM, "index_n_heads": 16, "max_position_embeddings": 10 * NUM}
+STEPS = 7
+PARAMS = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
+WAYS: dict[str, dict[str, Any]] = {
+    "chosen": {},
+    "gathered": {"MOST_MASKED": 0},
+    "masked": {"WIDE": 1, "MOST_MASKED": 10**9, "_reads_whole": lambda *_: True},
+    "expanded": {"WIDE": 2, "MOST_MASKED": 10**9, "rows_to_expand": lambda _: 1},
+    "in_pieces": {"WIDE": 2, "PIECE": 500},
+}
+
+
+def force(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Score and read keys in one way."""
+    for name, value in WAYS[way].items():
+        for module in (selection, selected):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
+    # Copies of expanded keys are made for short nodes, and longer rows read latents beside them.
+    monkeypatch.setattr(CostModel, "should_expand", lambda *_: way == "expanded")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    @functools.cache
+    def save(family: str, **settings: Any) -> Path:
+        if not known(EXACT[family][0]):
+            pytest.skip(f"this transformers has no {EXACT[family][0]}")
+        directory = tmp_path_factory.mktemp(family)
+        return save_tiny_model(directory, family, seed=1, **{**SETTINGS, **settings})
+
+    return save
+
+
+@functools.cache
+def stock_of(path: Path) -> Any:
+    return auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
+        path, attn_implementation="eager"
+    )
+
+
+@functools.cache
+def stock_logprobs(path: Path, ids: tuple[int, ...]) -> Tensor:
+    """Stock log-probabilities after each token of a text, [tokens, vocabulary]."""
+    with torch.inference_mode():
+        logits: Tensor = stock_of(path)(torch.tensor([ids]), use_cache=False).logits[0]
+        return logits.log_softmax(-1)
+
+
+def check_completion(
+    path: Path, prompt: Sequence[int], mine: Completion, limit: float = 1e-5
+) -> None:
+    """Check that a completion has the tokens and log-probabilities of greedy stock decoding."""
+    rows = stock_logprobs(path, (*prompt, *mine.tokens))[len(prompt) - 1 : -1]
+    assert list(mine.tokens) == rows.argmax(-1).tolist()
+    assert mine.logprobs == pytest.approx(rows.amax(-1).tolist(), abs=limit)
+
+
+def random_ids(num: int, seed: int = 2) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(3, 320, (num,), generator=generator).tolist()
+    return ids
+
+
+def ragged(samples: int = 1) -> Node:
+    """Prompts of half, all, twice and four times the selected keys; pages of 4 are not full."""
+    ids = random_ids(200)
+    half = Node(ids[5 : NUM // 2], samples=samples, id="half")
+    twice = Node(
+        ids[60 : 60 + 2 * NUM - 19],
+        children=[
+            Node(ids[100:101], samples=samples, id="more than twice"),
+            Node(ids[110 : 110 + 2 * NUM], samples=samples, id="four times"),
+        ],
+        samples=samples,
+        id="twice",
+    )
+    wide = [Node(ids[20 + i : 22 + i], samples=samples, id=f"wide {i}") for i in range(5)]
+    all_of = Node(ids[6 : NUM + 1], children=[*wide], samples=samples, id="all")
+    long = Node(ids[30:44], children=[twice, Node(ids[:1], samples=samples, id="one")], samples=0)
+    return Node(ids[:5], children=[half, all_of, long], samples=0)
+
+
+def check_tree(llm: LLM, path: Path, limit: float = 1e-5, **params: Any) -> list[Completion]:
+    """Check greedy samples of a ragged tree."""
+    result = llm.run(ragged(), replace(PARAMS, **params))
+    prompts = {request.id: request.tokens.tolist() for request in result.plan.requests}
+    assert {NUM // 2, NUM, 2 * NUM, 4 * NUM} <= {len(prompt) for prompt in prompts.values()}
+    assert len(result.completions) == len(prompts)
+    for mine in result.completions:
+        check_completion(path, prompts[mine.prompt_id], mine, limit)
+    return list(result.completions)
+
+
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        *((family, "chosen") for family in FAMILIES),
+        *((family, way) for family in FAMILIES[3::3] for way in WAYS if way != "chosen"),
+    ],
+)
+def test_a_ragged_tree_decodes_like_stock_transformers(
+    family: str, way: str, saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(family)
+    force(way, monkeypatch)
+    llm = load(path, prefill_chunk=29, page_size=4, sharing="all", check=True)
+    assert llm.spec.context_length == 10 * NUM and llm.spec.index_topk == NUM
+    # Sums in another order; and mistral_large4 multiplies its queries by large numbers.
+    wide = way != "chosen" or "mistral_large4" in family
+    check_tree(llm, path, 2e-5 if wide else 1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_earlier_keys_come_first_among_equal_scores(
+    way: str, saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two heads, a quarter of the scores is zero. `torch.topk` takes any of them on a CPU."""
+    path = saved("deepseek_v32", index_n_heads=2)
+    force(way, monkeypatch)
+    llm = load(path, page_size=4, sharing="all")
+
+    def topk(scores: Tensor, num: int, dim: int = -1, **_: Any) -> Any:
+        values, indices = scores.sort(dim=dim, descending=True, stable=True)
+        return _TopK(values[..., :num], indices[..., :num])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "topk", topk)
+        check_tree(llm, path, 2e-5)
+
+
+class _TopK(NamedTuple):
+    values: Tensor
+    indices: Tensor
+
+
+def test_what_no_token_wrote_is_never_read(saved: Callable[..., Path]) -> None:
+    path = saved("glm_moe_dsa")
+    llm = load(path, page_size=4, sharing="all", prefill_chunk=29)
+    for layer in llm.cache.layers:
+        layer.keys.fill_(math.nan)
+        if layer.index is not None:
+            layer.index.fill_(math.nan)
+    check_tree(llm, path, 2e-5)
+
+
+def test_few_pages_cached_prefixes_and_drafts(
+    saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows lose their pages, start from cached prefixes, and verify drafts."""
+    path = saved("glm_moe_dsa")
+    llm = load(path)
+    few = LLM(
+        llm.model,
+        tokenizer=llm.tokenizer,
+        page_size=3,
+        max_rows=6,
+        memory=70 * 3 * llm.spec.kv_bytes_per_token,
+        prefill_chunk=11,
+        sharing="all",
+    )
+    want = check_tree(llm, path, 2e-5)
+    params = replace(PARAMS, max_tokens=20)
+    prompts = {each.id: each.tokens.tolist() for each in few.plan(ragged(), params).requests}
+    got: list[Completion] = []
+    with few.stream(ragged(), params) as stream:
+        for turn in itertools.count():
+            if not stream.has_work:
+                break
+            got += stream.step()
+            if turn % 4 == 3:
+                stream.scheduler._collect_results()
+                stream.scheduler._admission.reclaim_pages()
+            stream.scheduler.check()
+    assert stream.usage.preemptions and len(got) == len(want)
+    for mine in got:
+        check_completion(path, prompts[mine.prompt_id], mine, 2e-5)
+    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.DraftLengthController", Always)
+    drafting = LLM(llm.model, tokenizer=llm.tokenizer, page_size=8, memory="2MiB")
+    drafting.keep(llm.tokenizer.decode(random_ids(40, seed=5)))
+    result = guessed(drafting, Knowing(want)).run(ragged(), PARAMS)
+    assert result.usage.accepted_tokens
+    assert [c.tokens for c in result.completions] == [c.tokens for c in want]
+
+
+def test_scores_and_searches(saved: Callable[..., Path]) -> None:
+    path = saved("hy_v4")
+    llm = load(path, page_size=4, max_rows=6, memory="1MiB")
+    texts = [random_ids(num, seed=num) for num in (9, 30, 47, 90)]
+    pairs = [(ids[:5], ids[5:]) for ids in texts]
+    for score, (prompt, text) in zip(llm.score(pairs), pairs, strict=True):
+        rows = stock_logprobs(path, (*prompt, *text))[len(prompt) - 1 : -1]
+        each = rows.gather(-1, torch.tensor(text)[:, None])[:, 0]
+        assert score.logprobs == pytest.approx(each.tolist(), abs=1e-5)
+
+    async def grow(root: SearchNode) -> list[tuple[list[int], SearchNode]]:
+        grown = [(texts[1], root.search.prompt(texts[1]))]
+        for depth in range(5):
+            before, node = grown[2 * depth]
+            children = await node.sample(3, max_tokens=8)
+            grown += [([*before, *child.tokens], child) for child in children]
+        return grown[1:]
+
+    (result,) = llm.search(grow, ["Q"], SamplingParams(seed=1, ignore_eos=True))
+    grown: Any = result.value
+    for text, node in grown:
+        rows = stock_logprobs(path, tuple(text))[-len(node.tokens) - 1 : -1]
+        each = rows.gather(-1, torch.tensor(node.tokens)[:, None])[:, 0]
+        assert node.logprobs == pytest.approx(each.tolist(), abs=1e-5)
+    assert max(len(text) for text, _ in grown) > 3 * NUM
+
+
+def test_a_token_takes_its_index_keys_too(saved: Callable[..., Path]) -> None:
+    path = saved("glm_moe_dsa")
+    llm = load(path)
+    report = inspect_checkpoint(EngineOptions(model=str(path), device="cpu"))
+    stored = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for layer in llm.cache.layers
+        for tensor in (layer.keys, layer.values, layer.index)
+        if tensor is not None
+    }
+    pool = llm.cache.pool
+    allocated = sum(stored.values()) / ((pool.num_pages + 1) * llm.cache.page_size)
+    plan = llm.plan(ragged(2), PARAMS)
+    document = report.document
+    assert allocated == plan.token_bytes == document["kv_bytes_per_token"]
+    # Two of three layers have an indexer. The third one uses the keys that an earlier one selects.
+    assert [layer.index_dim for layer in llm.spec.layers] == [8, 0, 8]
+    assert document["index_bytes_per_token"] == llm.spec.index_bytes_per_token == 2 * 8 * 4
+    assert document["index_topk"] == NUM
+    assert "index keys: 64 B a token, by which a token selects 16 keys" in str(report)
+
+
+def test_with_as_many_selected_keys_as_the_context_has_nothing_is_stored(
+    saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved("glm_moe_dsa", index_topk=10 * NUM)
+    llm = load(path)
+    assert llm.spec.index_topk == llm.spec.index_bytes_per_token == 0
+    assert all(layer.index is None for layer in llm.cache.layers)
+    monkeypatch.setattr(selection, "select_keys", None)
+    check_tree(llm, path)
+
+
+def test_short_texts_are_read_like_those_of_other_models(
+    saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a row that sees more keys than it selects, nothing is scored."""
+    path = saved("deepseek_v32", index_topk=5 * NUM)
+    monkeypatch.setattr(selection, "_score_rows", None)
+    check_tree(load(path), path)
+
+
+def test_index_keys_in_fp8(saved: Callable[..., Path]) -> None:
+    path = saved("deepseek_v32")
+    plain, small = load(path), load(path, kv_cache_dtype="fp8")
+    assert 4 * small.spec.kv_bytes_per_token == plain.spec.kv_bytes_per_token
+    want, found = (
+        torch.tensor([c.logprobs[0] for c in llm.run(ragged(), PARAMS).completions])
+        for llm in (plain, small)
+    )
+    torch.testing.assert_close(found, want, atol=1.0, rtol=0)

@@ -1,0 +1,291 @@
+"""Attention to selected keys, in layers with sparse attention.
+
+The rows of a wide group together select most of its keys, if these are few. Such a group is read as
+a whole, once for all of its rows, and keys that a row did not select are masked. Of other groups, a
+row's selected keys are gathered. All parts are merged exactly.
+
+Legend: T query rows, H query heads, G key heads, K key dimension, V value dimension, N some rows, L
+keys of a group, S selected keys of a row, R rank of latents, D = R and the rotated numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treegen.common.device import to_device
+from treegen.common.spec import LatentSpec
+from treegen.ops.attention.latent import expand_stored, rows_to_expand
+from treegen.ops.attention.level import IntArray
+from treegen.ops.attention.merge import add_sinks, merge
+from treegen.ops.attention.selection import (
+    PIECE,
+    Group,
+    LevelKeys,
+    RowKeys,
+    find_slots,
+    keys_by_row,
+    read_slots,
+)
+from treegen.ops.attention.types import PreparedLevels
+
+MOST_MASKED: Final = 4
+"""A group is read as a whole only if its rows see at most this many times the keys they select."""
+
+_Part = tuple[Tensor, Tensor]
+"""Results [N, H, V] and LSE [N, H]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedKeys:
+    """The selected keys of each row of a pass, and where they are stored."""
+
+    positions_TS: Tensor
+    """int32, the positions of the selected keys, or -1."""
+    own_T: Tensor
+    """The cache slot of each row's own key, which is read in place of missing keys."""
+    levels: PreparedLevels
+    """The levels of the pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reads:
+    """How the groups of a pass are read."""
+
+    masked: tuple[Group, ...]
+    """The groups that are read as a whole."""
+    gathered: tuple[tuple[LevelKeys, Tensor], ...]
+    """The other levels, with the number of keys that are gathered for each row [T]."""
+    most: int
+    """Maximum keys that are gathered for a row."""
+
+
+def attend_selected(
+    q_THK: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    selected: SelectedKeys,
+    scale: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend each query row to its selected keys.
+
+    Args:
+        q_THK: Queries [T, H, K].
+        keys: Keys [num_pages, page_size, G, K].
+        values: Values [num_pages, page_size, G, V].
+        selected: The selected keys.
+        scale: Factor of the logits.
+        sinks: One more logit in the denominator of each head [H]. Default: no sinks.
+
+    Returns:
+        Results [T, H, V] in the type of q.
+    """
+    reads = _plan_reads(selected, keys.shape[1])
+    whole = _empty(q_THK, values.shape[-1])
+    for group in reads.masked:
+        rows = slice(group.start, group.stop)
+        for slots_L, mask_NL in _pieces(group, selected, q_THK.shape[1]):
+            part = _attend_masked(
+                q_THK[rows],
+                read_slots(keys, slots_L, q_THK.dtype),
+                read_slots(values, slots_L, q_THK.dtype),
+                mask_NL,
+                scale,
+            )
+            _add(whole, rows, part)
+    for rows, slots_NS, mask_NS in _gathers(reads, selected, keys):
+        k_NSGK, v_NSGV = (read_slots(pool, slots_NS, q_THK.dtype) for pool in (keys, values))
+        _add(whole, rows, _attend_gathered(q_THK[rows], k_NSGK, v_NSGV, mask_NS, scale))
+    return _finish(whole, sinks, q_THK.dtype)
+
+
+def attend_selected_latents(
+    q_THK: Tensor,
+    pool: Tensor,
+    up_HXR: Tensor,
+    form: LatentSpec,
+    selected: SelectedKeys,
+    scale: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend each query row to its selected keys, which are stored as latents.
+
+    Args:
+        q_THK: Queries [T, H, K]; the last numbers of each head are rotated.
+        pool: Latents, each followed by its rotated numbers [num_pages, page_size, 1, D].
+        up_HXR: Weights that make keys and values from a latent [H, X, R].
+        form: Sizes of the latents and heads.
+        selected: The selected keys.
+        scale: Factor of the logits.
+        sinks: One more logit in the denominator of each head [H]. Default: no sinks.
+
+    Returns:
+        Results [T, H, V] in the type of q.
+    """
+    reads = _plan_reads(selected, pool.shape[1])
+    up_HNR, up_HVR = up_HXR.split([form.nope, form.v_dim], 1)
+    q_THN, q_THP = q_THK.split([form.nope, form.rope], -1)
+    q_THD = torch.cat([torch.bmm(q_THN.transpose(0, 1), up_HNR).transpose(0, 1), q_THP], -1)
+    whole = _empty(q_THK, form.v_dim)
+
+    def raise_latents(part: _Part) -> _Part:
+        out_NHR, lse_NH = part
+        out_HNV = torch.bmm(out_NHR.to(q_THK.dtype).transpose(0, 1), up_HVR.mT)
+        return out_HNV.transpose(0, 1).to(whole[0].dtype), lse_NH
+
+    for group in reads.masked:
+        rows = slice(group.start, group.stop)
+        for slots_L, mask_NL in _pieces(group, selected, q_THK.shape[1]):
+            stored_LD = read_slots(pool, slots_L, q_THK.dtype)[:, 0]
+            if group.stop - group.start >= rows_to_expand(form):
+                k_LHK, v_LHV = expand_stored(stored_LD, up_HXR, form)
+                part = _attend_masked(q_THK[rows], k_LHK, v_LHV, mask_NL, scale)
+            else:
+                k_L1D, v_L1R = stored_LD[:, None], stored_LD[:, None, : form.rank]
+                part = raise_latents(_attend_masked(q_THD[rows], k_L1D, v_L1R, mask_NL, scale))
+            _add(whole, rows, part)
+    for rows, slots_NS, mask_NS in _gathers(reads, selected, pool):
+        k_NS1D = read_slots(pool, slots_NS, q_THK.dtype)
+        part = _attend_gathered(q_THD[rows], k_NS1D, k_NS1D[..., : form.rank], mask_NS, scale)
+        _add(whole, rows, raise_latents(part))
+    return _finish(whole, sinks, q_THK.dtype)
+
+
+def _empty(q_THK: Tensor, v_dim: int) -> _Part:
+    """Return the results of rows that have seen no key."""
+    wide = torch.promote_types(q_THK.dtype, torch.float32)
+    out_THV = q_THK.new_zeros(*q_THK.shape[:2], v_dim, dtype=wide)
+    return out_THV, out_THV.new_full(q_THK.shape[:2], -torch.inf)
+
+
+def _add(whole: _Part, rows: slice, part: _Part) -> None:
+    """Merge the results of some rows over further keys into those of all rows."""
+    out_THV, lse_TH = whole
+    out_THV[rows], lse_TH[rows] = merge((out_THV[rows], part[0]), (lse_TH[rows], part[1]))
+
+
+def _finish(whole: _Part, sinks: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if sinks is not None:
+        whole = add_sinks(*whole, sinks)
+    return whole[0].to(dtype)
+
+
+def _plan_reads(selected: SelectedKeys, page_size: int) -> _Reads:
+    """Decide which groups are read as a whole, once for all layers of a pass."""
+    (num_rows, num), levels = selected.positions_TS.shape, selected.levels
+    key = "reads", num, num_rows, page_size
+    if key not in levels.memo:
+        rows = keys_by_row(levels, num_rows, page_size)
+        levels.memo[key] = _make_reads(rows, num, levels.device)
+    reads: _Reads = levels.memo[key]
+    return reads
+
+
+def _make_reads(rows: RowKeys, num: int, device: torch.device) -> _Reads:
+    masked: list[Group] = []
+    gathered: list[tuple[LevelKeys, Tensor]] = []
+    total_T = np.zeros(len(rows.num_T), dtype=np.int64)
+    for level in rows.levels:
+        len_T: IntArray = level.narrow_T.copy()
+        for group in level.groups:
+            if _reads_whole(rows.num_T[group.start : group.stop], num):
+                masked.append(group)
+            else:
+                len_T[group.start : group.stop] = len(group.slots_L)
+        if len_T.any():
+            gathered.append((level, to_device(len_T, device)))
+            total_T += len_T
+    return _Reads(tuple(masked), tuple(gathered), min(int(total_T.max(initial=0)), num))
+
+
+def _reads_whole(num_N: IntArray, num: int) -> bool:
+    """Return whether rows together select most keys of their group, if rows select by chance.
+
+    Args:
+        num_N: Number of keys that each row sees.
+        num: Number of keys that each row selects.
+    """
+    if num_N.max() > MOST_MASKED * num:
+        return False
+    missed = np.log1p(-np.minimum(num / num_N, 1 - 1e-9)).sum()
+    return bool(missed <= np.log(0.5))
+
+
+def _pieces(group: Group, selected: SelectedKeys, num_heads: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the slots of a group's keys in pieces, and which rows have selected them."""
+    num_rows, num_keys = group.stop - group.start, len(group.slots_L)
+    offsets_NS = selected.positions_TS[group.start : group.stop].long() - group.first
+    inside_NS = (offsets_NS >= 0) & (offsets_NS < num_keys)
+    mask_NL = offsets_NS.new_zeros((num_rows, num_keys + 1), dtype=torch.bool)
+    mask_NL.scatter_(1, offsets_NS.masked_fill(~inside_NS, num_keys), True)
+    size = max(PIECE // (num_rows * num_heads), 1)
+    masks = mask_NL[:, :num_keys].split(size, 1)
+    return list(zip(group.slots_L.split(size), masks, strict=True))
+
+
+def _gathers(
+    reads: _Reads, selected: SelectedKeys, pool: Tensor
+) -> list[tuple[slice, Tensor, Tensor]]:
+    """Return rows, the slots of their gathered keys [N, S] and a mask of those that exist."""
+    num_rows, page_size = len(selected.own_T), pool.shape[1]
+    if not reads.most:
+        return []
+    size = max(PIECE // (reads.most * pool[0, 0].numel()), 1)
+    gathers = []
+    for start in range(0, num_rows, size):
+        rows = slice(start, min(start + size, num_rows))
+        positions_NS = selected.positions_TS[rows].long()
+        slots_NS = torch.full_like(positions_NS, -1)
+        for level, len_T in reads.gathered:
+            offsets_NS = positions_NS - level.first_T[rows][:, None]
+            inside_NS = (offsets_NS >= 0) & (offsets_NS < len_T[rows][:, None])
+            found_NS = find_slots(level, rows, offsets_NS, page_size)
+            slots_NS = torch.where(inside_NS, found_NS, slots_NS)
+        if reads.most < slots_NS.shape[1]:
+            order_NS = (slots_NS < 0).to(torch.uint8).argsort(dim=1, stable=True)
+            slots_NS = slots_NS.gather(1, order_NS[:, : reads.most])
+        mask_NS = slots_NS >= 0
+        gathers.append((rows, torch.where(mask_NS, slots_NS, selected.own_T[rows, None]), mask_NS))
+    return gathers
+
+
+def _attend_masked(
+    q_NHK: Tensor, k_LGK: Tensor, v_LGV: Tensor, mask_NL: Tensor, scale: float
+) -> _Part:
+    """Attend rows to the same keys, each row to those that its mask allows."""
+    q_GNRK = q_NHK.unflatten(1, (k_LGK.shape[1], -1)).permute(1, 0, 2, 3)
+    logits_GML = torch.bmm(q_GNRK.flatten(1, 2), k_LGK.permute(1, 2, 0))
+    logits_GNRL = _to_wide(logits_GML).unflatten(1, q_GNRK.shape[1:3]) * scale
+    logits_GNRL = logits_GNRL.masked_fill_(~mask_NL[None, :, None], -torch.inf)
+    weights_GNRL, lse_GNR = _softmax(logits_GNRL)
+    out_GMV = torch.bmm(weights_GNRL.flatten(1, 2).to(v_LGV.dtype), v_LGV.transpose(0, 1))
+    out_GNRV = _to_wide(out_GMV).unflatten(1, q_GNRK.shape[1:3])
+    return out_GNRV.transpose(0, 1).flatten(1, 2), lse_GNR.transpose(0, 1).flatten(1, 2)
+
+
+def _attend_gathered(
+    q_NHK: Tensor, k_NSGK: Tensor, v_NSGV: Tensor, mask_NS: Tensor, scale: float
+) -> _Part:
+    """Attend each row to its own keys, as far as its mask allows."""
+    q_NGRK = q_NHK.unflatten(1, (k_NSGK.shape[2], -1))
+    logits_NGRS = _to_wide(q_NGRK @ k_NSGK.permute(0, 2, 3, 1)) * scale
+    logits_NGRS = logits_NGRS.masked_fill_(~mask_NS[:, None, None], -torch.inf)
+    weights_NGRS, lse_NGR = _softmax(logits_NGRS)
+    out_NGRV = weights_NGRS.to(v_NSGV.dtype) @ v_NSGV.transpose(1, 2)
+    return _to_wide(out_NGRV).flatten(1, 2), lse_NGR.flatten(1, 2)
+
+
+def _to_wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _softmax(logits: Tensor) -> _Part:
+    """Return the softmax over the last dimension and its LSE; zeros without any key."""
+    lse = logits.logsumexp(-1)
+    floor = lse.clamp(min=torch.finfo(lse.dtype).min)
+    return (logits - floor[..., None]).exp_(), lse
