@@ -44,7 +44,7 @@ class BatchRunner:
     async def run(self, client: Client, ask: BatchRequest, changes: Changes) -> BatchAnswer:
         """Run several operations, which may name nodes that earlier ones make."""
         operations = ask.operations
-        most = self._calls.store.limits.operations
+        most = self._calls.store.limits.max_node_operations
         if len(operations) > most:
             raise RequestError(
                 f"a batch has at most {most:,} operations; send several", "operations"

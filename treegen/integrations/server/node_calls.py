@@ -282,8 +282,8 @@ class NodeCalls:
     ) -> Iterator[tuple[SamplingParams, int]]:
         """Check a sample operation, and yield its parameters and the index of the first child."""
         params = _merge_params(node.tree.params, ask.params)
-        if ask.n > self.store.limits.samples:
-            raise RequestError(f"n must be at most {self.store.limits.samples:,}", "n")
+        if ask.n > self.store.limits.max_node_samples:
+            raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
         if params.temperature == 0 and ask.n > 1:
             raise RequestError("temperature 0 gives the same child n times; sample with n=1", "n")
         self.store.check_depth(node)

@@ -23,6 +23,7 @@ from treegen.integrations.server.errors import (
 from treegen.integrations.server.idempotency import StoredAnswers
 from treegen.integrations.server.node_batch import BatchRunner
 from treegen.integrations.server.node_calls import NodeCalls
+from treegen.integrations.server.node_limits import NodeLimits
 from treegen.integrations.server.node_types import (
     IDEMPOTENCY_HEADER,
     BatchRequest,
@@ -34,7 +35,7 @@ from treegen.integrations.server.node_types import (
     TreeList,
     Usage,
 )
-from treegen.integrations.server.nodes import Changes, Client, NodeLimits, NodeStore
+from treegen.integrations.server.nodes import Changes, Client, NodeStore
 from treegen.integrations.server.requests import RequestError
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
@@ -210,7 +211,7 @@ class NodeRoutes:
             return stream_json(await cancel_on_disconnect(request, compute()))
         answers = self._answers.setdefault(
             client.name,
-            StoredAnswers(self.store.limits.stored_bytes, self.store.limits.max_lease_seconds),
+            StoredAnswers(self.store.limits.max_stored_answers, self.store.limits.max_node_lease),
         )
         content = encode_json([request.url.path, body])
         return stream_json(await cancel_on_disconnect(request, answers.get(key, content, compute)))

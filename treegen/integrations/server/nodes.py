@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from treegen.common.checks import check_int, check_number
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError, arg
 from treegen.integrations.server.errors import StatusError
+from treegen.integrations.server.node_limits import NodeLimits
 from treegen.integrations.server.node_types import Memory, TreeAnswer
 from treegen.llm.async_llm import AsyncLLM
 from treegen.prompts.tree import Message
@@ -22,39 +21,6 @@ from treegen.search.live.backend import LiveBackend
 from treegen.search.live.pending import LiveContext
 
 _SHOWN: Final = 3  # trees that an error names for dropping
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLimits:
-    """Limits on the nodes of each API key."""
-
-    lease_seconds: float = 600.0
-    """Time after the last use of a tree until it is dropped, if the client chooses none."""
-    max_lease_seconds: float = 3600.0
-    """Maximum time that a client may choose."""
-    nodes: int = 4096
-    """Maximum number of nodes; 0 turns nodes off."""
-    depth: int = 256
-    """Maximum number of nodes above a node."""
-    samples: int = 128
-    """Maximum number of children of one sample operation."""
-    operations: int = 256
-    """Maximum number of operations of one batch."""
-    memory: int | None = None
-    """Maximum size of the keys and values of the nodes' tokens; None is the size of the cache."""
-    stored_bytes: int = 64 * 2**20
-    """Maximum size of the answers that are stored by idempotency keys."""
-
-    def __post_init__(self) -> None:
-        for name in ("lease_seconds", "max_lease_seconds"):
-            check_number(name, getattr(self, name))
-            if not getattr(self, name) > 0:
-                raise InputError(f"{arg(name)} must be more than 0")
-        check_int("nodes", self.nodes, least=0)
-        for name in ("depth", "samples", "operations", "stored_bytes"):
-            check_int(name, getattr(self, name), least=1)
-        if self.memory is not None:
-            check_int("memory", self.memory, least=1)
 
 
 @dataclass(slots=True, eq=False)
@@ -209,8 +175,8 @@ class NodeStore:
         # A model of recurrent layers alone has no keys and values.
         self._token_bytes = max(spec.kv_bytes_per_token, 1)
         self.max_tokens = pool.num_pages * served.llm.cache.page_size
-        if limits.memory is not None:
-            self.max_tokens = limits.memory // self._token_bytes
+        if limits.max_node_memory is not None:
+            self.max_tokens = limits.max_node_memory // self._token_bytes
         self.clients: dict[str, Client] = {}
 
     def client(self, name: str) -> Client:
@@ -221,7 +187,7 @@ class NodeStore:
         """Return what a client's nodes take, and its limits."""
         return Memory(
             nodes=len(client.nodes),
-            max_nodes=self.limits.nodes,
+            max_nodes=self.limits.max_nodes,
             tokens=client.num_tokens,
             max_tokens=self.max_tokens,
             bytes=client.num_tokens * self._token_bytes,
@@ -253,7 +219,7 @@ class NodeStore:
 
     def check_depth(self, node: ServedNode) -> None:
         """Raise StatusError if a node may not have children."""
-        if node.depth >= self.limits.depth:
+        if node.depth >= self.limits.max_node_depth:
             raise StatusError(
                 400,
                 f"the node is {node.depth:,} deep, which is the limit; use a node above it",
@@ -262,7 +228,7 @@ class NodeStore:
 
     def lease(self, seconds: float | None) -> float:
         """Return the lease of a tree for which a client has chosen a time, or None."""
-        return min(seconds or self.limits.lease_seconds, self.limits.max_lease_seconds)
+        return min(seconds or self.limits.node_lease, self.limits.max_node_lease)
 
     @contextmanager
     def reserve(self, client: Client, nodes: int, tokens: int) -> Iterator[None]:
@@ -277,7 +243,7 @@ class NodeStore:
             StatusError: The client has no room for them.
         """
         for what, wanted, taken, most in (
-            ("nodes", nodes, len(client.nodes) + client.reserved_nodes, self.limits.nodes),
+            ("nodes", nodes, len(client.nodes) + client.reserved_nodes, self.limits.max_nodes),
             ("tokens", tokens, client.num_tokens + client.reserved_tokens, self.max_tokens),
         ):
             if taken + wanted > most:

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treegen.errors import InputError
 from treegen.integrations.server.app import Server
-from treegen.integrations.server.nodes import NodeLimits
+from treegen.integrations.server.node_limits import NodeLimits
 from treegen.integrations.server.sockets import prepare_to_listen, url_of
 from treegen.llm.async_llm import AsyncLLM
 from treegen.llm.base import BaseLLM
@@ -153,7 +153,7 @@ class _GracefulServer(uvicorn.Server):
         self._loop.run_in_executor(None, partial(self._served.close, drain=False))
 
 
-def serve(
+def serve(  # noqa: PLR0913 -- users name these settings of a server
     llm: BaseLLM,
     at: socket,
     *,
@@ -191,7 +191,7 @@ def serve(
             there.
     """
     limits = nodes or NodeLimits()
-    has_nodes = limits.nodes > 0
+    has_nodes = limits.max_nodes > 0
     with AsyncLLM(llm, max_image_pixels=max_image_pixels, nodes=has_nodes, **options) as served:
         usual = llm.spec.take_recommended() if recommended else {}
         server = Server(
