@@ -1,7 +1,7 @@
 """`treegen serve`: a server that speaks OpenAI's protocol."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,11 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
     show_envvar=True,
 )
 @option(
+    "--api-keys FILE",
+    "File with one key per line, for several clients: each sees only its own nodes.",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@option(
     "--served-model-name NAME", "What clients call the model. Default: the last part of --model."
 )
 @option(
@@ -47,6 +52,21 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 @option(
     "--max-image-pixels N", "Pixels of all images of one request, at most.", type=int, default=2**25
 )
+@option(
+    "--node-lease SECONDS",
+    "Time after their last use until trees of nodes are dropped. Default: 600.",
+    type=float,
+)
+@option("--max-node-lease SECONDS", "Longest lease of clients' choice. Default: 3600.", type=float)
+@option("--max-nodes N", "Nodes per key; 0 turns nodes off. Default: 4096.", type=int)
+@option("--max-node-depth N", "Nodes above a node. Default: 256.", type=int)
+@option("--max-node-samples N", "Children per sample operation. Default: 128.", type=int)
+@option("--max-node-operations N", "Operations per batch. Default: 256.", type=int)
+@option(
+    "--max-node-memory SIZE",
+    "Keys and values of the nodes of a key. Default: the size of the cache.",
+)
+@option("--max-stored-answers SIZE", "Answers stored by idempotency keys. Default: 64MiB.")
 @option(
     "--sampling",
     "Of requests that do not say: as the checkpoint's generation_config.json recommends, or "
@@ -85,8 +105,10 @@ def command(
     from treegen.common.params import check_int
     from treegen.prompts.replies.formats import tool_format as check_tool_format
 
+    nodes, api_keys = _node_limits(params), params.pop("api_keys")
     engine = make_engine(params)
-    if not api_key and host not in _LOCAL:
+    keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
+    if not keys and host not in _LOCAL:
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
     if max_waiting is not None:
         check_int("max_waiting", max_waiting, least=1)
@@ -110,12 +132,38 @@ def command(
             llm,
             at,
             name=name,
-            api_key=api_key or None,
+            api_key=keys or None,
             max_waiting=max_waiting,
             max_body=body_bytes,
             max_image_pixels=max_image_pixels,
             drain_seconds=drain_seconds,
             tool_format=tool_format,
             recommended=sampling == "recommended",
+            nodes=nodes,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )
+
+
+def _node_limits(params: dict[str, Any]) -> Any:
+    """Take the options about nodes out of all options; return them as NodeLimits."""
+    from treegen.common.formatting import parse_bytes
+    from treegen.integrations.server.node_limits import NodeLimits
+
+    limits = {field.name: params.pop(field.name) for field in fields(NodeLimits)}
+    for name in ("max_node_memory", "max_stored_answers"):
+        if limits[name] is not None:
+            limits[name] = parse_bytes(limits[name])
+    return NodeLimits(**{name: value for name, value in limits.items() if value is not None})
+
+
+def _read_keys(path: Path | None) -> list[str]:
+    """Return the keys in a file, one per line."""
+    if path is None:
+        return []
+    try:
+        keys = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}; give a text file of keys") from error
+    if not keys or len(set(keys)) < len(keys):
+        raise InputError(f"{path} has {'a key twice' if keys else 'no key'}; give one key per line")
+    return keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -63,9 +63,15 @@ class Running:
 
 @contextmanager
 def listening(
-    model: LLM, *, body_seconds: float = 60, key: str | None = KEY, **more: Any
+    model: LLM,
+    *,
+    body_seconds: float = 60,
+    key: str | Sequence[str] | None = KEY,
+    max_waiting: int = 100,
+    **more: Any,
 ) -> Iterator[Running]:
-    with AsyncLLM(model, max_waiting=100) as served:
+    has_nodes = more.get("nodes") is not None
+    with AsyncLLM(model, max_waiting=max_waiting, nodes=has_nodes) as served:
         app = Server(
             served, name="demo", api_key=key, max_body=2**16, body_seconds=body_seconds, **more
         ).app()

@@ -126,7 +126,7 @@ Encoded = tuple[list[int], list[int]]
 """Token ids of a text, and the positions after which it is judged."""
 
 # Smaller differences are noise that depends on the rest of the batch.
-_DECIMALS: Final = 6
+DECIMALS: Final = 6
 
 
 def whole_text(node: SearchNode) -> str:
@@ -222,7 +222,7 @@ def _evaluate(
 
     def compute(texts: list[Encoded]) -> list[float]:
         values = verifier.read([ids for ids, _ in texts], [ends for _, ends in texts])
-        return [round(verifier.reduce_steps(step_values), _DECIMALS) for step_values in values]
+        return [round(verifier.reduce_steps(step_values), DECIMALS) for step_values in values]
 
     together = BatchedFunction(compute, size=batch_size)
 

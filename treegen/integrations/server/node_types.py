@@ -309,7 +309,8 @@ class NodeAnswer(_Model):
     """For a root, the text that the draws follow from in addition to the seed. Another root with
     this name and the same seed draws the same."""
     text: str
-    """The text. A root of token ids or messages has the text that they spell."""
+    """The text of a sample. The text that a client has given, or that its token ids or messages
+    spell, is only in the answer of `read`; otherwise it is empty."""
     token_ids: list[int]
     """Generated tokens, including those of the stop; empty for given text."""
     logprobs: list[float]
