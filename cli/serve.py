@@ -1,6 +1,7 @@
 """`treegen serve`: a server that speaks OpenAI's protocol."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from treegen.cli.options.choices import make_engine
 from treegen.cli.options.command import GroupedCommand
 from treegen.cli.options.options import add_option_groups, option
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, install
+from treegen.errors import InputError, arg, install
 
 _NEEDED: Final = ("prometheus_client", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
@@ -67,6 +68,28 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
     "Keys and values of the nodes of a key. Default: the size of the cache.",
 )
 @option("--max-stored-answers SIZE", "Answers stored by idempotency keys. Default: 64MiB.")
+@option("--max-searches N", "Searches at once; 0 turns searches off. Default: 16.", type=int)
+@option(
+    "--max-search-tokens N",
+    "Decoded tokens per search, also if the request names no budget. Default: 16384.",
+    type=int,
+)
+@option(
+    "--max-search-seconds",
+    "Time per search, also if the request names no budget. Default: 600.",
+    type=float,
+)
+@option(
+    "--verifier DIR|NAME",
+    "Reward model or verifier that judges states of searches and rewards nodes.",
+)
+@option(
+    "--verifier-arg NAME=VALUE",
+    "How it is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, turns.",
+    "verifier_args",
+    multiple=True,
+)
+@option("--verifier-memory SIZE", "Its cache. Default: 1GiB.")
 @option(
     "--sampling",
     "Of requests that do not say: as the checkpoint's generation_config.json recommends, or "
@@ -106,6 +129,7 @@ def command(
     from treegen.prompts.replies.formats import tool_format as check_tool_format
 
     nodes, api_keys = _node_limits(params), params.pop("api_keys")
+    search_limits, load_verifier = _search_limits(params), _verifier_loader(params)
     engine = make_engine(params)
     keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
     if not keys and host not in _LOCAL:
@@ -123,9 +147,12 @@ def command(
     with bind_socket(host, port) as at:
         from treegen.integrations.server.run import serve
         from treegen.llm import LLM
+        from treegen.tasks.chat import ChatSearches
 
         begin = time.monotonic()
         click.echo(safe_text(f"loading {engine.model}"), err=True)
+        # First, because the model that samples takes all the remaining memory.
+        verifier = load_verifier()
         llm = LLM(**asdict(engine))
         click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
@@ -140,6 +167,9 @@ def command(
             tool_format=tool_format,
             recommended=sampling == "recommended",
             nodes=nodes,
+            verifier=verifier,
+            searches=ChatSearches(verifier) if search_limits.max_searches else None,
+            search_limits=search_limits,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )
 
@@ -154,6 +184,40 @@ def _node_limits(params: dict[str, Any]) -> Any:
         if limits[name] is not None:
             limits[name] = parse_bytes(limits[name])
     return NodeLimits(**{name: value for name, value in limits.items() if value is not None})
+
+
+def _search_limits(params: dict[str, Any]) -> Any:
+    """Take the options about searches out of all options; return them as SearchLimits."""
+    from treegen.integrations.server.search_requests import SearchLimits
+
+    limits = {field.name: params.pop(field.name) for field in fields(SearchLimits)}
+    return SearchLimits(**{name: value for name, value in limits.items() if value is not None})
+
+
+def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
+    """Take the options about the verifier out of all options; return a function that loads it."""
+    from treegen.common.formatting import parse_bytes
+    from treegen.evals.arguments import read_arguments
+    from treegen.evals.config.verifier_settings import parse_verifier_settings
+
+    name, memory = params.pop("verifier"), params.pop("verifier_memory")
+    settings = parse_verifier_settings(read_arguments(params.pop("verifier_args"), "verifier"))
+    if name is None:
+        if settings or memory is not None:
+            raise InputError(
+                f"{arg('verifier_args=')} and {arg('verifier_memory=')} are for a verifier; name "
+                f"one with {arg('verifier=')}"
+            )
+        return lambda: None
+    if memory is not None:
+        settings["memory"] = parse_bytes(memory)
+
+    def load() -> Any:
+        from treegen.search.reward import load_verifier
+
+        return load_verifier(name, **settings)
+
+    return load
 
 
 def _read_keys(path: Path | None) -> list[str]:

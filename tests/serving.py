@@ -70,12 +70,12 @@ def listening(
     max_waiting: int = 100,
     **more: Any,
 ) -> Iterator[Running]:
-    has_nodes = more.get("nodes") is not None
+    has_nodes = more.get("nodes") is not None or more.get("searches") is not None
     with AsyncLLM(model, max_waiting=max_waiting, nodes=has_nodes) as served:
-        app = Server(
+        handlers = Server(
             served, name="demo", api_key=key, max_body=2**16, body_seconds=body_seconds, **more
-        ).app()
-        config = config_of(app)
+        )
+        config = config_of(handlers.app())
         config.port = 0
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
@@ -87,4 +87,5 @@ def listening(
         running.wait_until_idle()
         server.should_exit = True
         thread.join()
+        handlers.close()
     assert model.cache.pool.num_used == 0

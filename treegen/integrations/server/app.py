@@ -48,17 +48,20 @@ from treegen.integrations.server.requests import (
     read_json,
 )
 from treegen.integrations.server.responses import CompletionResponse
+from treegen.integrations.server.search import ChatSearches, SearchService
+from treegen.integrations.server.search_requests import SearchLimits
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
 
 _ROUTES: Final = (
     "this server has POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /v1/nodes "
-    "(see GET /openapi.json), GET /metrics and GET /health"
+    "(see GET /openapi.json), /v1/search/METHOD/chat/completions, GET /metrics and GET /health"
 )
 # What clients ask for that know OpenAI's other routes, and what to use.
 _ELSEWHERE: Final = {
     "/v1/responses": "set the client to chat completions, such as "
     "client.chat.completions.create(...); ",
+    "/v1/search": "the base_url of a search is /v1/search/METHOD, for chat completions; ",
     "/v1/embeddings": "it generates text and makes no embeddings; ",
 }
 
@@ -77,6 +80,8 @@ class Server:
         usual: Mapping[str, Any] = MappingProxyType({}),
         nodes: NodeLimits | None = None,
         verifier: Verifier | None = None,
+        searches: ChatSearches | None = None,
+        search_limits: SearchLimits | None = None,
     ) -> None:
         """Create the handlers for one model.
 
@@ -90,6 +95,9 @@ class Server:
             usual: Sampling parameters of requests that do not give them.
             nodes: Limits on nodes, if `served` computes nodes. Default: there are no nodes.
             verifier: Computes rewards of nodes. Default: there are none.
+            searches: Prepares searches of chats, if `served` computes nodes. Default: there are no
+                searches.
+            search_limits: Limits on searches. Default: those of `SearchLimits`.
         """
         self._served, self._name = served, name
         self._api_keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
@@ -107,6 +115,16 @@ class Server:
             if nodes is not None
             else None
         )
+        self._searches: SearchService | None = None
+        if searches is not None:
+            self._searches = SearchService(
+                served,
+                searches,
+                name=name,
+                room=self._room(),
+                usual=self._usual,
+                limits=search_limits or SearchLimits(),
+            )
         self._metrics = Metrics(served, self._nodes.store if self._nodes is not None else None)
 
     def app(self) -> Starlette:
@@ -123,6 +141,7 @@ class Server:
                     self._route(path, handler, method)
                     for path, method, handler in (self._nodes.handlers() if self._nodes else ())
                 ),
+                *(self._search_routes() if self._searches is not None else ()),
                 Route("/health", self._health),
                 Route("/openapi.json", self._openapi),
             ],
@@ -193,10 +212,8 @@ class Server:
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
         ask = parse_request(await self._body(request), is_chat=is_chat)
         self._check_model(ask.model)
-        llm, served = self._served.llm, self._served
-        # A chat's answer is bounded by the model's context and by half of the cache.
-        most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
-        prompts, params = ask.prompts(), ask.params(max(most, 1), self._usual, self._grammar(ask))
+        served = self._served
+        prompts, params = ask.prompts(), ask.params(self._room(), self._usual, self._grammar(ask))
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
@@ -206,6 +223,38 @@ class Server:
         # Await the first item, so that an error becomes the status and not part of the stream.
         first = await cancel_on_disconnect(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
+
+    def _room(self) -> int:
+        """Return how many tokens the model's context and half of the cache have room for."""
+        llm = self._served.llm
+        cached = llm.cache.pool.num_pages * llm.cache.page_size // 2
+        return max(1, min(llm.spec.context_length, cached))
+
+    def _search_routes(self) -> list[Route]:
+        """Return the routes of searches, a base URL for each method."""
+        base = "/v1/search/{method}"
+        return [
+            self._route(f"{base}/chat/completions", self._search, "POST"),
+            self._route(f"{base}/models", self._models),
+            self._route(f"{base}/models/{{name:path}}", self._models),
+        ]
+
+    async def _search(self, request: Request) -> Response:
+        searches = self._searches
+        assert searches is not None
+        searches.check_method(request.path_params["method"])
+        ask = searches.parse(request.path_params["method"], await self._body(request))
+        self._check_model(ask.ask.model)
+        prepared = await cancel_on_disconnect(request, searches.prepare(ask))
+        if ask.ask.stream:
+            return StreamingResponse(searches.stream(prepared), media_type="text/event-stream")
+        answer = await cancel_on_disconnect(request, searches.answer(prepared))
+        return stream_json(await asyncio.to_thread(encode_json, answer))
+
+    def close(self) -> None:
+        """End the thread of searches."""
+        if self._searches is not None:
+            self._searches.close()
 
     def _check_model(self, name: str) -> None:
         if name not in ("", self._name):
@@ -257,6 +306,8 @@ class Server:
         )
 
     async def _models(self, request: Request) -> Response:
+        if self._searches is not None and (method := request.path_params.get("method")):
+            self._searches.check_method(method)
         card = {
             "id": self._name,
             "object": "model",

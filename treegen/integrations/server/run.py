@@ -20,6 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from treegen.errors import InputError
 from treegen.integrations.server.app import Server
 from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.search import ChatSearches
+from treegen.integrations.server.search_requests import SearchLimits
 from treegen.integrations.server.sockets import prepare_to_listen, url_of
 from treegen.llm.async_llm import AsyncLLM
 from treegen.llm.base import BaseLLM
@@ -165,6 +167,8 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
     recommended: bool = True,
     nodes: NodeLimits | None = None,
     verifier: Verifier | None = None,
+    searches: ChatSearches | None = None,
+    search_limits: SearchLimits | None = None,
     on_start: Callable[[str], None] = lambda url: None,
     **options: Any,
 ) -> None:
@@ -182,6 +186,8 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
             generation_config.json.
         nodes: Limits on nodes. Default: those of `NodeLimits`.
         verifier: Computes rewards of nodes. Default: none.
+        searches: Prepares searches of chats. Default: there are no searches.
+        search_limits: Limits on searches. Default: those of `SearchLimits`.
         on_start: Called with the URL once requests are accepted.
         options: `max_waiting` and `tool_format`, as for `AsyncLLM`. Requests above `max_waiting`
             get 429.
@@ -192,7 +198,8 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
     """
     limits = nodes or NodeLimits()
     has_nodes = limits.max_nodes > 0
-    with AsyncLLM(llm, max_image_pixels=max_image_pixels, nodes=has_nodes, **options) as served:
+    options["nodes"] = has_nodes or searches is not None
+    with AsyncLLM(llm, max_image_pixels=max_image_pixels, **options) as served:
         usual = llm.spec.take_recommended() if recommended else {}
         server = Server(
             served,
@@ -202,9 +209,12 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
             usual=usual,
             nodes=limits if has_nodes else None,
             verifier=verifier,
+            searches=searches,
+            search_limits=search_limits,
         )
         listening = _GracefulServer(config_of(server.app()), served, drain_seconds, on_start)
         try:
             asyncio.run(listening.serve([at]))
         finally:
             served.close(drain=False)
+            server.close()
