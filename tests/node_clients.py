@@ -34,7 +34,7 @@ class NodeClient:
     """Sends requests, and checks their answers."""
 
     def __init__(self, url: str, key: str) -> None:
-        headers = {"authorization": f"Bearer {key}"}
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         self.http = httpx2.Client(base_url=url, headers=headers, timeout=120)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:

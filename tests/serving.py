@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,12 +21,15 @@ if TYPE_CHECKING:
     import uvicorn
 
     from treegen.integrations.server.app import Server
-    from treegen.integrations.server.run import config_of
+    from treegen.integrations.server.run import _GracefulServer, config_of
+    from treegen.integrations.server.sockets import bind_socket
 else:
     uvicorn, httpx2 = map(pytest.importorskip, ("uvicorn", "httpx2"))
     pytest.importorskip("prometheus_client")
     Server = pytest.importorskip("treegen.integrations.server.app").Server
-    config_of = pytest.importorskip("treegen.integrations.server.run").config_of
+    _run = pytest.importorskip("treegen.integrations.server.run")
+    config_of, _GracefulServer = _run.config_of, _run._GracefulServer
+    bind_socket = pytest.importorskip("treegen.integrations.server.sockets").bind_socket
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -89,3 +95,22 @@ def listening(
         thread.join()
         handlers.close()
     assert model.cache.pool.num_used == 0
+
+
+@contextmanager
+def draining(served: AsyncLLM, **options: Any) -> Iterator[Running]:
+    """A server that is told to end, and then ends at once what is under way."""
+    urls: list[str] = []
+    app = Server(served, name="demo", **options).app()
+    server = _GracefulServer(config_of(app), served, 0, urls.append)
+    at = bind_socket("127.0.0.1", 0)
+    at.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([at])))
+    thread.start()
+    while not urls:
+        time.sleep(0.01)
+    try:
+        yield Running(served, int(urls[0].rpartition(":")[2]))
+    finally:
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join()

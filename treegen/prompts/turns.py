@@ -52,7 +52,7 @@ def render_turns(
     images = [image for message in rendered for image in extract_images(message, _NAME, table)]
     # The template may strip the reply, but it shows a random word unchanged.
     reply = secrets.token_hex(16)
-    earlier = [_without_images(message) for message in before]
+    earlier = [without_images(message) for message in before]
     earlier = earlier or [{"role": "user", "content": "Hello."}]
     if earlier[-1].get("role") == "assistant" and not earlier[-1].get("tool_calls"):
         earlier.pop()  # the reply continues this message
@@ -70,8 +70,8 @@ def render_turns(
     return (after if table is None else expand_image_markers(after, images, table, _NAME)), images
 
 
-def _without_images(message: Message) -> dict[str, Any]:
-    """Return a message without its images, which are in the context already."""
+def without_images(message: Message) -> dict[str, Any]:
+    """Return a message without its images, whose tokens are in the context already."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)

@@ -11,6 +11,7 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -126,7 +127,13 @@ Encoded = tuple[list[int], list[int]]
 """Token ids of a text, and the positions after which it is judged."""
 
 # Smaller differences are noise that depends on the rest of the batch.
-DECIMALS: Final = 6
+_DECIMALS: Final = 6
+
+
+def compute_values(verifier: Verifier, texts: Sequence[Encoded]) -> list[float]:
+    """Return the value of each encoded text; see `by_verifier`."""
+    values = verifier.read([ids for ids, _ in texts], [ends for _, ends in texts])
+    return [round(verifier.reduce_steps(step_values), _DECIMALS) for step_values in values]
 
 
 def whole_text(node: SearchNode) -> str:
@@ -220,11 +227,7 @@ def _evaluate(
 ) -> Evaluate:
     check_counts(batch_size=batch_size)
 
-    def compute(texts: list[Encoded]) -> list[float]:
-        values = verifier.read([ids for ids, _ in texts], [ends for _, ends in texts])
-        return [round(verifier.reduce_steps(step_values), DECIMALS) for step_values in values]
-
-    together = BatchedFunction(compute, size=batch_size)
+    together = BatchedFunction(partial(compute_values, verifier), size=batch_size)
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         if not nodes:

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from serving import KEY, TEMPLATE, Running, listening
+from serving import KEY, TEMPLATE, Running, draining, listening
 
 from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.demo import model_path
@@ -22,7 +22,6 @@ from treegen.search.live.run import LiveRun
 pytest.importorskip("jsonschema")
 import httpx2
 from node_clients import LIMIT, NodeClient, evict_all
-from test_server import draining
 
 PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
 OTHER = "another key"
@@ -66,9 +65,8 @@ def same(nodes: Any, children: Any) -> bool:
     """Whether nodes of the server are those of a local session."""
     pairs = list(zip(nodes, children, strict=True))
     assert all(node["token_ids"] == list(child.tokens) for node, child in pairs)
-    assert all(
-        node["logprobs"] == pytest.approx(child.logprobs, abs=LIMIT) for node, child in pairs
-    )
+    for node, child in pairs:
+        assert node["logprobs"] == pytest.approx(child.logprobs, abs=LIMIT)
     facts = [(n["text"], n["finish_reason"], n["stop"], n["seed"]) for n, _ in pairs]
     return facts == [(c.text, c.finish_reason, c.stop, c.completion.seed) for _, c in pairs]
 
@@ -122,7 +120,7 @@ def test_nodes_are_those_of_a_session(client: NodeClient, reference: LLM, form: 
     assert read["cached_tokens"] <= read["node"]["num_tokens"]
     whole = client.ask("GET", f"/v1/nodes/{made['id']}")[1]
     assert PROMPT.strip() in whole["node"]["text"]
-    assert whole["subtree_nodes"] == client.memory()["nodes"] == 13
+    assert whole["subtree_nodes"] == client.memory()["nodes"] == 12
     assert whole["subtree_tokens"] == client.memory()["tokens"]
 
 
@@ -284,12 +282,9 @@ def test_a_client_at_a_limit_is_told_what_to_free(client: NodeClient) -> None:
         client.sample(root, 12, params={"max_tokens": 1})
     status, error = client.error("POST", f"/v1/nodes/{roots[0]['id']}/sample", {"n": 6})
     assert status == 429 and error["type"] == "rate_limit_error"
-    assert [tree["id"] for tree in error["free"]] == [
-        roots[0]["id"],
-        roots[2]["id"],
-        roots[1]["id"],
-    ]
-    assert error["free"][2]["nodes"] == 29
+    # The tree that is asked for comes last.
+    assert [tree["id"] for tree in error["free"]] == [roots[i]["id"] for i in (2, 1, 0)]
+    assert error["free"][1]["nodes"] == 29
     dropped = client.ask("DELETE", f"/v1/nodes/{nodes[3]['id']}")[1]
     assert dropped["dropped_nodes"] == 1
     client.ask("DELETE", f"/v1/nodes/{roots[1]['id']}")
@@ -499,7 +494,6 @@ def test_nodes_are_gone_once_the_engine_has_failed(
 WRONG: list[tuple[str, Any, str | None]] = [
     ("", {}, "prompt"),
     ("", {"prompt": PROMPT, "messages": [{"role": "user", "content": "x"}]}, "prompt"),
-    ("", {"prompt": ""}, None),
     ("", {"prompt": []}, "prompt"),
     ("", {"prompt": [10**9]}, None),
     ("", {"prompt": [-1]}, "prompt"),

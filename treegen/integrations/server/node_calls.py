@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
-from treegen.errors import ContextError, StoppedError
+from treegen.errors import StoppedError
 from treegen.integrations.server.errors import StatusError
+from treegen.integrations.server.given_text import GivenText
 from treegen.integrations.server.node_answers import (
     count_cached,
     describe_node,
     describe_score,
     usage_of,
 )
+from treegen.integrations.server.node_params import merge_params
 from treegen.integrations.server.node_types import (
     DropResult,
     ExtendFields,
@@ -33,28 +35,29 @@ from treegen.integrations.server.node_types import (
     RootFields,
     SampleFields,
     SampleResult,
-    Sampling,
     ScoreFields,
     ScoreResult,
     Usage,
 )
 from treegen.integrations.server.nodes import Changes, Client, NodeStore, ServedNode, Tree
-from treegen.integrations.server.requests import RequestError, read_message, read_part
+from treegen.integrations.server.requests import RequestError, read_message
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
-from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
-from treegen.prompts.token_bounds import TokenLowerBound
-from treegen.prompts.tree import Parts, chat_arguments
+from treegen.prompts.tree import chat_arguments
+from treegen.prompts.turns import without_images
 from treegen.search.backend import BackendSample
 from treegen.search.budget import SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.live.backend import LiveBackend
 from treegen.search.live.pending import LiveContext
-from treegen.search.reward import DECIMALS
+from treegen.search.reward import compute_values
+
+T = TypeVar("T")
 
 _MOST_TOLD: Final = 2**21  # log-probabilities of one score operation, alternatives included
-_MOST_GIVEN: Final = 2**20  # characters of given text that one operation may encode
+_KEPT: Final = 16_384  # characters of messages that a tree keeps, in addition to
+_KEPT_PER_TOKEN: Final = 16
 
 
 class NodeCalls:
@@ -74,7 +77,7 @@ class NodeCalls:
         """
         self._served, self.store, self._verifier = served, store, verifier
         self._verifying = asyncio.Lock()
-        self._bound = TokenLowerBound(served.llm.tokenizer)
+        self._given = GivenText(served)
 
     # Operations
 
@@ -90,7 +93,7 @@ class NodeCalls:
                 "chat_template_kwargs",
             )
         seed = secrets.randbits(48) if ask.seed is None else ask.seed
-        params = _merge_params(SamplingParams(seed=seed), ask.params)
+        params = merge_params(SamplingParams(seed=seed), ask.params)
         messages = [read_message(message) for message in ask.messages or ()]
         content: Any = messages or ask.prompt
         template = chat_arguments(ask.tools, ask.chat_template_kwargs)
@@ -119,9 +122,12 @@ class NodeCalls:
             params,
             self.store.lease(ask.lease_seconds),
             given if isinstance(given, str) else None,
-            messages,
-            template,
         )
+        # Only later turns need them. What is far larger than its tokens is not kept, because tokens
+        # are limited and other memory is not.
+        earlier = [without_images(message) for message in messages]
+        if len(json.dumps([earlier, template])) <= _KEPT + _KEPT_PER_TOKEN * len(tokens):
+            tree.messages, tree.template = earlier, template
         node = self.store.add_root(tree, context)
         changes.nodes.append(node)
         return NodeResult(node=describe_node(node), memory=self.store.memory(client))
@@ -149,16 +155,23 @@ class NodeCalls:
             usages, waiting = [], set(draws)
             try:
                 while waiting:
-                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for task in sorted(done, key=draws.__getitem__):
+                        waiting.discard(task)
                         drawn, usage = task.result()
                         usages.append(usage)
                         for answer in self._add_samples(node, draws[task], drawn, changes):
                             yield answer
+            except BaseException:
+                if not changes.nodes:  # otherwise the client may know some
+                    changes.undo(self.store)
+                raise
             finally:
-                for task in draws:
+                for task in waiting:
                     task.cancel()
-                await asyncio.gather(*draws, return_exceptions=True)
+                await asyncio.gather(*waiting, return_exceptions=True)
+                for task in waiting:
+                    _abandon(task, lambda result: self._release(node.tree, result[0]))
         yield Usage(
             decoded_tokens=sum(usage.decoded_tokens for usage in usages),
             prefilled_tokens=sum(usage.prefilled_tokens for usage in usages),
@@ -175,7 +188,7 @@ class NodeCalls:
         tree = node.tree
         with tree.in_use(), self.store.reserve(client, 1, 0):
             index = changes.take(node, "num_extended", ask.index, 1)
-            extend = await self._prepare_extension(node, ask)
+            extend = await self._given.prepare_extension(node, ask)
 
             async def begin(backend: LiveBackend) -> LiveContext:
                 return extend(_backend_of(tree, backend))
@@ -183,7 +196,7 @@ class NodeCalls:
             context = await self._served.call_nodes(begin, discard=tree.backend.release)
             try:
                 self._check_live(node)
-                self._check_context(context.num_tokens)
+                self._given.check_context(context.num_tokens)
                 added = max(0, context.num_tokens - node.context.num_tokens)
                 with self.store.reserve(client, 0, added):
                     pass
@@ -196,7 +209,7 @@ class NodeCalls:
 
     async def score(self, client: Client, node: ServedNode, ask: ScoreFields) -> ScoreResult:
         """Return the log-likelihoods of continuations of a node."""
-        self._check_given("texts", *ask.texts)
+        self._given.check("texts", *ask.texts)
         most = sum(map(len, ask.texts)) * (ask.top + 1)
         if most > _MOST_TOLD:
             raise RequestError(
@@ -212,7 +225,7 @@ class NodeCalls:
             )
 
         with tree.in_use():
-            scores = await self._served.call_nodes(begin, rows=len(ask.texts))
+            scores = await self._call(node, begin, rows=len(ask.texts))
         if len(scores) < len(ask.texts):
             raise StoppedError("the server stops, and this call was not done")
         return ScoreResult(
@@ -281,7 +294,7 @@ class NodeCalls:
         self, client: Client, node: ServedNode, ask: SampleFields, changes: Changes
     ) -> Iterator[tuple[SamplingParams, int]]:
         """Check a sample operation, and yield its parameters and the index of the first child."""
-        params = _merge_params(node.tree.params, ask.params)
+        params = merge_params(node.tree.params, ask.params)
         if ask.n > self.store.limits.max_node_samples:
             raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
         if params.temperature == 0 and ask.n > 1:
@@ -308,14 +321,35 @@ class NodeCalls:
             )
             return [sample for sample in samples if sample is not None]
 
-        drawn = await self._served.call_nodes(
-            begin, rows=len(indices), discard=partial(_release_samples, tree.backend)
+        drawn = await self._call(
+            node, begin, rows=len(indices), discard=partial(_release_samples, tree.backend)
         )
         if len(drawn) == len(indices) and node.is_live:
             return drawn, usage_of(search)
         self._release(tree, drawn)
         self._check_live(node)
         raise StoppedError("the server stops, and this call was not done")
+
+    async def _call(
+        self, node: ServedNode, begin: Callable[[LiveBackend], Coroutine[Any, Any, T]], **how: Any
+    ) -> T:
+        """Return the result of a call that ends early if the node is dropped.
+
+        Args:
+            node: The node.
+            begin: As for `AsyncLLM.call_nodes`.
+            **how: Further arguments of `AsyncLLM.call_nodes`.
+        """
+        call = asyncio.ensure_future(self._served.call_nodes(begin, **how))
+        node.calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            _abandon(call, partial(self._release, node.tree))
+            self._check_live(node)
+            raise
+        finally:
+            node.calls.discard(call)
 
     def _add_samples(
         self, node: ServedNode, first: int, drawn: Sequence[BackendSample], changes: Changes
@@ -339,49 +373,14 @@ class NodeCalls:
             answers.append(describe_node(child))
         return answers
 
-    async def _prepare_extension(
-        self, node: ServedNode, ask: ExtendFields
-    ) -> Callable[[LiveBackend], LiveContext]:
-        """Return a function that extends a node; render messages and decode images before."""
-        if ask.text is not None:
-            self._check_given("text", ask.text)
-            text = ask.text
-            return lambda backend: backend.extend(node.context, text)
-        if ask.parts is not None:
-            parts: Parts = [read_part(part) for part in ask.parts]
-            self._check_given("parts", *(part.get("text", "") for part in parts))
-            await self._served.open_images(parts)
-            return lambda backend: backend.extend(node.context, parts)
-        turns = [read_message(message) for message in ask.messages or ()]
-        rendered, images = await self._served.render_turns(
-            turns, before=node.tree.messages, template=node.tree.template
-        )
-        self._check_given("messages", rendered)
-        return lambda backend: backend.extend(node.context, rendered, images)
-
-    def _check_given(self, param: str, *texts: str) -> None:
-        """Reject texts that are too long, before they are encoded."""
-        if sum(map(len, texts)) > _MOST_GIVEN:
-            raise RequestError(
-                f"one operation takes at most {_MOST_GIVEN:,} characters; give less", param
-            )
-        for text in texts:
-            self._check_context(self._bound.of_text(text))
-
-    def _check_context(self, num_tokens: int) -> None:
-        most = self._served.llm.spec.context_length
-        if num_tokens > most:
-            raise ContextError(
-                f"the text up to there has at least {num_tokens:,} tokens, and the model's context "
-                f"{most:,}; give less"
-            )
-
     @staticmethod
     def _check_live(node: ServedNode) -> None:
         if not node.is_live:
             raise StatusError(404, f"the node {node.id!r} was dropped during the call", "node")
 
-    def _release(self, tree: Tree, samples: Sequence[BackendSample]) -> None:
+    def _release(self, tree: Tree, results: Sequence[Any]) -> None:
+        """Release the samples among results."""
+        samples = [result for result in results if isinstance(result, BackendSample)]
         self._served.release(tree.backend, [sample.context for sample in samples])
 
     @staticmethod
@@ -396,6 +395,12 @@ class NodeCalls:
             ids = llm.images.restore_placeholders(np.array(ids, dtype=np.int32)).tolist()
         text: str = llm.tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else ""
         return text
+
+
+def _abandon(task: asyncio.Future[T], free: Callable[[T], object]) -> None:
+    """Free the result of a task that nobody gets, if it has one."""
+    if task.done() and not task.cancelled() and task.exception() is None:
+        free(task.result())
 
 
 def _backend_of(tree: Tree, backend: LiveBackend) -> LiveBackend:
@@ -414,22 +419,5 @@ def _release_samples(backend: LiveBackend, samples: Sequence[BackendSample]) -> 
         backend.release(sample.context)
 
 
-def _merge_params(params: SamplingParams, ask: Sampling) -> SamplingParams:
-    """Return sampling parameters with those of a request in place of their own."""
-    fields = ask.model_dump(exclude_none=True)
-    structure = parse_structure(fields)
-    for name in REQUESTED:
-        fields.pop(name, None)
-    if isinstance(stop := fields.get("stop"), list):
-        fields["stop"] = [text for text in stop if text]
-    elif stop == "":
-        del fields["stop"]
-    fields |= structure
-    return replace(params, **fields) if fields else params
-
-
 def _read_values(verifier: Verifier, texts: Sequence[tuple[str, str]]) -> list[float]:
-    encoded = [verifier.encode(question, answer) for question, answer in texts]
-    verifier.scorer.check_length([ids for ids, _ in encoded])
-    steps = verifier.read([ids for ids, _ in encoded], [ends for _, ends in encoded])
-    return [round(verifier.reduce_steps(values), DECIMALS) for values in steps]
+    return compute_values(verifier, [verifier.encode(*text) for text in texts])

@@ -16,79 +16,29 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from treegen.common.params import MAX_COUNT, MAX_SEED, SamplingParams
+from treegen.common.params import MAX_COUNT, MAX_SEED
+from treegen.integrations.server.node_params import NodeModel as NodeModel
+from treegen.integrations.server.node_params import Sampling as Sampling
+from treegen.integrations.server.node_params import Token as Token
+from treegen.integrations.server.node_params import sampling_fields as sampling_fields
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 """Header of a POST request with a text that the client chooses. If the client sends the request
 again with the same text, the server returns the stored answer and does nothing else."""
 
 Text = Annotated[str, Field(max_length=2**24)]
-Index = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-_KeyToken = Annotated[int, Field(strict=False)]  # keys of JSON objects are text
+Index = Annotated[int, Field(ge=0, le=10**6)]
 NodeName = Annotated[str, Field(min_length=1, max_length=64)]
 """The id of a node. In a batch also "#3", the node that the operation 3 of the batch makes (counted
 from 0), or "#3.1", the child 1 that the operation 3 samples."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-
-
 # Requests
 
 
-class Sampling(_Model):
-    """Sampling parameters, as in `treegen.SamplingParams`; null is the default of the tree."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: (
-        Annotated[str, Field(max_length=1_000)]
-        | Annotated[list[Annotated[str, Field(max_length=1_000)]], Field(max_length=64)]
-        | None
-    ) = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=1_000)] | None = None
-    ignore_eos: bool | None = None
-    include_stop: bool | None = None
-    """Whether the text of a child has the stop string that ended it."""
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    """Seed of these samples; null is the seed of the root."""
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Number of likeliest alternatives to report per token. The log-probabilities of the tokens
-    themselves are always reported."""
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
-    logit_bias: Annotated[dict[_KeyToken, float], Field(max_length=10_000)] | None = None
-    allowed_token_ids: Annotated[list[Token], Field(max_length=100_000)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    bad_words: Annotated[list[str], Field(max_length=1_000)] | None = None
-    json_schema: dict[str, Any] | bool | str | None = None
-    regex: str | None = None
-    grammar: str | None = None
-    choice: Annotated[list[str], Field(max_length=10_000)] | None = None
-    response_format: dict[str, Any] | None = None
-    """The structure of a sample in OpenAI's form; see also json_schema, regex, grammar, choice."""
-    structured_outputs: dict[str, Any] | None = None
-    """The structure of a sample in vLLM's form."""
-    confidence: Annotated[int, Field(ge=0, le=1_000)] | None = None
-    min_confidence: float | None = None
-    confidence_window: int | None = None
-    self_certainty: bool | None = None
-    max_thinking_tokens: int | None = None
-    reasoning_tags: Literal["auto"] | list[str] | None = None
-    thinking_end: str | None = None
-
-
-class RootFields(_Model):
+class RootFields(NodeModel):
     """The prompt of a tree, its seed and its defaults. Exactly one of prompt and messages is given.
 
     Without a name, the origin of the draws follows from the token ids of the prompt.
@@ -117,7 +67,7 @@ class RootFields(_Model):
     The answer reports the actual time, which the server limits."""
 
 
-class SampleFields(_Model):
+class SampleFields(NodeModel):
     """Draws children of a node."""
 
     n: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
@@ -129,7 +79,7 @@ class SampleFields(_Model):
     """Sampling parameters that replace those of the tree."""
 
 
-class ExtendFields(_Model):
+class ExtendFields(NodeModel):
     """Appends given text to a node, as a child. Exactly one of the contents is given."""
 
     text: Text | None = None
@@ -143,7 +93,7 @@ class ExtendFields(_Model):
     """Index of the child among the extensions of the node; null is the next one."""
 
 
-class ScoreFields(_Model):
+class ScoreFields(NodeModel):
     """Computes the log-likelihoods of continuations of a node; makes no nodes."""
 
     texts: Annotated[list[Text], Field(min_length=1, max_length=10_000)]
@@ -201,7 +151,7 @@ class ScoreOperation(ScoreFields):
     node: NodeName
 
 
-class RewardOperation(_Model):
+class RewardOperation(NodeModel):
     """Computes the values that the server's verifier gives nodes, from 0 to 1.
 
     The verifier reads the text of the prompt as the question, and the text after the prompt as the
@@ -212,14 +162,14 @@ class RewardOperation(_Model):
     nodes: Annotated[list[NodeName], Field(min_length=1, max_length=10_000)]
 
 
-class ReadOperation(_Model):
+class ReadOperation(NodeModel):
     """Returns a node, and renews the lease of its tree."""
 
     op: Literal["read"]
     node: NodeName
 
 
-class DropOperation(_Model):
+class DropOperation(NodeModel):
     """Drops a node and all nodes below it, once all earlier operations of the batch have ended."""
 
     op: Literal["drop"]
@@ -238,7 +188,7 @@ Operation = Annotated[
 ]
 
 
-class BatchRequest(_Model):
+class BatchRequest(NodeModel):
     """POST /v1/nodes/batch runs several operations, which share the steps of the engine.
 
     The operations start in order, each once the operations that it names have ended. If one fails,
@@ -253,7 +203,7 @@ class BatchRequest(_Model):
 # Answers
 
 
-class Memory(_Model):
+class Memory(NodeModel):
     """What the client's nodes take, and its limits."""
 
     nodes: int
@@ -270,7 +220,7 @@ class Memory(_Model):
     computed again when the nodes are used."""
 
 
-class Usage(_Model):
+class Usage(NodeModel):
     """What one operation has computed."""
 
     decoded_tokens: int = 0
@@ -279,7 +229,7 @@ class Usage(_Model):
     """Given or evicted tokens that went through the model."""
 
 
-class Thinking(_Model):
+class Thinking(NodeModel):
     """The reasoning in a sample, as in `treegen.common.outputs.Thinking`."""
 
     num_tokens: int
@@ -288,7 +238,7 @@ class Thinking(_Model):
     is_forced: bool
 
 
-class NodeAnswer(_Model):
+class NodeAnswer(NodeModel):
     """A node. Text, tokens and log-probabilities are its own, without those above it."""
 
     object: Literal["node"] = "node"
@@ -315,14 +265,14 @@ class NodeAnswer(_Model):
     """Generated tokens, including those of the stop; empty for given text."""
     logprobs: list[float]
     """Natural-log probability of each generated token."""
-    top_logprobs: list[list[tuple[int, float]]] = []
+    top_logprobs: list[list[tuple[int, float]]] = Field(default_factory=list)
     """For each token the likeliest (token id, log-probability) pairs, if requested."""
     finish_reason: Literal["stop", "length", "confidence", "error", "given"]
     """How the text ended; "given" for roots and extensions."""
     stop: str | int | None = None
     """The stop string or token id that ended it; null if neither did."""
-    confidences: list[float] = []
-    certainties: list[float] = []
+    confidences: list[float] = Field(default_factory=list)
+    certainties: list[float] = Field(default_factory=list)
     thinking: Thinking | None = None
     num_context_tokens: int
     """Number of tokens from the start of the prompt to the end of the node."""
@@ -334,7 +284,7 @@ class NodeAnswer(_Model):
     """Seconds until the lease of the tree ends, unless it is renewed."""
 
 
-class NodeResult(_Model):
+class NodeResult(NodeModel):
     """A node that was created or read."""
 
     object: Literal["node.result"] = "node.result"
@@ -356,7 +306,7 @@ class ReadResult(NodeResult):
     """How many of the node's tokens are in the cache now."""
 
 
-class SampleResult(_Model):
+class SampleResult(NodeModel):
     """The children that were sampled, in the order of their indices."""
 
     object: Literal["node.samples"] = "node.samples"
@@ -365,7 +315,7 @@ class SampleResult(_Model):
     memory: Memory
 
 
-class ScoreAnswer(_Model):
+class ScoreAnswer(NodeModel):
     """The log-likelihood of one continuation."""
 
     logprob: float
@@ -374,11 +324,11 @@ class ScoreAnswer(_Model):
     logprobs: list[float]
     is_greedy: bool
     """Whether each token is the likeliest one."""
-    top_logprobs: list[list[tuple[int, float]]] = []
+    top_logprobs: list[list[tuple[int, float]]] = Field(default_factory=list)
     """For each token the likeliest (token id, log-probability) pairs, if requested."""
 
 
-class ScoreResult(_Model):
+class ScoreResult(NodeModel):
     """The log-likelihoods of continuations, in the order of the request."""
 
     object: Literal["node.scores"] = "node.scores"
@@ -387,7 +337,7 @@ class ScoreResult(_Model):
     memory: Memory
 
 
-class RewardResult(_Model):
+class RewardResult(NodeModel):
     """The values of nodes, in the order of the request."""
 
     object: Literal["node.rewards"] = "node.rewards"
@@ -395,7 +345,7 @@ class RewardResult(_Model):
     memory: Memory
 
 
-class DropResult(_Model):
+class DropResult(NodeModel):
     """The result of DELETE /v1/nodes/{id}."""
 
     object: Literal["node.dropped"] = "node.dropped"
@@ -407,7 +357,7 @@ class DropResult(_Model):
     memory: Memory
 
 
-class TreeAnswer(_Model):
+class TreeAnswer(NodeModel):
     """A tree of the client, for choosing what to drop."""
 
     id: str
@@ -422,7 +372,7 @@ class TreeAnswer(_Model):
     """Seconds until the lease ends, unless it is renewed."""
 
 
-class TreeList(_Model):
+class TreeList(NodeModel):
     """GET /v1/nodes: the client's trees, least recently used first."""
 
     object: Literal["list"] = "list"
@@ -430,7 +380,7 @@ class TreeList(_Model):
     memory: Memory
 
 
-class ErrorDetails(_Model):
+class ErrorDetails(NodeModel):
     """What is wrong, in OpenAI's form.
 
     Status 400: the request cannot be used. 404: the node does not exist, for example because its
@@ -449,13 +399,13 @@ class ErrorDetails(_Model):
     """If the client is at a limit, trees to drop, least recently used first."""
 
 
-class ErrorAnswer(_Model):
+class ErrorAnswer(NodeModel):
     """The body of every answer whose status is not 200."""
 
     error: ErrorDetails
 
 
-class FailedOperation(_Model):
+class FailedOperation(NodeModel):
     """The result of an operation of a batch that failed."""
 
     object: Literal["error"] = "error"
@@ -465,7 +415,7 @@ class FailedOperation(_Model):
 Result = NodeResult | SampleResult | ScoreResult | RewardResult | DropResult | FailedOperation
 
 
-class BatchAnswer(_Model):
+class BatchAnswer(NodeModel):
     """The results of a batch, in the order of the operations."""
 
     object: Literal["node.batch"] = "node.batch"
@@ -473,7 +423,7 @@ class BatchAnswer(_Model):
     memory: Memory
 
 
-class Event(_Model):
+class Event(NodeModel):
     """One server-sent event of a streamed sample request.
 
     A stream has a "node" event for each child, in the order in which the children end, and ends
@@ -489,20 +439,3 @@ class Event(_Model):
     """For "done"."""
     error: ErrorDetails | None = None
     """For "error"; the children that were sent stay in the tree."""
-
-
-def sampling_fields(params: SamplingParams) -> dict[str, Any]:
-    """Return sampling parameters as the JSON of `Sampling`, without those that have the default.
-
-    Args:
-        params: Sampling parameters; `n` and `prompt_logprobs` are not among the fields.
-    """
-    default = SamplingParams()
-    values = {
-        name: getattr(params, name) for name in Sampling.model_fields if hasattr(params, name)
-    }
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if value != getattr(default, name)
-    }

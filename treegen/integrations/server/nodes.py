@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -39,10 +39,10 @@ class Tree:
     """Seconds after the last use until it is dropped."""
     prompt: str | None
     """Text of the prompt, if it was given as text."""
-    messages: Sequence[Message]
-    """Messages of the prompt, if it was given as messages."""
-    template: dict[str, Any]
-    """Arguments of the chat template."""
+    messages: Sequence[Message] = ()
+    """Messages of the prompt without images, if later messages may follow them."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template for later messages."""
     root: ServedNode = field(init=False)
     """The root."""
     num_nodes: int = 0
@@ -102,6 +102,8 @@ class ServedNode:
     """Index of the next extension."""
     is_live: bool = True
     """Whether it was not dropped."""
+    calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    """Calls of the engine that end when it is dropped."""
 
     @property
     def key(self) -> str:
@@ -333,6 +335,8 @@ class NodeStore:
         for dropped in nodes:
             del client.nodes[dropped.id]
             dropped.is_live = False
+            for call in dropped.calls:
+                call.cancel()
         if node.parent is not None:
             node.parent.children.remove(node)
         tree.num_nodes -= len(nodes)

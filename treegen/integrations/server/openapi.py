@@ -18,6 +18,7 @@ _ERRORS: Final = {
     "409": "The idempotency key was used for another request.",
     "413": "The body is too large.",
     "429": "The client is at a limit, or too many samples wait.",
+    "500": "The server failed.",
     "503": "The server stops.",
 }
 
