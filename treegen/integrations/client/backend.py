@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
-from treegen.common.outputs import Completion, Score, Thinking, TopLogprobs
+from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
-from treegen.errors import BusyError, CapacityError, InputError, StoppedError, TreegenError
+from treegen.integrations.client.conversion import completion_of, encode_parts, error_of, score_of
+from treegen.integrations.client.step_requests import NodeCall, NodeContext, StepRequest, Ticket
 from treegen.integrations.server.node_types import (
-    DropOperation,
-    ErrorDetails,
-    ExtendOperation,
     FailedOperation,
     NodeAnswer,
     NodeResult,
@@ -33,7 +28,6 @@ from treegen.integrations.server.node_types import (
     SampleOperation,
     SampleResult,
     Sampling,
-    ScoreAnswer,
     ScoreOperation,
     ScoreResult,
     sampling_fields,
@@ -52,178 +46,14 @@ _LONGEST_WAIT: Final = 5.0
 Send = Callable[[Sequence[Operation]], Awaitable[Sequence[Result]]]
 """Runs operations on a server and returns their results, in order."""
 
-_ERRORS: Final[dict[int, type[TreegenError]]] = {
-    429: BusyError,
-    503: StoppedError,
-    507: CapacityError,
-}
-
-
-def error_of(details: ErrorDetails) -> TreegenError:
-    """Return the exception for an error of the server."""
-    return _ERRORS.get(details.code, InputError)(details.message)
-
-
-@dataclass(slots=True, eq=False)
-class NodeContext:
-    """A node that the server has, or that it will create with the first call that needs it."""
-
-    above: NodeContext | None
-    """The node above it; None for a root."""
-    content: Any
-    """Given text, parts or a prompt; None for a sample."""
-    path: str
-    """Its key without the name of the root, such as "0/+0/"."""
-    id: str | None = None
-    """Its id on the server; None until it is created."""
-    num_tokens: int = 0
-    """Number of tokens from the start of the prompt, of which only those of created nodes are
-    known."""
-    num_extended: int = 0
-    """Number of extensions below it."""
-    creator: _Request | None = None
-    """The request in progress that creates it."""
-    is_released: bool = False
-    """Whether the search has dropped it."""
-
-    @property
-    def root(self) -> NodeContext:
-        """The root of its tree."""
-        return self if self.above is None else self.above.root
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a request in progress creates it or a node above it."""
-        node: NodeContext | None = self
-        while node is not None and node.id is None:
-            if node.creator is not None:
-                return True
-            node = node.above
-        return False
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A call for samples or scores of one node. Several may belong to one ticket."""
-
-    ticket: _Ticket
-    context: NodeContext
-    root_name: str | None
-    """Name of the root, if it has to be created; None if nothing is drawn below it."""
-    make: Callable[..., Operation]
-    """Returns the operation for the id of its node."""
-    places: range
-    """Places of the results in the ticket."""
-    held: int
-    """Maximum number of tokens of a sample."""
-    counted: int | None
-    """Tokens of the context that the usage has counted; None if another call counts them."""
-    num_refused: int = 0
-    """How often the server was too busy for it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """Results that a search waits for."""
-
-    search: BudgetedSearch
-    results: list[Any]
-    num_open: int
-    """Results still to come; those of samples that have not started count too."""
-    future: asyncio.Future[None]
-    call: QueuedCall | None = None
-    """Its place in the call queue of the search, if the search has one."""
-    num_kept: int = sys.maxsize
-    """How many of its samples the budget has room for."""
-
-    def deliver(self, num_kept: int) -> None:
-        """Finish; only the first `num_kept` samples are within the budget."""
-        self.num_kept = num_kept
-        self.finish()
-
-    def finish(self, error: Exception | None = None) -> None:
-        """Resume the code that awaits the results, with an error if there is one."""
-        if not self.future.done():
-            if error is None:
-                self.future.set_result(None)
-            else:
-                self.future.set_exception(error)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no more results will arrive."""
-        return self.future.done()
-
-
-class _Request:
-    """Operations of one search that are sent together."""
-
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-        self.calls: list[tuple[int, _Call]] = []
-        """Calls, each with the place of its operation."""
-        self.created: list[tuple[int, NodeContext]] = []
-        """Nodes that it creates, each with the place of its operation."""
-        self.task: asyncio.Task[None] | None = None
-        self._names: dict[NodeContext, str] = {}
-
-    def add(self, call: _Call) -> None:
-        """Add the operation of a call, after those that create its node."""
-        # A prompt that is only scored has no name yet, so later calls cannot use its node.
-        root = call.context.root
-        is_temporary = call.root_name is None and root.id is None and root not in self._names
-        names = {} if is_temporary else self._names
-        name = self._name(call.context, call.root_name, names)
-        self.calls.append((len(self.operations), call))
-        self.operations.append(call.make(node=name))
-        if is_temporary:
-            self.operations.append(DropOperation(op="drop", node=names[root]))
-
-    def drop(self, context: NodeContext) -> None:
-        """Add the operation that drops a node."""
-        assert context.id is not None
-        self.operations.append(DropOperation(op="drop", node=context.id))
-
-    def _name(
-        self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
-    ) -> str:
-        """Return how operations refer to a node, which is created if it does not exist.
-
-        Args:
-            context: The node.
-            root_name: Name of its root, if that has to be created.
-            names: Nodes that the request creates; a new node is added.
-        """
-        if context.id is not None:
-            return context.id
-        if context not in names:
-            operation = self._make_creation(context, root_name, names)
-            names[context] = f"#{len(self.operations)}"
-            if names is self._names:
-                context.creator = self
-                self.created.append((len(self.operations), context))
-            self.operations.append(operation)
-        return names[context]
-
-    def _make_creation(
-        self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
-    ) -> Operation:
-        content = context.content
-        if context.above is None:
-            return RootOperation(op="root", prompt=content, name=root_name, seed=0)
-        above = self._name(context.above, root_name, names)
-        index = int(context.path.split("/")[-2].removeprefix("+"))
-        given: Any = {"text": content} if isinstance(content, str) else {"parts": list(content)}
-        return ExtendOperation(op="extend", node=above, index=index, **given)
-
 
 @dataclass(slots=True)
 class _Outbox:
     """The calls of one search."""
 
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[NodeCall] = field(default_factory=list)
     """Those that are not sent yet."""
-    requests: set[_Request] = field(default_factory=set)
+    requests: set[StepRequest] = field(default_factory=set)
     """Requests in progress."""
 
 
@@ -238,7 +68,7 @@ class NodeBackend:
         """
         self._send = send
         self._outboxes: dict[BudgetedSearch, _Outbox] = {}
-        self._tickets: dict[_Ticket, None] = {}
+        self._tickets: dict[Ticket, None] = {}
         self._dropped: list[NodeContext] = []  # those that the server still has
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -268,8 +98,9 @@ class NodeBackend:
         """Return the context with text, or with texts and images, appended."""
         assert isinstance(context, NodeContext)
         path = f"{context.path}+{context.num_extended}/"
+        given = content if isinstance(content, str) else encode_parts(content)
         context.num_extended += 1
-        return NodeContext(context, content, path, num_tokens=context.num_tokens)
+        return NodeContext(context, given, path, num_tokens=context.num_tokens)
 
     def release(self, context: Context) -> None:
         """Release a context; the server drops its node with the next request."""
@@ -327,7 +158,7 @@ class NodeBackend:
                     params=sampling,
                 )
                 counted = context.num_tokens if not start else None
-                self._post(_Call(ticket, context, name, make, places, most, counted))
+                self._post(NodeCall(ticket, context, name, make, places, most, counted))
 
         try:
             if search.line is None:
@@ -358,7 +189,7 @@ class NodeBackend:
         make = partial(ScoreOperation, op="score", texts=list(texts))
         places = range(len(texts))
         try:
-            self._post(_Call(ticket, context, None, make, places, 0, context.num_tokens))
+            self._post(NodeCall(ticket, context, None, make, places, 0, context.num_tokens))
             self._join(ticket)
             await ticket.future
         finally:
@@ -374,13 +205,13 @@ class NodeBackend:
         for ticket in [ticket for ticket in self._tickets if ticket.search is search]:
             self._close(ticket)
 
-    def _open(self, search: BudgetedSearch, num: int) -> _Ticket:
+    def _open(self, search: BudgetedSearch, num: int) -> Ticket:
         future = asyncio.get_running_loop().create_future()
-        ticket = _Ticket(search, [None] * num, num, future)
+        ticket = Ticket(search, [None] * num, num, future)
         self._tickets[ticket] = None
         return ticket
 
-    def _join(self, ticket: _Ticket, num_samples: int = 0, **more: Any) -> None:
+    def _join(self, ticket: Ticket, num_samples: int = 0, **more: Any) -> None:
         """Add a ticket to the call queue of its search, if the search has one."""
         if ticket.search.line is not None:
             ticket.call = QueuedCall(
@@ -391,10 +222,10 @@ class NodeBackend:
             )
             ticket.search.line.join(ticket.call)
 
-    def _post(self, call: _Call) -> None:
+    def _post(self, call: NodeCall) -> None:
         self._outboxes.setdefault(call.ticket.search, _Outbox()).calls.append(call)
 
-    def _close(self, ticket: _Ticket) -> None:
+    def _close(self, ticket: Ticket) -> None:
         """Forget a ticket. If it is not complete, nobody gets its further results."""
         self._tickets.pop(ticket, None)
         line = ticket.search.line
@@ -404,7 +235,7 @@ class NodeBackend:
                 ticket.num_kept = 0
             ticket.finish()
 
-    def _drop(self, ticket: _Ticket, first: int) -> None:
+    def _drop(self, ticket: Ticket, first: int) -> None:
         """Drop the samples of a ticket from place `first` on."""
         for place, result in enumerate(ticket.results):
             if isinstance(result, BackendSample) and place >= first:
@@ -429,7 +260,7 @@ class NodeBackend:
             outbox.calls = [call for call in outbox.calls if call.context.is_pending]
             calls = [call for call in calls if call.ticket in self._tickets]
             if calls:
-                request = _Request()
+                request = StepRequest()
                 for call in calls:
                     if len(request.operations) >= _MAX_OPERATIONS:
                         outbox.calls.append(call)
@@ -441,7 +272,7 @@ class NodeBackend:
                 del self._outboxes[search]
         # A root is dropped at the end of its search, which may make no further request.
         if not requests and any(context.above is None for context in self._dropped):
-            requests.append((_Request(), _Outbox()))
+            requests.append((StepRequest(), _Outbox()))
         for request, outbox in requests:
             for context in self._take_dropped(_MAX_OPERATIONS):
                 request.drop(context)
@@ -465,7 +296,7 @@ class NodeBackend:
         while self.flush() or self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _run(self, request: _Request, outbox: _Outbox) -> None:
+    async def _run(self, request: StepRequest, outbox: _Outbox) -> None:
         """Send a request, and pass its results to the calls that wait for them."""
         try:
             results = await self._send(request.operations)
@@ -487,12 +318,14 @@ class NodeBackend:
             if context.is_released:  # meanwhile
                 self._dropped.append(context)
 
-    def _receive(self, call: _Call, result: Result) -> None:
+    def _receive(self, call: NodeCall, result: Result) -> None:
         """Store the results of a call in its ticket, and count what they cost."""
         ticket, usage = call.ticket, call.ticket.search.usage
         if isinstance(result, FailedOperation):
-            # Too many samples wait; a client at a limit of its own would be told what to free.
-            is_busy = result.error.code == 429 and result.error.free is None
+            # Too many samples wait, or the client is at a limit that its other requests may free.
+            is_busy = result.error.code == 429 and (
+                result.error.free is None or len(self._tasks) > 1
+            )
             if is_busy and call.num_refused < _MAX_REFUSED:
                 wait = min(_FIRST_WAIT * 2**call.num_refused, _LONGEST_WAIT)
                 call.num_refused += 1
@@ -510,18 +343,18 @@ class NodeBackend:
         elif isinstance(result, ScoreResult):
             usage.tokens_prefilled += result.usage.prefilled_tokens
             for place, score in zip(call.places, result.scores, strict=True):
-                ticket.results[place] = _score_of(score)
+                ticket.results[place] = score_of(score)
                 if ticket.call is not None:
                     ticket.call.num_open -= 1
         ticket.num_open -= len(call.places)
         if not ticket.num_open and ticket.call is None:
             ticket.finish()
 
-    def _store_sample(self, call: _Call, place: int, node: NodeAnswer) -> None:
+    def _store_sample(self, call: NodeCall, place: int, node: NodeAnswer) -> None:
         ticket, search, above = call.ticket, call.ticket.search, call.context
         path = f"{above.path}{node.index}/"
         context = NodeContext(above, None, path, node.id, node.num_context_tokens)
-        completion = _completion_of(node, f"{search.name}/{above.path}")
+        completion = completion_of(node, f"{search.name}/{above.path}")
         if ticket not in self._tickets:  # its search was stopped, or the caller has gone
             self.release(context)
             return
@@ -534,7 +367,7 @@ class NodeBackend:
                 ticket.call, place, completion.num_tokens, held=call.held, is_cut=is_cut
             )
 
-    def _fail(self, ticket: _Ticket, error: Exception) -> None:
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
         if ticket in self._tickets and not ticket.is_done:
             if ticket.search.line is not None and ticket.call is not None:
                 ticket.search.line.leave(ticket.call)
@@ -544,35 +377,3 @@ class NodeBackend:
 def _root_name(origin: str, context: NodeContext) -> str:
     """Return the name of a node's root, from the origin of the draws at the node."""
     return origin.removesuffix(context.path).removesuffix("/")
-
-
-def _completion_of(node: NodeAnswer, key: str) -> Completion:
-    """Return the sample that a node is.
-
-    Args:
-        node: The node.
-        key: Key of the node that it was sampled from.
-    """
-    thinking = node.thinking
-    return Completion(
-        prompt_id=key,
-        sample_index=node.index,
-        seed=node.seed or 0,
-        text=node.text,
-        tokens=tuple(node.token_ids),
-        logprobs=tuple(node.logprobs),
-        finish_reason=node.finish_reason,  # type: ignore[arg-type]  # no sample is "given"
-        stop=node.stop,
-        top_logprobs=tuple(tuple(pairs) for pairs in node.top_logprobs),
-        confidences=tuple(node.confidences),
-        certainties=tuple(node.certainties),
-        thinking=None if thinking is None else Thinking(**thinking.model_dump()),
-    )
-
-
-def _score_of(score: ScoreAnswer) -> Score:
-    top = None
-    if score.top_logprobs:
-        pairs = np.array(score.top_logprobs, dtype=np.float64)
-        top = TopLogprobs(pairs[..., 0].astype(np.int32), pairs[..., 1].astype(np.float32))
-    return Score(tuple(score.token_ids), tuple(score.logprobs), score.is_greedy, top)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from treegen.errors import InputError, TreegenError, require_extra
-from treegen.integrations.client.backend import error_of
+from treegen.integrations.client.conversion import error_of
 from treegen.integrations.server.node_types import (
     IDEMPOTENCY_HEADER,
     BatchAnswer,

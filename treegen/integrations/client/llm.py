@@ -8,28 +8,31 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import numpy as np
-
-from treegen.common.outputs import Completion, RequestOutput, Score, TopLogprobs
-from treegen.common.params import Params, SamplingParams, check_int, check_params, check_tree_params
+from treegen.common.outputs import RequestOutput, Score
+from treegen.common.params import Params, check_int, check_params, check_tree_params
 from treegen.errors import InputError
 from treegen.integrations.client.connection import Connection
-from treegen.integrations.client.searches import NodeSearches
-from treegen.integrations.server.node_types import RootOperation, sampling_fields
+from treegen.integrations.client.conversion import (
+    check_prompt,
+    encode_message,
+    is_chat,
+    output_of,
+    score_of_choices,
+)
+from treegen.integrations.client.search_run import RemoteSearchRun, make_root
+from treegen.integrations.server.node_types import sampling_fields
 from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.tree import as_list
 from treegen.search.budget import Budget, check_budget
 from treegen.search.event_loop import gather, run_apart
 from treegen.search.tree.node import SearchFn
 from treegen.search.tree.result import (
-    SearchProblem,
     SearchResult,
     name_problems,
     warn_if_all_failed,
@@ -166,12 +169,12 @@ class RemoteLLM:
         check_int("rows", rows, least=1)
         check_budget(budget)
         params = check_tree_params(params)
-        named = name_problems(problems, _check_prompt)
+        named = name_problems(problems, check_prompt)
         before = self._before if params.seed is None else DrawCounter()
         template = {"tools": list(tools) if tools else None}
         template["chat_template_kwargs"] = dict(chat_template_kwargs or {}) or None
-        roots = [_make_root(problem, params, before, template) for problem in named]
-        return RemoteSearchRun(self, fn, named, roots, params, concurrency, budget)
+        roots = [make_root(problem, params, before, template) for problem in named]
+        return RemoteSearchRun(self.connect, fn, named, roots, params, concurrency, budget)
 
     # Samples and scores
 
@@ -208,7 +211,7 @@ class RemoteLLM:
         include = fields.pop("include_stop", None)
         if include is not None:
             raise InputError("generate cannot include stop strings; leave out include_stop")
-        contents = [_check_prompt(prompt) for prompt in as_list("prompts", prompts)]
+        contents = [check_prompt(prompt) for prompt in as_list("prompts", prompts)]
         template = {"tools": list(tools)} if tools else {}
         if chat_template_kwargs:
             template["chat_template_kwargs"] = dict(chat_template_kwargs)
@@ -220,7 +223,7 @@ class RemoteLLM:
 
         answers = self._run(call) if contents else []
         return [
-            _output_of(str(index), content, answer, params)
+            output_of(str(index), content, answer, params)
             for index, (content, answer) in enumerate(zip(contents, answers, strict=True))
         ]
 
@@ -260,7 +263,9 @@ class RemoteLLM:
             )
 
         answers = self._run(call) if prompts else []
-        return [_score_of(index, *answer["choices"], top) for index, answer in enumerate(answers)]
+        return [
+            score_of_choices(index, *answer["choices"], top) for index, answer in enumerate(answers)
+        ]
 
     # Connections
 
@@ -289,158 +294,6 @@ class RemoteLLM:
         return results[0]
 
 
-class RemoteSearchRun(Iterator[SearchResult]):
-    """Results of searches as they finish; made by `RemoteLLM.search_stream`.
-
-    Attributes:
-        names: Names of the problems, in their order.
-    """
-
-    def __init__(
-        self,
-        llm: RemoteLLM,
-        fn: SearchFn,
-        problems: Sequence[SearchProblem],
-        roots: Sequence[RootOperation],
-        params: SamplingParams,
-        concurrency: int,
-        budget: Budget | None,
-    ) -> None:
-        """Create a run whose searches start with the first result that is requested.
-
-        Args:
-            llm: The server's model.
-            fn: The search function.
-            problems: The problems.
-            roots: The root of each problem.
-            params: Default sampling parameters of nodes.
-            concurrency: Maximum number of searches at once.
-            budget: Budget of each search.
-        """
-        self.names = [problem.name for problem in problems]
-        self._llm, self._fn, self._params, self._budget = llm, fn, params, budget
-        self._concurrency = concurrency
-        self._problems = list(zip(problems, roots, strict=True))
-        self._num_left = len(problems)
-        self._connection: Connection | None = None
-        self._searches = NodeSearches(self._send)
-        self._results: asyncio.Queue[SearchResult | BaseException] = asyncio.Queue()
-        self._main: asyncio.Task[None] | None = None
-
-    async def _send(self, operations: Sequence[Any]) -> Sequence[Any]:
-        assert self._connection is not None
-        return await self._connection.run_operations(operations)
-
-    def __next__(self) -> SearchResult:
-        if not self._num_left:
-            self.close()
-            raise StopIteration
-        loop, results = self._searches.loop, list[SearchResult | BaseException]()
-        if self._main is None:
-            self._main = loop.create_task(self._run_all())
-
-        async def wait() -> None:
-            results.append(await self._results.get())
-
-        try:
-            run_apart(lambda: loop.run_until_complete(wait()))
-        except BaseException:
-            self.close()
-            raise
-        (result,) = results
-        if isinstance(result, BaseException):
-            self.close()
-            raise result
-        self._num_left -= 1
-        return result
-
-    async def _run_all(self) -> None:
-        """Run all searches, and put their results into the queue."""
-        places = asyncio.Semaphore(self._concurrency)
-
-        async def run(problem: SearchProblem, root: RootOperation) -> None:
-            async with places:
-                text = problem.content if isinstance(problem.content, str) else ""
-                result = await self._searches.run(
-                    self._fn,
-                    root,
-                    name=problem.name,
-                    params=self._params,
-                    budget=self._budget,
-                    text=text,
-                )
-            self._results.put_nowait(result)
-
-        try:
-            async with self._llm.connect() as self._connection:
-                try:
-                    await gather(run(*problem) for problem in self._problems)
-                finally:
-                    await self._searches.backend.finish()
-        except Exception as error:
-            self._results.put_nowait(error)
-
-    def close(self) -> None:
-        """End all searches; unfinished ones get no result."""
-        self._num_left = 0
-        loop = self._searches.loop
-        if self._main is not None and not loop.is_closed() and not self._main.done():
-            main = self._main
-
-            async def end() -> None:
-                await asyncio.wait({main}, timeout=5)  # it drops what the server has
-                main.cancel()
-
-            run_apart(lambda: loop.run_until_complete(end()))
-        self._searches.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_main"):
-            self.close()
-
-
-def _check_prompt(content: Any) -> Any:
-    """Return text, token ids or chat messages as JSON has them."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Iterable) and not isinstance(content, bytes | Mapping):
-        items = list(content)
-        if items and (
-            all(isinstance(item, int) for item in items)
-            or all(isinstance(item, Mapping) for item in items)
-        ):
-            return items
-    raise InputError(f"a prompt is text, token ids or chat messages, got {content!r:.80}")
-
-
-def _is_chat(content: Any) -> bool:
-    return not isinstance(content, str) and isinstance(content[0], Mapping)
-
-
-def _make_root(
-    problem: SearchProblem,
-    params: SamplingParams,
-    before: DrawCounter,
-    template: Mapping[str, Any],
-) -> RootOperation:
-    """Return the root of a problem.
-
-    Args:
-        problem: The problem.
-        params: Default sampling parameters.
-        before: Counts the searches of each unnamed prompt.
-        template: Arguments of the chat template.
-    """
-    content = problem.content
-    if _is_chat(content):
-        prompt: dict[str, Any] = {"messages": list(content), **template}
-    else:
-        prompt = {"prompt": content if isinstance(content, str) else list(content)}
-    repeat = 0 if problem.is_named else before.advance(repr(content), 1)
-    name = problem.name if problem.is_named else None
-    return RootOperation(op="root", name=name, repeat=repeat, seed=params.seed or 0, **prompt)
-
-
 async def _complete(
     connection: Connection, content: Any, fields: Mapping[str, Any], template: Mapping[str, Any]
 ) -> Any:
@@ -452,79 +305,9 @@ async def _complete(
         fields: Sampling parameters.
         template: Arguments of the chat template.
     """
-    if _is_chat(content):
-        body = {"messages": list(content), "logprobs": True, **template}
+    if is_chat(content):
+        body = {"messages": [*map(encode_message, content)], "logprobs": True, **template}
         path = "chat/completions"
     else:
         body, path = {"prompt": content, "logprobs": 0}, "completions"
     return await connection.post_json(path, {**fields, **body, "return_token_ids": True})
-
-
-def _output_of(index: str, content: Any, answer: Any, params: SamplingParams) -> RequestOutput:
-    """Return the output of one prompt.
-
-    Args:
-        index: Index of the prompt.
-        content: The prompt.
-        answer: The server's answer.
-        params: Sampling parameters.
-    """
-    is_chat, completions = _is_chat(content), []
-    for choice in answer["choices"]:
-        if is_chat:
-            logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
-        else:
-            logprobs = choice["logprobs"]["token_logprobs"]
-        completions.append(
-            Completion(
-                prompt_id=index,
-                sample_index=choice["index"],
-                seed=params.seed or 0,
-                text=choice["message"]["content"] or "" if is_chat else choice["text"],
-                tokens=tuple(choice["token_ids"]),
-                logprobs=tuple(logprobs),
-                finish_reason=choice["finish_reason"],
-            )
-        )
-    tokens = answer["prompt_token_ids"] if is_chat else answer["choices"][0]["prompt_token_ids"]
-    prompt = content if isinstance(content, str) else None
-    return RequestOutput(completions, request_id=index, prompt=prompt, prompt_token_ids=tokens)
-
-
-def _score_of(index: int, before: Any, whole: Any, top: int) -> Score:
-    """Return the score of a continuation, which starts where the tokens of the texts differ.
-
-    Args:
-        index: Index of the pair.
-        before: The server's choice for the context.
-        whole: The server's choice for the context with the continuation.
-        top: Number of likeliest tokens to report.
-    """
-    shorter, tokens = before["prompt_token_ids"], whole["prompt_token_ids"]
-    pairs = zip(shorter, tokens, strict=False)
-    start = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(shorter), len(tokens)))
-    if start == len(tokens) or not start:
-        raise InputError(
-            f"pair {index}: the context and the continuation need tokens of their own; give at "
-            "least one of each"
-        )
-    entries = whole["prompt_logprobs"][start:]
-    own = [entry[str(token)] for entry, token in zip(entries, tokens[start:], strict=True)]
-    likeliest = [
-        sorted(
-            ((int(token), value["logprob"]) for token, value in entry.items() if value["rank"]),
-            key=lambda pair: -pair[1],
-        )[: max(1, top)]
-        for entry in entries
-    ]
-    is_greedy = all(
-        top_pairs[0][0] == token for top_pairs, token in zip(likeliest, tokens[start:], strict=True)
-    )
-    reported = None
-    if top:
-        reported = TopLogprobs(
-            np.array([[token for token, _ in row] for row in likeliest], dtype=np.int32),
-            np.array([[value for _, value in row] for row in likeliest], dtype=np.float32),
-        )
-    logprobs = tuple(entry["logprob"] for entry in own)
-    return Score(tuple(tokens[start:]), logprobs, is_greedy, reported)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Final
 
 from treegen.common.params import SamplingParams
 from treegen.integrations.client.backend import NodeBackend, Send
@@ -14,6 +15,9 @@ from treegen.search.event_loop import IdleLoop, end_loop
 from treegen.search.running_search import RunningSearch
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult
+
+_END_SECONDS: Final = 1.0
+"""Time for a search to end after it was cancelled."""
 
 
 class NodeSearches:
@@ -81,9 +85,10 @@ class NodeSearches:
         try:
             return await ended
         finally:
-            self._running.discard(running)
             if not running.task.done():
                 running.task.cancel()
+                await asyncio.wait({running.task}, timeout=_END_SECONDS)
+            self._running.discard(running)
 
     def _on_idle(self) -> bool:
         """Let a search resume, or send what the searches wait for; return whether that happened."""

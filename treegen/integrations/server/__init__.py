@@ -17,4 +17,7 @@ node_answers.py  nodes as JSON
 nodes.py         trees, leases and what they take
 node_limits.py   limits of each API key
 openapi.py       the OpenAPI document
+
+search.py           chats answered by searches
+search_requests.py  their requests and limits
 """

@@ -270,11 +270,18 @@ class SearchService:
     async def _make_instruction(self, request: SearchRequest) -> Callable[[str], str]:
         """Return a function that renders an instruction as the user's turn after a reply."""
         place = secrets.token_hex(16)
-        text, _ = await self._served.render_turns(
-            [{"role": "user", "content": place}],
-            before=request.ask.prompts()[0],  # type: ignore[arg-type]  # a chat has one
-            template=request.ask.chat_template_kwargs,
-        )
+        turns = [{"role": "user", "content": place}]
+        before: Any = request.ask.prompts()[0]  # a chat has one
+        template = request.ask.chat_template_kwargs
+        try:
+            text, _ = await self._served.render_turns(turns, before=before, template=template)
+        except InputError as error:  # which matters only to methods that give instructions
+            failure = error
+
+            def fail(instruction: str) -> str:
+                raise failure
+
+            return fail
         return lambda instruction: text.replace(place, instruction)
 
     def _build(self, prepared: PreparedAnswer, result: SearchResult) -> dict[str, Any]:
