@@ -24,7 +24,7 @@ from treegen.integrations.server.node_limits import NodeLimits
 
 pytest.importorskip("jsonschema")
 import httpx2
-from node_clients import LIMIT, check_answer, evict_all, is_near_tie
+from node_clients import LIMIT, check_answer, difference, evict_all, is_near_tie
 
 PROMPTS = [
     "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n",
@@ -93,7 +93,7 @@ class Person:
         self.num_left = self.draw.randint(2, 6) if self.is_brief else self.draw.randint(20, 200)
 
     async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """Return an answer, which must be as the OpenAPI document says."""
+        """Return an answer; every 20th is compared with the OpenAPI document."""
         headers = {"authorization": f"Bearer {self.key}", **headers}
         while True:
             sent = {} if body is None else {"json": body}
@@ -101,7 +101,9 @@ class Person:
             self.crowd.bytes += len(response.content)
             answer = response.json()
             assert response.status_code < 500, answer
-            check_answer(method, path, response.status_code, answer)
+            self.crowd.count["answers"] += 1
+            if self.crowd.count["answers"] % 20 == 0 or response.status_code != 200:
+                check_answer(method, path, response.status_code, answer)
             if response.status_code == 404 and self.is_brief:
                 raise Gone
             if response.status_code != 429:
@@ -352,7 +354,7 @@ class Crowd:
         if drawn["token_ids"] != before["token_ids"]:
             tree.redrawn.append((drawn, before, params))
             return
-        assert drawn["logprobs"] == pytest.approx(before["logprobs"], abs=LIMIT)
+        assert difference(drawn["logprobs"], before["logprobs"]) < LIMIT
         assert (drawn["text"], drawn["seed"]) == (before["text"], before["seed"])
 
     async def run(self, num_operations: int) -> None:
@@ -453,7 +455,7 @@ class Replay:
         return True
 
     def _measure(self, got: Any, want: Any) -> None:
-        self.worst = max(self.worst, *(abs(a - b) for a, b in zip(got, want, strict=True)))
+        self.worst = max(self.worst, difference(got, want))
 
     def check_differences(self) -> None:
         """Assert that every difference begins with a near-tie."""
