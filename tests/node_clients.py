@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
 import torch
 from jsonschema import Draft202012Validator
+from serving import TEMPLATE
+from tiny_models import save_tiny_model
 
 from treegen import LLM
 from treegen.integrations.server.openapi import make_openapi
@@ -16,7 +20,17 @@ from treegen.ops.sampling.draw import uniforms
 from treegen.search.live.backend import LiveBackend
 
 LIMIT = 1e-5
-"""Largest difference of log-probabilities, and of numbers that decide a draw in a near-tie."""
+"""Largest difference of log-probabilities down to -10; below, they are rounded more coarsely. Also
+the largest difference of numbers that decide a draw in a near-tie."""
+
+
+def tiny_llm(directory: Path, memory: str = "4MiB") -> LLM:
+    """Return an LLM with random weights and a chat template."""
+    if not (directory / "config.json").exists():
+        save_tiny_model(directory, max_position_embeddings=2_048)
+    llm = LLM(str(directory), device="cpu", dtype="float32", memory=memory, max_rows=48)
+    llm.tokenizer.chat_template = TEMPLATE
+    return llm
 
 
 def check_answer(method: str, path: str, status: int, answer: Any) -> None:
@@ -28,6 +42,12 @@ def check_answer(method: str, path: str, status: int, answer: Any) -> None:
     response = document["paths"]["/".join(parts)][method.lower()]["responses"][str(status)]
     schema = response["content"]["application/json"]["schema"]
     Draft202012Validator({**schema, "components": document["components"]}).validate(answer)
+
+
+def difference(got: Sequence[float], want: Sequence[float]) -> float:
+    """Return the largest difference of log-probabilities, to be compared with LIMIT."""
+    pairs = zip(got, want, strict=True)
+    return max((abs(a - b) / max(1.0, abs(b) / 10) for a, b in pairs), default=0.0)
 
 
 class NodeClient:

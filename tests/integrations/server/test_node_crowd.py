@@ -11,20 +11,20 @@ import random
 import string
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from serving import Running, listening
 
 from treegen import LLM, SamplingParams
-from treegen.demo import model_path
 from treegen.integrations.server.node_limits import NodeLimits
 
 pytest.importorskip("jsonschema")
 import httpx2
-from node_clients import LIMIT, check_answer, evict_all, is_near_tie
+from node_clients import LIMIT, check_answer, difference, evict_all, is_near_tie, tiny_llm
 
 PROMPTS = [
     "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n",
@@ -40,6 +40,7 @@ PARAMS: list[dict[str, Any]] = [
     {"max_tokens": 5, "logprobs": 2},
 ]
 CLIENTS = 30
+CACHE = "512KiB"
 BRIEF = 1.0  # lease of clients that vanish, in seconds
 
 
@@ -93,7 +94,7 @@ class Person:
         self.num_left = self.draw.randint(2, 6) if self.is_brief else self.draw.randint(20, 200)
 
     async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """Return an answer, which must be as the OpenAPI document says."""
+        """Return an answer; every 20th is compared with the OpenAPI document."""
         headers = {"authorization": f"Bearer {self.key}", **headers}
         while True:
             sent = {} if body is None else {"json": body}
@@ -101,7 +102,9 @@ class Person:
             self.crowd.bytes += len(response.content)
             answer = response.json()
             assert response.status_code < 500, answer
-            check_answer(method, path, response.status_code, answer)
+            self.crowd.count["answers"] += 1
+            if self.crowd.count["answers"] % 20 == 0 or response.status_code != 200:
+                check_answer(method, path, response.status_code, answer)
             if response.status_code == 404 and self.is_brief:
                 raise Gone
             if response.status_code != 429:
@@ -352,7 +355,7 @@ class Crowd:
         if drawn["token_ids"] != before["token_ids"]:
             tree.redrawn.append((drawn, before, params))
             return
-        assert drawn["logprobs"] == pytest.approx(before["logprobs"], abs=LIMIT)
+        assert difference(drawn["logprobs"], before["logprobs"]) < LIMIT
         assert (drawn["text"], drawn["seed"]) == (before["text"], before["seed"])
 
     async def run(self, num_operations: int) -> None:
@@ -453,7 +456,7 @@ class Replay:
         return True
 
     def _measure(self, got: Any, want: Any) -> None:
-        self.worst = max(self.worst, *(abs(a - b) for a, b in zip(got, want, strict=True)))
+        self.worst = max(self.worst, difference(got, want))
 
     def check_differences(self) -> None:
         """Assert that every difference begins with a near-tie."""
@@ -470,13 +473,9 @@ class Replay:
                 assert is_near_tie(self.llm, context, each.seed, at, tokens)
 
 
-def demo(memory: str) -> LLM:
-    return LLM(str(model_path()), device="cpu", dtype="float32", memory=memory, max_rows=48)
-
-
-def run_crowd(num_operations: int) -> tuple[Replay, str]:
+def run_crowd(num_operations: int, directory: Path) -> tuple[Replay, str]:
     # A key may hold as many nodes as the cache has room for, so the nodes of others are evicted.
-    model, reference = demo("4MiB"), demo("32MiB")
+    model, reference = tiny_llm(directory, CACHE), tiny_llm(directory, "16MiB")
     keys = [f"key {number}" for number in range(CLIENTS + num_operations // 5 + 20)]
     limits = NodeLimits(max_nodes=80, max_node_depth=400)
     begin = time.monotonic()
@@ -500,14 +499,16 @@ def run_crowd(num_operations: int) -> tuple[Replay, str]:
     return replay, facts
 
 
-def test_a_crowd_gets_the_nodes_of_a_session() -> None:
-    replay, facts = run_crowd(300)
+def test_a_crowd_gets_the_nodes_of_a_session(tmp_path: Path) -> None:
+    replay, facts = run_crowd(300, tmp_path)
     assert replay.num_samples > 100, facts
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_000)
-def test_a_large_crowd_gets_the_nodes_of_a_session(record_property: Any) -> None:
-    replay, facts = run_crowd(20_000)
+def test_a_large_crowd_gets_the_nodes_of_a_session(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    replay, facts = run_crowd(20_000, tmp_path)
     record_property("facts", facts)
     assert replay.num_samples > 10_000, facts

@@ -42,7 +42,13 @@ class BatchRunner:
         self._calls = calls
 
     async def run(self, client: Client, ask: BatchRequest, changes: Changes) -> BatchAnswer:
-        """Run several operations, which may name nodes that earlier ones make."""
+        """Run several operations, which may name nodes that earlier ones make.
+
+        Args:
+            client: The client.
+            ask: The request.
+            changes: Records what the batch changes.
+        """
         operations = ask.operations
         most = self._calls.store.limits.max_node_operations
         if len(operations) > most:

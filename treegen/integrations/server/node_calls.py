@@ -82,7 +82,13 @@ class NodeCalls:
     # Operations
 
     async def root(self, client: Client, ask: RootFields, changes: Changes) -> NodeResult:
-        """Create the root of a tree."""
+        """Create the root of a tree.
+
+        Args:
+            client: The client.
+            ask: The request.
+            changes: Records what the operation changes.
+        """
         if (ask.prompt is None) == (ask.messages is None):
             raise RequestError("give either prompt or messages", "prompt")
         if ask.messages is None and (ask.tools or ask.chat_template_kwargs):
@@ -135,7 +141,14 @@ class NodeCalls:
     async def sample(
         self, client: Client, node: ServedNode, ask: SampleFields, changes: Changes
     ) -> SampleResult:
-        """Draw children of a node."""
+        """Draw children of a node.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+            changes: Records what the operation changes.
+        """
         nodes, usage = list[NodeAnswer](), Usage()
         with self._sampling(client, node, ask, changes) as (params, first):
             drawn, usage = await self._draw(node, range(first, first + ask.n), params)
@@ -145,7 +158,13 @@ class NodeCalls:
     async def stream(
         self, client: Client, node: ServedNode, ask: SampleFields
     ) -> AsyncGenerator[NodeAnswer | Usage, None]:
-        """Draw children of a node, and yield each as soon as it has ended, then the usage."""
+        """Draw children of a node, and yield each as soon as it has ended, then the usage.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+        """
         changes = Changes()
         with self._sampling(client, node, ask, changes) as (params, first):
             draws = {
@@ -180,7 +199,14 @@ class NodeCalls:
     async def extend(
         self, client: Client, node: ServedNode, ask: ExtendFields, changes: Changes
     ) -> NodeResult:
-        """Append given text to a node."""
+        """Append given text to a node.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+            changes: Records what the operation changes.
+        """
         self.store.check_depth(node)
         contents = [ask.text, ask.parts, ask.messages]
         if sum(content is not None for content in contents) != 1:
@@ -208,7 +234,13 @@ class NodeCalls:
         return NodeResult(node=describe_node(child), memory=self.store.memory(client))
 
     async def score(self, client: Client, node: ServedNode, ask: ScoreFields) -> ScoreResult:
-        """Return the log-likelihoods of continuations of a node."""
+        """Return the log-likelihoods of continuations of a node.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+        """
         self._given.check("texts", *ask.texts)
         most = sum(map(len, ask.texts)) * (ask.top + 1)
         if most > _MOST_TOLD:
@@ -217,7 +249,7 @@ class NodeCalls:
                 "at most; score fewer texts, or ask for fewer alternatives",
                 "top" if ask.top else "texts",
             )
-        tree, search = node.tree, self._new_search(node)
+        tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
 
         async def begin(backend: LiveBackend) -> list[Score]:
             return await _backend_of(tree, backend).score(
@@ -251,7 +283,9 @@ class NodeCalls:
             texts.append((node.tree.prompt, answer))
             node.tree.used = time.monotonic()
         async with self._verifying:
-            values = await asyncio.to_thread(_read_values, verifier, texts)
+            values = await asyncio.to_thread(
+                lambda: compute_values(verifier, [verifier.encode(*text) for text in texts])
+            )
         return RewardResult(rewards=values, memory=self.store.memory(client))
 
     async def read(self, client: Client, node: ServedNode) -> ReadResult:
@@ -311,7 +345,7 @@ class NodeCalls:
         self, node: ServedNode, indices: range, params: SamplingParams
     ) -> tuple[list[BackendSample], Usage]:
         """Return one sample per index, and what they took."""
-        tree, search = node.tree, self._new_search(node)
+        tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
         await self._served.prepare(params)
         self._check_live(node)
 
@@ -383,11 +417,6 @@ class NodeCalls:
         samples = [result for result in results if isinstance(result, BackendSample)]
         self._served.release(tree.backend, [sample.context for sample in samples])
 
-    @staticmethod
-    def _new_search(node: ServedNode) -> BudgetedSearch:
-        """Return an object that counts one operation; the node's key follows the origin."""
-        return BudgetedSearch("", None, node.tree.origin)
-
     def _spell(self, ids: Sequence[int]) -> str:
         """Return the text of the token ids of a prompt."""
         llm = self._served.llm
@@ -417,7 +446,3 @@ def _backend_of(tree: Tree, backend: LiveBackend) -> LiveBackend:
 def _release_samples(backend: LiveBackend, samples: Sequence[BackendSample]) -> None:
     for sample in samples:
         backend.release(sample.context)
-
-
-def _read_values(verifier: Verifier, texts: Sequence[tuple[str, str]]) -> list[float]:
-    return compute_values(verifier, [verifier.encode(*text) for text in texts])
