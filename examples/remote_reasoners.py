@@ -16,7 +16,7 @@ PUZZLE = (
 )
 
 
-class Nodes(WorldModel, SearchConfig):
+class Nodes(WorldModel, SearchConfig):  # type: ignore[misc]  # both are untyped
     """A node of the server is both an action and the state that it leads to."""
 
     def __init__(self, base_url: str, api_key: str) -> None:

@@ -22,7 +22,6 @@ from treegen.evals.search.searcher import TaskSearch
 from treegen.evals.search.settings import resolve_search_settings
 from treegen.search import (
     Budget,
-    BudgetReached,
     SearchNode,
     SearchOutcome,
     SearchResult,
@@ -267,15 +266,13 @@ def test_seconds_end_a_search(remote: RemoteLLM) -> None:
 def test_a_limit_of_the_server_is_an_error_that_says_what_to_free(local: LLM) -> None:
     async def search(root: SearchNode) -> str:
         await root.sample(8, max_tokens=2)
-        try:
-            await root.sample(8, max_tokens=2)
-        except BudgetReached:
-            raise
+        await root.sample(8, max_tokens=2)
         return "all"
 
     with listening(demo(), nodes=NodeLimits(max_nodes=12)) as running:
         remote = RemoteLLM(f"{running.url}/v1", KEY)
-        (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
+        with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
+            (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
     assert result.error is not None and "BusyError" in result.error and "nodes" in result.error
 
 
@@ -300,7 +297,7 @@ def test_scores_are_those_of_score(remote: RemoteLLM, local: LLM) -> None:
     pairs: list[Any] = [("The cat", " sat down."), ([5, 6], [7, 8, 9]), ("a b", "c"), ("x", "x x")]
     for got, want in zip(remote.score(pairs, top=3), local.score(pairs, top=3), strict=True):
         assert (got.tokens, got.is_greedy) == (want.tokens, want.is_greedy)
-        assert got.logprobs == pytest.approx(want.logprobs, abs=1e-5)
+        assert got.logprobs == pytest.approx(want.logprobs, rel=1e-5, abs=1e-5)
         assert got.top is not None and want.top is not None
         assert (got.top.tokens == want.top.tokens).all()
     assert remote.score([]) == []
@@ -380,7 +377,10 @@ def test_lost_answers_are_asked_for_again(
     running.wait_until_idle()
 
 
-def test_a_restarted_server_draws_the_same_tree(local: LLM) -> None:
+@pytest.mark.filterwarnings("ignore:all 1 searches failed:RuntimeWarning")
+def test_a_restarted_server_draws_the_same_tree(
+    local: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first server goes away in the middle of a search."""
     stopped = threading.Event()
     found: list[list[SearchResult]] = []
@@ -403,10 +403,7 @@ def test_a_restarted_server_draws_the_same_tree(local: LLM) -> None:
         thread.join()
         ((broken,),) = found
         assert broken.error is not None and len(broken.tree.nodes) == 2
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running.served, "check", lambda: None)
-            running.wait_until_idle()
-            patch.setattr(type(running), "wait_until_idle", lambda self: None)
+        monkeypatch.setattr(running, "wait_until_idle", lambda: None)
     with listening(demo(), nodes=NodeLimits()) as running:
         again = RemoteLLM(f"{running.url}/v1", KEY).search(search, PROBLEMS[:1], PARAMS)
     assert again[0].tree.nodes[: len(broken.tree.nodes)][1].text == broken.tree.nodes[1].text

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
+from treegen.errors import InputError
 from treegen.integrations.client.conversion import completion_of, encode_parts, error_of, score_of
 from treegen.integrations.client.step_requests import NodeCall, NodeContext, StepRequest, Ticket
 from treegen.integrations.server.node_types import (
@@ -264,10 +267,16 @@ class NodeBackend:
                 for call in calls:
                     if len(request.operations) >= _MAX_OPERATIONS:
                         outbox.calls.append(call)
-                    else:
+                        continue
+                    try:
                         request.add(call)
-                outbox.requests.add(request)
-                requests.append((request, outbox))
+                    except ValidationError as error:
+                        reason = error.errors(include_input=False)[0]["msg"]
+                        wrong = InputError(f"the server cannot take this: {reason}")
+                        self._fail(call.ticket, wrong)
+                if request.operations:
+                    outbox.requests.add(request)
+                    requests.append((request, outbox))
             elif not outbox.calls and not outbox.requests:
                 del self._outboxes[search]
         # A root is dropped at the end of its search, which may make no further request.
