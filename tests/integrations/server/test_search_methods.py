@@ -15,7 +15,9 @@ from serving import KEY, TEMPLATE, Running, listening
 from treegen import LLM, SamplingParams
 from treegen.demo import model_path
 from treegen.evals.search.methods import METHODS
+from treegen.model.scorers.verifier import Verifier
 from treegen.search.budget import Budget
+from treegen.search.reward import load_verifier
 from treegen.search.tree.records import SearchTree
 from treegen.tasks.chat import ChatSearches
 
@@ -307,3 +309,45 @@ def test_the_key_is_checked(running: Running) -> None:
     response = httpx2.post(url, json={"messages": CHAT})
     assert response.status_code == 401
     assert json.loads(response.text)["error"]["type"] == "authentication_error"
+
+
+@pytest.fixture(name="judge", scope="module")
+def _judge(tmp_path_factory: pytest.TempPathFactory) -> Verifier:
+    from tiny_models import spread_weights, tiny_tokenizer
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("verifier")
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=400,
+        pad_token_id=2,
+        num_labels=1,
+    )
+    model = LlamaForSequenceClassification(config)
+    spread_weights(model, 7)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return load_verifier(folder, device="cpu", memory="4MiB")
+
+
+def test_the_verifier_of_the_server_chooses_the_best_reply(judge: Verifier) -> None:
+    def value_of(reply: str) -> float:
+        ids, ends = judge.encode(CHAT[0]["content"], reply)
+        return judge.reduce_steps(judge.read([ids], [ends])[0])
+
+    searches = ChatSearches(judge)
+    with listening(demo(), searches=searches, search_limits=LIMITS) as running:
+        options = {"num_samples": 4}
+        answer = ask(running, "best-of-n", n=4, max_tokens=12, search=options).json()
+        values = answer["treegen"]["values"]
+        replies = [choice["message"]["content"] for choice in answer["choices"]]
+        assert values == pytest.approx([value_of(reply) for reply in replies], abs=1e-3)
+        assert values == sorted(values, reverse=True) and len(set(values)) > 1
+        options = {"num_samples": 4, "evaluate": "logprob"}
+        other = ask(running, "best-of-n", max_tokens=12, search=options).json()
+        assert other["treegen"]["values"][0] < 0
