@@ -374,7 +374,7 @@ class NodeCalls:
             begin: As for `AsyncLLM.call_nodes`.
             **how: Further arguments of `AsyncLLM.call_nodes`.
         """
-        call = asyncio.ensure_future(self._served.call_nodes(begin, **how))
+        call: asyncio.Task[T] = asyncio.create_task(self._served.call_nodes(begin, **how))
         node.calls.add(call)
         try:
             return await call
