@@ -233,7 +233,7 @@ class AsyncLLM(Closeable):
         return result
 
     def release(self, backend: LiveBackend, contexts: Sequence[Context]) -> None:
-        """Release contexts of nodes, before the next step.
+        """Drop contexts of nodes, before the next step.
 
         Args:
             backend: The backend that made them.
@@ -262,10 +262,13 @@ class AsyncLLM(Closeable):
         return await self._encoder.render_turns(turns, before=before, template=template)
 
     async def open_images(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Decode the images of content parts in a thread, before the parts are used.
+        """Read the images of content parts in a thread, before the parts are used.
+
+        Args:
+            parts: Texts and images.
 
         Raises:
-            InputError: an image cannot be used, or the images have too many pixels.
+            TreegenError: an image cannot be used, or the images have too many pixels.
         """
         self._check_open()
         await self._encoder.open_images([[{"role": "user", "content": parts}]])

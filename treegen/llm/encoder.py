@@ -27,6 +27,7 @@ from treegen.prompts.turns import render_turns
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
+    from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.plan.plan import Request
 
 _MOST_CACHED: Final = 2**22  # tokens of all cached prompts together
@@ -87,7 +88,9 @@ class PromptEncoder:
         thread = self._thread if params.structure is None else self._grammars
         await asyncio.get_running_loop().run_in_executor(thread, self._llm.stopping_of, params)
 
-    async def render_turns(self, turns: Sequence[Message], **how: Any) -> Any:
+    async def render_turns(
+        self, turns: Sequence[Message], **how: Any
+    ) -> tuple[str, list[PlacedImage]]:
         """Return what `prompts.turns.render_turns` returns; for callers in an event loop."""
         await self.open_images([turns])
         render = partial(render_turns, turns, self._tokenizer, self._llm.images, **how)

@@ -70,7 +70,7 @@ class Tree:
     prompt: Any
     seed: int
     origin: str = ""
-    root: Known | None = None
+    root: Known = field(init=False)
     events: list[tuple[Any, ...]] = field(default_factory=list)
     redrawn: list[tuple[Any, Any, Any]] = field(default_factory=list)
     """Samples that differ from those drawn before, these, and the parameters."""
@@ -114,13 +114,15 @@ class Person:
             if "free" not in answer["error"] or answer["error"]["free"] is None:
                 await asyncio.sleep(0.2)
                 continue
+            if "idempotency-key" in headers:  # two such requests would drop the same tree
+                return None
             await self.drop(
                 next(t for t in self.trees if t.root.id == answer["error"]["free"][0]["id"])
             )
             return None
 
     def check_memory(self, memory: Any) -> None:
-        nodes = [node for tree in self.trees if tree.root for node in tree.root.walk()]
+        nodes = [node for tree in self.trees for node in tree.root.walk()]
         if not self.is_brief:
             assert memory["nodes"] == len(nodes)
             assert memory["tokens"] == sum(node.num_tokens for node in nodes)
@@ -153,7 +155,8 @@ class Person:
             self.become_another()
 
     def some_node(self) -> Known:
-        return self.draw.choice(list(self.draw.choice(self.trees).root.walk()))
+        tree = self.draw.choice(self.trees)
+        return self.draw.choice(list(tree.root.walk()))
 
     async def create(self) -> None:
         tree, answer = self.new_tree()
@@ -304,7 +307,6 @@ class Person:
     async def drop(self, tree: Tree | None = None) -> None:
         """Drop a tree, or a random node with all nodes below it."""
         node = self.some_node() if tree is None else tree.root
-        assert node is not None and node.tree.root is not None
         result = await self.ask("DELETE", f"/v1/nodes/{node.id}")
         assert result["dropped_nodes"] == len(list(node.walk()))
         if node is node.tree.root:

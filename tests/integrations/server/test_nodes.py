@@ -92,7 +92,9 @@ def test_nodes_are_those_of_a_session(client: NodeClient, reference: LLM, form: 
         drawn = client.sample(nodes[1], 2, params={"stop": " ", "logprobs": 2})
         assert same(drawn, below)
         tops = [pair for top in drawn[0]["top_logprobs"] for pair in top]
-        want = [pair for top in below[0].completion.top_logprobs for pair in top]
+        completion = below[0].completion
+        assert completion is not None
+        want = [pair for top in completion.top_logprobs for pair in top]
         assert [token for token, _ in tops] == [token for token, _ in want]
         more, given_text = (
             client.extend(nodes[0], " Thus \u00e9\U0001f600"),
@@ -160,7 +162,8 @@ def test_messages_continue_a_conversation(client: NodeClient, reference: LLM) ->
         drawn = client.sample(more, 2, params={"max_tokens": 6})
         assert same(drawn, session.sample({longer: 2}, max_tokens=6)[longer])
     path = f"/v1/nodes/{reply['id']}/extend"
-    for wrong in ([{"role": "assistant", "content": "x"}], [{"role": "user"}], [{}]):
+    refused: list[Any] = [[{"role": "assistant", "content": "x"}], [{"role": "user"}], [{}]]
+    for wrong in refused:
         assert client.error("POST", path, {"messages": wrong})[0] == 400
 
 
@@ -443,7 +446,8 @@ def test_a_server_that_ends_says_so_in_streams(directory: Path) -> None:
 
 
 def test_a_restarted_server_can_be_given_the_tree_again(directory: Path) -> None:
-    llm, drawn, ids = tiny_llm(directory), [], []
+    llm = tiny_llm(directory)
+    drawn, ids = list[Any](), list[str]()
     given = {"prompt": PROMPT, "seed": 9, "params": {"max_tokens": 8}}
     for _ in range(2):
         with listening(llm, nodes=NodeLimits()) as running:
@@ -467,7 +471,7 @@ def test_a_restarted_server_can_be_given_the_tree_again(directory: Path) -> None
 def test_nodes_are_gone_once_the_engine_has_failed(
     client: NodeClient, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, step, failed = client.root(PROMPT, seed=1), LiveRun.step, []
+    root, step, failed = client.root(PROMPT, seed=1), LiveRun.step, list[bool]()
 
     def fail_once(run: LiveRun) -> Any:
         if not failed:

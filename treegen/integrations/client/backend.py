@@ -311,6 +311,9 @@ class NodeBackend:
             results = await self._send(request.operations)
             for place, context in request.created:
                 self._note_created(context, results[place])
+            for place, context in request.temporary:
+                if isinstance(result := results[place], NodeResult):
+                    context.num_tokens = result.node.num_context_tokens
             for place, call in request.calls:
                 self._receive(call, results[place])
         except Exception as error:

@@ -43,12 +43,14 @@ def is_chat(content: Any) -> bool:
     return not isinstance(content, str) and isinstance(content[0], Mapping)
 
 
-def encode_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a chat message as the server reads it, with images as data URLs."""
-    content = message.get("content")
-    if not isinstance(content, list | tuple):
-        return dict(message)
-    return {**message, "content": encode_parts(content)}
+def encode_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return chat messages as the server reads them, with images as data URLs."""
+    encoded = []
+    for message in messages:
+        content = message.get("content")
+        given = encode_parts(content) if isinstance(content, list | tuple) else content
+        encoded.append({**message, "content": given} if "content" in message else dict(message))
+    return encoded
 
 
 def encode_parts(parts: Parts) -> list[dict[str, Any]]:
@@ -136,15 +138,15 @@ def output_of(index: str, content: Any, answer: Any, params: SamplingParams) -> 
     return RequestOutput(completions, request_id=index, prompt=prompt, prompt_token_ids=tokens)
 
 
-def score_of_choices(index: int, before: Any, whole: Any, top: int) -> Score:
+def score_of_choices(index: int, choices: Any, top: int) -> Score:
     """Return the score of a continuation, which starts where the tokens of the texts differ.
 
     Args:
         index: Index of the pair.
-        before: The server's choice for the context.
-        whole: The server's choice for the context with the continuation.
+        choices: The server's choices for the context, and for the context with the continuation.
         top: Number of likeliest tokens to report.
     """
+    before, whole = choices
     shorter, tokens = before["prompt_token_ids"], whole["prompt_token_ids"]
     pairs = zip(shorter, tokens, strict=False)
     start = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(shorter), len(tokens)))

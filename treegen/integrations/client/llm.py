@@ -20,7 +20,7 @@ from treegen.errors import InputError
 from treegen.integrations.client.connection import Connection
 from treegen.integrations.client.conversion import (
     check_prompt,
-    encode_message,
+    encode_messages,
     is_chat,
     output_of,
     score_of_choices,
@@ -171,7 +171,7 @@ class RemoteLLM:
         params = check_tree_params(params)
         named = name_problems(problems, check_prompt)
         before = self._before if params.seed is None else DrawCounter()
-        template = {"tools": list(tools) if tools else None}
+        template: dict[str, Any] = {"tools": list(tools) if tools else None}
         template["chat_template_kwargs"] = dict(chat_template_kwargs or {}) or None
         roots = [make_root(problem, params, before, template) for problem in named]
         return RemoteSearchRun(self.connect, fn, named, roots, params, concurrency, budget)
@@ -212,7 +212,7 @@ class RemoteLLM:
         if include is not None:
             raise InputError("generate cannot include stop strings; leave out include_stop")
         contents = [check_prompt(prompt) for prompt in as_list("prompts", prompts)]
-        template = {"tools": list(tools)} if tools else {}
+        template: dict[str, Any] = {"tools": list(tools)} if tools else {}
         if chat_template_kwargs:
             template["chat_template_kwargs"] = dict(chat_template_kwargs)
 
@@ -242,7 +242,8 @@ class RemoteLLM:
         check_int("top", top, least=0, most=20)
         prompts: list[list[Any]] = []
         for index, pair in enumerate(as_list("pairs", pairs)):
-            context, continuation = pair if len(pair) == 2 else (None, None)
+            given: Any = pair if len(pair) == 2 else (None, None)
+            context, continuation = given
             if isinstance(context, str) != isinstance(continuation, str) or not context:
                 raise InputError(
                     f"pair {index} is {pair!r:.80}; give a context and a continuation, both as "
@@ -306,7 +307,7 @@ async def _complete(
         template: Arguments of the chat template.
     """
     if is_chat(content):
-        body = {"messages": [*map(encode_message, content)], "logprobs": True, **template}
+        body = {"messages": encode_messages(content), "logprobs": True, **template}
         path = "chat/completions"
     else:
         body, path = {"prompt": content, "logprobs": 0}, "completions"

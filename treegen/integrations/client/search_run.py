@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from treegen.common.params import SamplingParams
 from treegen.integrations.client.connection import Connection
-from treegen.integrations.client.conversion import encode_message, is_chat
+from treegen.integrations.client.conversion import encode_messages, is_chat
 from treegen.integrations.client.searches import NodeSearches
 from treegen.integrations.server.node_types import RootOperation
 from treegen.prompts.plan.draws import DrawCounter
@@ -152,7 +152,7 @@ def make_root(
     """
     content = problem.content
     if is_chat(content):
-        prompt: dict[str, Any] = {"messages": [*map(encode_message, content)], **template}
+        prompt: dict[str, Any] = {"messages": encode_messages(content), **template}
     else:
         prompt = {"prompt": content if isinstance(content, str) else list(content)}
     repeat = 0 if problem.is_named else before.advance(repr(content), 1)

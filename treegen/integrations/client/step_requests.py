@@ -118,6 +118,8 @@ class StepRequest:
         """Calls, each with the place of its operation."""
         self.created: list[tuple[int, NodeContext]] = []
         """Nodes that it creates, each with the place of its operation."""
+        self.temporary: list[tuple[int, NodeContext]] = []
+        """Nodes that it also drops, each with the place of the operation that creates it."""
         self.task: asyncio.Task[None] | None = None
         self._names: dict[NodeContext, str] = {}
 
@@ -156,6 +158,8 @@ class StepRequest:
             if names is self._names:
                 context.creator = self
                 self.created.append((len(self.operations), context))
+            else:
+                self.temporary.append((len(self.operations), context))
             self.operations.append(operation)
         return names[context]
 

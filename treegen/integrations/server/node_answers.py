@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 from treegen.common.outputs import Completion, Score
-from treegen.integrations.server.node_types import NodeAnswer, ScoreAnswer, Thinking, Usage
+from treegen.integrations.server.node_types import NodeAnswer, NodeThinking, NodeUsage, ScoreAnswer
 from treegen.integrations.server.nodes import ServedNode
 from treegen.search.budgeted_search import BudgetedSearch
 
@@ -54,7 +54,7 @@ def _add_sample(answer: NodeAnswer, completion: Completion) -> None:
     answer.confidences = list(completion.confidences)
     answer.certainties = list(completion.certainties)
     if completion.thinking is not None:
-        answer.thinking = Thinking(**asdict(completion.thinking))
+        answer.thinking = NodeThinking(**asdict(completion.thinking))
 
 
 def describe_score(score: Score) -> ScoreAnswer:
@@ -77,10 +77,10 @@ def _bounded_pairs(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]
     return [(token, max(logprob, _LEAST_LOGPROB)) for token, logprob in pairs]
 
 
-def usage_of(search: BudgetedSearch) -> Usage:
+def usage_of(search: BudgetedSearch) -> NodeUsage:
     """Return the JSON of what an operation has taken."""
     usage = search.usage
-    return Usage(decoded_tokens=usage.tokens_decoded, prefilled_tokens=usage.tokens_prefilled)
+    return NodeUsage(decoded_tokens=usage.tokens_decoded, prefilled_tokens=usage.tokens_prefilled)
 
 
 def count_cached(node: ServedNode) -> int:

@@ -67,8 +67,8 @@ class BatchRunner:
         try:
             for operation in operations:
                 is_last = isinstance(operation, DropOperation)
-                needed = {tasks[place] for place in _find_references(operation)}
-                awaited = tasks.copy() if is_last else [t for t in tasks if t in needed]
+                named = {tasks[place] for place in _find_references(operation)}
+                awaited = tasks.copy() if is_last else [t for t in tasks if t in named]
                 run = self._run_operation(client, operation, tasks.copy(), awaited, changes)
                 tasks.append(asyncio.ensure_future(run))
             results = [await task for task in tasks]

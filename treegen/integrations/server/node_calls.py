@@ -30,6 +30,7 @@ from treegen.integrations.server.node_types import (
     ExtendFields,
     NodeAnswer,
     NodeResult,
+    NodeUsage,
     ReadResult,
     RewardResult,
     RootFields,
@@ -37,7 +38,6 @@ from treegen.integrations.server.node_types import (
     SampleResult,
     ScoreFields,
     ScoreResult,
-    Usage,
 )
 from treegen.integrations.server.nodes import Changes, Client, NodeStore, ServedNode, Tree
 from treegen.integrations.server.requests import RequestError, read_message
@@ -149,7 +149,7 @@ class NodeCalls:
             ask: The request.
             changes: Records what the operation changes.
         """
-        nodes, usage = list[NodeAnswer](), Usage()
+        nodes, usage = list[NodeAnswer](), NodeUsage()
         with self._sampling(client, node, ask, changes) as (params, first):
             drawn, usage = await self._draw(node, range(first, first + ask.n), params)
             nodes = self._add_samples(node, first, drawn, changes)
@@ -157,7 +157,7 @@ class NodeCalls:
 
     async def stream(
         self, client: Client, node: ServedNode, ask: SampleFields
-    ) -> AsyncGenerator[NodeAnswer | Usage, None]:
+    ) -> AsyncGenerator[NodeAnswer | NodeUsage, None]:
         """Draw children of a node, and yield each as soon as it has ended, then the usage.
 
         Args:
@@ -191,7 +191,7 @@ class NodeCalls:
                 await asyncio.gather(*waiting, return_exceptions=True)
                 for task in waiting:
                     _abandon(task, lambda result: self._release(node.tree, result[0]))
-        yield Usage(
+        yield NodeUsage(
             decoded_tokens=sum(usage.decoded_tokens for usage in usages),
             prefilled_tokens=sum(usage.prefilled_tokens for usage in usages),
         )
@@ -343,7 +343,7 @@ class NodeCalls:
 
     async def _draw(
         self, node: ServedNode, indices: range, params: SamplingParams
-    ) -> tuple[list[BackendSample], Usage]:
+    ) -> tuple[list[BackendSample], NodeUsage]:
         """Return one sample per index, and what they took."""
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
         await self._served.prepare(params)
@@ -374,7 +374,7 @@ class NodeCalls:
             begin: As for `AsyncLLM.call_nodes`.
             **how: Further arguments of `AsyncLLM.call_nodes`.
         """
-        call = asyncio.ensure_future(self._served.call_nodes(begin, **how))
+        call: asyncio.Task[T] = asyncio.create_task(self._served.call_nodes(begin, **how))
         node.calls.add(call)
         try:
             return await call

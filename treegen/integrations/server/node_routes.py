@@ -29,11 +29,11 @@ from treegen.integrations.server.node_types import (
     BatchRequest,
     ExtendRequest,
     NodeAnswer,
+    NodeSampleRequest,
+    NodeScoreRequest,
+    NodeUsage,
     RootRequest,
-    SampleRequest,
-    ScoreRequest,
     TreeList,
-    Usage,
 )
 from treegen.integrations.server.nodes import Changes, Client, NodeStore
 from treegen.integrations.server.requests import RequestError
@@ -112,21 +112,21 @@ class NodeRoutes:
         return await self._post(request, ExtendRequest, run)
 
     async def _score(self, request: Request) -> Response:
-        async def run(client: Client, ask: ScoreRequest, changes: Changes) -> BaseModel:
+        async def run(client: Client, ask: NodeScoreRequest, changes: Changes) -> BaseModel:
             node = self.store.find(client, request.path_params["id"])
             return await self._calls.score(client, node, ask)
 
-        return await self._post(request, ScoreRequest, run)
+        return await self._post(request, NodeScoreRequest, run)
 
     async def _sample(self, request: Request) -> Response:
-        async def run(client: Client, ask: SampleRequest, changes: Changes) -> BaseModel:
+        async def run(client: Client, ask: NodeSampleRequest, changes: Changes) -> BaseModel:
             node = self.store.find(client, request.path_params["id"])
             return await self._calls.sample(client, node, ask, changes)
 
         body = await self._read_body(request)
-        ask = parse(SampleRequest, body)
+        ask = parse(NodeSampleRequest, body)
         if not ask.stream:
-            return await self._post(request, SampleRequest, run, body)
+            return await self._post(request, NodeSampleRequest, run, body)
         if IDEMPOTENCY_HEADER in request.headers:
             raise StatusError(
                 400, f"a stream is not stored; leave out {IDEMPOTENCY_HEADER} or stream", "stream"
@@ -141,8 +141,8 @@ class NodeRoutes:
     async def _events(
         self,
         client: Client,
-        first: NodeAnswer | Usage,
-        items: AsyncGenerator[NodeAnswer | Usage, None],
+        first: NodeAnswer | NodeUsage,
+        items: AsyncGenerator[NodeAnswer | NodeUsage, None],
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream. The samples are cancelled when the client stops reading."""
         async with aclosing(items):
@@ -154,7 +154,7 @@ class NodeRoutes:
                 yield encode_event({"type": "error", "error": describe_error(error)})
             yield b"data: [DONE]\n\n"
 
-    def _event(self, client: Client, item: NodeAnswer | Usage) -> bytes:
+    def _event(self, client: Client, item: NodeAnswer | NodeUsage) -> bytes:
         if isinstance(item, NodeAnswer):
             return encode_event({"type": "node", "node": item.model_dump(mode="json")})
         memory = self.store.memory(client).model_dump()

@@ -109,7 +109,7 @@ class RootRequest(RootFields):
     """Name of the served model; empty is the served one."""
 
 
-class SampleRequest(SampleFields):
+class NodeSampleRequest(SampleFields):
     """POST /v1/nodes/{id}/sample draws children of a node."""
 
     stream: bool = False
@@ -120,7 +120,7 @@ class ExtendRequest(ExtendFields):
     """POST /v1/nodes/{id}/extend appends given text to a node."""
 
 
-class ScoreRequest(ScoreFields):
+class NodeScoreRequest(ScoreFields):
     """POST /v1/nodes/{id}/score returns log-likelihoods of continuations of a node."""
 
 
@@ -220,7 +220,7 @@ class Memory(NodeModel):
     computed again when the nodes are used."""
 
 
-class Usage(NodeModel):
+class NodeUsage(NodeModel):
     """What one operation has computed."""
 
     decoded_tokens: int = 0
@@ -229,7 +229,7 @@ class Usage(NodeModel):
     """Given or evicted tokens that went through the model."""
 
 
-class Thinking(NodeModel):
+class NodeThinking(NodeModel):
     """The reasoning in a sample, as in `treegen.common.outputs.Thinking`."""
 
     num_tokens: int
@@ -273,7 +273,7 @@ class NodeAnswer(NodeModel):
     """The stop string or token id that ended it; null if neither did."""
     confidences: list[float] = Field(default_factory=list)
     certainties: list[float] = Field(default_factory=list)
-    thinking: Thinking | None = None
+    thinking: NodeThinking | None = None
     num_context_tokens: int
     """Number of tokens from the start of the prompt to the end of the node."""
     num_tokens: int
@@ -289,7 +289,7 @@ class NodeResult(NodeModel):
 
     object: Literal["node.result"] = "node.result"
     node: NodeAnswer
-    usage: Usage = Usage()
+    usage: NodeUsage = NodeUsage()
     memory: Memory
 
 
@@ -311,7 +311,7 @@ class SampleResult(NodeModel):
 
     object: Literal["node.samples"] = "node.samples"
     nodes: list[NodeAnswer]
-    usage: Usage = Usage()
+    usage: NodeUsage = NodeUsage()
     memory: Memory
 
 
@@ -333,7 +333,7 @@ class ScoreResult(NodeModel):
 
     object: Literal["node.scores"] = "node.scores"
     scores: list[ScoreAnswer]
-    usage: Usage = Usage()
+    usage: NodeUsage = NodeUsage()
     memory: Memory
 
 
@@ -433,7 +433,7 @@ class Event(NodeModel):
     type: Literal["node", "done", "error"]
     node: NodeAnswer | None = None
     """The child, for "node"."""
-    usage: Usage | None = None
+    usage: NodeUsage | None = None
     """For "done"."""
     memory: Memory | None = None
     """For "done"."""

@@ -52,7 +52,7 @@ ROUTES: Final = (
         "post",
         "sample_children",
         "Sample children",
-        types.SampleRequest,
+        types.NodeSampleRequest,
         types.SampleResult,
     ),
     _Route(
@@ -68,7 +68,7 @@ ROUTES: Final = (
         "post",
         "score_texts",
         "Score continuations",
-        types.ScoreRequest,
+        types.NodeScoreRequest,
         types.ScoreResult,
     ),
 )
@@ -120,7 +120,7 @@ def _describe_route(route: _Route) -> dict[str, Any]:
             }
         )
     content = {"application/json": {"schema": _reference(route.answer)}}
-    if route.body is types.SampleRequest:
+    if route.body is types.NodeSampleRequest:
         content["text/event-stream"] = {"schema": _reference(types.Event)}
     errors = {
         status: {
