@@ -265,7 +265,7 @@ class RemoteLLM:
 
         answers = self._run(call) if prompts else []
         return [
-            score_of_choices(index, *answer["choices"], top) for index, answer in enumerate(answers)
+            score_of_choices(index, answer["choices"], top) for index, answer in enumerate(answers)
         ]
 
     # Connections

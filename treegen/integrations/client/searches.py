@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen.common.params import SamplingParams
+from treegen.errors import InternalError
 from treegen.integrations.client.backend import NodeBackend, Send
 from treegen.integrations.server.node_types import Operation, Result, RootOperation
 from treegen.search.budget import Budget
@@ -150,6 +151,8 @@ class SearchThread:
             params: Default sampling parameters of nodes.
             budget: Budget of the search.
         """
+        if not self._thread.is_alive():
+            raise InternalError("the thread of searches has ended; restart the server")
         run = self._searches.run(fn, root, name=name, params=params, budget=budget)
         call = asyncio.run_coroutine_threadsafe(run, self._searches.loop)
         return await asyncio.wrap_future(call)
