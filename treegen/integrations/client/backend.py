@@ -253,11 +253,11 @@ class NodeBackend:
         return bool(self._tasks)
 
     def flush(self) -> bool:
-        """Send the pending calls, one request for each search; return whether any was sent.
+        """Send the pending calls, a request for each search; return whether any was sent or failed.
 
         Call it when nothing of the searches can run, so that all calls of a step are sent together.
         """
-        requests = []
+        requests, has_failed = [], False
         for search, outbox in list(self._outboxes.items()):
             calls = [call for call in outbox.calls if not call.context.is_pending]
             outbox.calls = [call for call in outbox.calls if call.context.is_pending]
@@ -274,6 +274,7 @@ class NodeBackend:
                         reason = error.errors(include_input=False)[0]["msg"]
                         wrong = InputError(f"the server cannot take this: {reason}")
                         self._fail(call.ticket, wrong)
+                        has_failed = True
                 if request.operations:
                     outbox.requests.add(request)
                     requests.append((request, outbox))
@@ -288,7 +289,7 @@ class NodeBackend:
             request.task = asyncio.get_running_loop().create_task(self._run(request, outbox))
             self._tasks.add(request.task)
             request.task.add_done_callback(self._tasks.discard)
-        return bool(requests)
+        return bool(requests) or has_failed
 
     def _take_dropped(self, most: int) -> list[NodeContext]:
         """Return dropped nodes that no other dropped node is above, and forget them.
