@@ -19,7 +19,7 @@ async def roll_out(root: SearchNode, openings: int = 2, endings: int = 2) -> dic
     drawn = await root.sample(openings, max_tokens=12)
     await gather(node.sample(endings) for node in drawn if not is_ended(node))
     nodes = list(root.walk())[1:]
-    place = {node: index for index, node in enumerate(nodes)}
+    place: dict[SearchNode | None, int] = {node: index for index, node in enumerate(nodes)}
     segments = [
         {
             "parent": place.get(node.parent),

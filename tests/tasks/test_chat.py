@@ -127,6 +127,6 @@ def test_options_are_checked(
 def test_temperature_0_is_for_methods_that_draw_once(searches: ChatSearches) -> None:
     greedy = SamplingParams(temperature=0)
     how: Any = {"params": greedy, "budget": BUDGET, "question": "", "instruction": str}
-    assert searches.prepare("self-refine", {}, **how)
+    assert searches.prepare("self-refine", {}, **how).budget == BUDGET
     with pytest.raises(InputError, match="use a temperature above 0"):
         searches.prepare("beam", {}, **how)

@@ -89,8 +89,10 @@ class SearchRunner(Protocol):
 class ChatSearches(Protocol):
     """Prepares searches by method, and runs them; see `treegen.tasks.chat.ChatSearches`."""
 
-    methods: Sequence[str]
-    """Names of the methods."""
+    @property
+    def methods(self) -> Sequence[str]:
+        """Names of the methods."""
+        ...
 
     def open_runner(
         self, run_operations: Callable[[Sequence[Operation]], Awaitable[Sequence[Result]]]
