@@ -53,8 +53,9 @@ def test_the_program_of_a_page_prints_what_it_shows(
     [
         ("remote_treequest", "treequest", r"\d+ nodes, \d+ requests\n.*\(left: 10\)"),
         ("remote_reasoners", "reasoners", r"[\d/]+ .*"),
-        ("remote_rollouts", "httpx2", r"(4 sequences: \d+ tokens in segments, \d+ .*\n){4}"),
+        ("remote_rollouts", "httpx2", r"(\d sequences: \d+ tokens in segments, \d+ .*\n){4}"),
     ],
+    ids=("treequest", "reasoners", "rollouts"),
 )
 def test_examples_drive_remote_nodes(
     repository: Path,

@@ -277,7 +277,7 @@ def test_a_limit_of_the_server_is_an_error_that_says_what_to_free(local: LLM) ->
 
 
 def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
-    prompts = [PROBLEMS[0][1], [5, 6, 7], [{"role": "user", "content": "Hello"}]]
+    prompts: list[Any] = [PROBLEMS[0][1], [5, 6, 7], [{"role": "user", "content": "Hello"}]]
     params = SamplingParams(n=2, seed=1, max_tokens=8, stop="\n", top_k=50)
     for got, want in zip(
         remote.generate(prompts, params), local.generate(prompts, params), strict=True

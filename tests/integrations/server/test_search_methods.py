@@ -30,7 +30,7 @@ else:
     openai, httpx2 = map(pytest.importorskip, ("openai", "httpx2"))
     SearchLimits = pytest.importorskip("treegen.integrations.server.search_requests").SearchLimits
 
-CHAT = [{"role": "user", "content": "Tom has 3 apples and buys 5 more. How many has he?"}]
+CHAT: Any = [{"role": "user", "content": "Tom has 3 apples and buys 5 more. How many has he?"}]
 LIMITS = SearchLimits(max_searches=2, max_search_tokens=1_000, max_search_seconds=60)
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "sample": {},
@@ -87,7 +87,7 @@ def test_answers_are_those_of_a_local_search(running: Running, reference: LLM, m
     with client_of(running, method) as client:
         answer = client.chat.completions.create(
             model="demo",
-            messages=CHAT,  # type: ignore[arg-type]
+            messages=CHAT,
             max_tokens=16,
             seed=5,
             temperature=0.8,
@@ -143,7 +143,7 @@ def test_a_stream_has_the_same_text(running: Running) -> None:
     with client_of(running, "majority") as client:
         stream = client.chat.completions.create(
             model="demo",
-            messages=CHAT,  # type: ignore[arg-type]
+            messages=CHAT,
             max_tokens=16,
             seed=5,
             n=2,
@@ -342,7 +342,7 @@ def test_the_verifier_of_the_server_chooses_the_best_reply(judge: Verifier) -> N
 
     searches = ChatSearches(judge)
     with listening(demo(), searches=searches, search_limits=LIMITS) as running:
-        options = {"num_samples": 4}
+        options: dict[str, Any] = {"num_samples": 4}
         answer = ask(running, "best-of-n", n=4, max_tokens=12, search=options).json()
         values = answer["treegen"]["values"]
         replies = [choice["message"]["content"] for choice in answer["choices"]]
