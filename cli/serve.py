@@ -1,7 +1,8 @@
 """`treegen serve`: a server that speaks OpenAI's protocol."""
 
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,7 @@ from treegen.cli.options.choices import make_engine
 from treegen.cli.options.command import GroupedCommand
 from treegen.cli.options.options import add_option_groups, option
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, install
+from treegen.errors import InputError, arg, install
 
 _NEEDED: Final = ("prometheus_client", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
@@ -31,6 +32,11 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
     show_envvar=True,
 )
 @option(
+    "--api-keys FILE",
+    "File with one key per line, for several clients: each sees only its own nodes.",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@option(
     "--served-model-name NAME", "What clients call the model. Default: the last part of --model."
 )
 @option(
@@ -47,6 +53,43 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 @option(
     "--max-image-pixels N", "Pixels of all images of one request, at most.", type=int, default=2**25
 )
+@option(
+    "--node-lease SECONDS",
+    "Time after their last use until trees of nodes are dropped. Default: 600.",
+    type=float,
+)
+@option("--max-node-lease SECONDS", "Longest lease of clients' choice. Default: 3600.", type=float)
+@option("--max-nodes N", "Nodes per key; 0 turns nodes off. Default: 4096.", type=int)
+@option("--max-node-depth N", "Nodes above a node. Default: 256.", type=int)
+@option("--max-node-samples N", "Children per sample operation. Default: 128.", type=int)
+@option("--max-node-operations N", "Operations per batch. Default: 256.", type=int)
+@option(
+    "--max-node-memory SIZE",
+    "Keys and values of the nodes of a key. Default: the size of the cache.",
+)
+@option("--max-stored-answers SIZE", "Answers stored by idempotency keys. Default: 64MiB.")
+@option("--max-searches N", "Searches at once; 0 turns searches off. Default: 16.", type=int)
+@option(
+    "--max-search-tokens N",
+    "Decoded tokens per search, also if the request names no budget. Default: 16384.",
+    type=int,
+)
+@option(
+    "--max-search-seconds",
+    "Time per search, also if the request names no budget. Default: 600.",
+    type=float,
+)
+@option(
+    "--verifier DIR|NAME",
+    "Reward model or verifier that judges states of searches and rewards nodes.",
+)
+@option(
+    "--verifier-arg NAME=VALUE",
+    "How it is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, turns.",
+    "verifier_args",
+    multiple=True,
+)
+@option("--verifier-memory SIZE", "Its cache. Default: 1GiB.")
 @option(
     "--sampling",
     "Of requests that do not say: as the checkpoint's generation_config.json recommends, or "
@@ -85,8 +128,11 @@ def command(
     from treegen.common.params import check_int
     from treegen.prompts.replies.formats import tool_format as check_tool_format
 
+    nodes, api_keys = _node_limits(params), params.pop("api_keys")
+    search_limits, load_verifier = _search_limits(params), _verifier_loader(params)
     engine = make_engine(params)
-    if not api_key and host not in _LOCAL:
+    keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
+    if not keys and host not in _LOCAL:
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
     if max_waiting is not None:
         check_int("max_waiting", max_waiting, least=1)
@@ -101,21 +147,87 @@ def command(
     with bind_socket(host, port) as at:
         from treegen.integrations.server.run import serve
         from treegen.llm import LLM
+        from treegen.tasks.chat import ChatSearches
 
         begin = time.monotonic()
         click.echo(safe_text(f"loading {engine.model}"), err=True)
+        # First, because the model that samples takes all the remaining memory.
+        verifier = load_verifier()
         llm = LLM(**asdict(engine))
         click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
             llm,
             at,
             name=name,
-            api_key=api_key or None,
+            api_key=keys or None,
             max_waiting=max_waiting,
             max_body=body_bytes,
             max_image_pixels=max_image_pixels,
             drain_seconds=drain_seconds,
             tool_format=tool_format,
             recommended=sampling == "recommended",
+            nodes=nodes,
+            verifier=verifier,
+            searches=ChatSearches(verifier) if search_limits.max_searches else None,
+            search_limits=search_limits,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )
+
+
+def _node_limits(params: dict[str, Any]) -> Any:
+    """Take the options about nodes out of all options; return them as NodeLimits."""
+    from treegen.common.formatting import parse_bytes
+    from treegen.integrations.server.node_limits import NodeLimits
+
+    limits = {field.name: params.pop(field.name) for field in fields(NodeLimits)}
+    for name in ("max_node_memory", "max_stored_answers"):
+        if limits[name] is not None:
+            limits[name] = parse_bytes(limits[name])
+    return NodeLimits(**{name: value for name, value in limits.items() if value is not None})
+
+
+def _search_limits(params: dict[str, Any]) -> Any:
+    """Take the options about searches out of all options; return them as SearchLimits."""
+    from treegen.integrations.server.search_requests import SearchLimits
+
+    limits = {field.name: params.pop(field.name) for field in fields(SearchLimits)}
+    return SearchLimits(**{name: value for name, value in limits.items() if value is not None})
+
+
+def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
+    """Take the options about the verifier out of all options; return a function that loads it."""
+    from treegen.common.formatting import parse_bytes
+    from treegen.evals.arguments import read_arguments
+    from treegen.evals.config.verifier_settings import parse_verifier_settings
+
+    name, memory = params.pop("verifier"), params.pop("verifier_memory")
+    settings = parse_verifier_settings(read_arguments(params.pop("verifier_args"), "verifier"))
+    if name is None:
+        if settings or memory is not None:
+            raise InputError(
+                f"{arg('verifier_args=')} and {arg('verifier_memory=')} are for a verifier; name "
+                f"one with {arg('verifier=')}"
+            )
+        return lambda: None
+    if memory is not None:
+        settings["memory"] = parse_bytes(memory)
+
+    def load() -> Any:
+        from treegen.search.reward import load_verifier
+
+        return load_verifier(name, **settings)
+
+    return load
+
+
+def _read_keys(path: Path | None) -> list[str]:
+    """Return the keys in a file, one per line."""
+    if path is None:
+        return []
+    try:
+        keys = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}; give a text file of keys") from error
+    if not keys or len(set(keys)) < len(keys):
+        raise InputError(f"{path} has {'a key twice' if keys else 'no key'}; give one key per line")
+    return keys

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,12 +21,15 @@ if TYPE_CHECKING:
     import uvicorn
 
     from treegen.integrations.server.app import Server
-    from treegen.integrations.server.run import config_of
+    from treegen.integrations.server.run import _GracefulServer, config_of
+    from treegen.integrations.server.sockets import bind_socket
 else:
     uvicorn, httpx2 = map(pytest.importorskip, ("uvicorn", "httpx2"))
     pytest.importorskip("prometheus_client")
     Server = pytest.importorskip("treegen.integrations.server.app").Server
-    config_of = pytest.importorskip("treegen.integrations.server.run").config_of
+    _run = pytest.importorskip("treegen.integrations.server.run")
+    config_of, _GracefulServer = _run.config_of, _run._GracefulServer
+    bind_socket = pytest.importorskip("treegen.integrations.server.sockets").bind_socket
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -63,13 +69,19 @@ class Running:
 
 @contextmanager
 def listening(
-    model: LLM, *, body_seconds: float = 60, key: str | None = KEY, **more: Any
+    model: LLM,
+    *,
+    body_seconds: float = 60,
+    key: str | Sequence[str] | None = KEY,
+    max_waiting: int = 100,
+    **more: Any,
 ) -> Iterator[Running]:
-    with AsyncLLM(model, max_waiting=100) as served:
-        app = Server(
+    has_nodes = more.get("nodes") is not None or more.get("searches") is not None
+    with AsyncLLM(model, max_waiting=max_waiting, nodes=has_nodes) as served:
+        handlers = Server(
             served, name="demo", api_key=key, max_body=2**16, body_seconds=body_seconds, **more
-        ).app()
-        config = config_of(app)
+        )
+        config = config_of(handlers.app())
         config.port = 0
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
@@ -81,4 +93,24 @@ def listening(
         running.wait_until_idle()
         server.should_exit = True
         thread.join()
+        handlers.close()
     assert model.cache.pool.num_used == 0
+
+
+@contextmanager
+def draining(served: AsyncLLM, **options: Any) -> Iterator[Running]:
+    """A server that is told to end, and then ends at once what is under way."""
+    urls: list[str] = []
+    app = Server(served, name="demo", **options).app()
+    server = _GracefulServer(config_of(app), served, 0, urls.append)
+    at = bind_socket("127.0.0.1", 0)
+    at.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([at])))
+    thread.start()
+    while not urls:
+        time.sleep(0.01)
+    try:
+        yield Running(served, int(urls[0].rpartition(":")[2]))
+    finally:
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join()

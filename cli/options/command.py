@@ -22,9 +22,16 @@ _GROUPS: Final = (
     (
         "Server",
         True,
-        "tool_format host port api_key served_model_name max_waiting max_body max_image_pixels "
-        "drain_seconds",
+        "tool_format host port api_key api_keys served_model_name max_waiting max_body "
+        "max_image_pixels drain_seconds",
     ),
+    (
+        "Nodes",
+        False,
+        "node_lease max_node_lease max_nodes max_node_depth max_node_samples "
+        "max_node_operations max_node_memory max_stored_answers",
+    ),
+    ("Searches", False, "max_searches max_search_tokens max_search_seconds"),
     (
         "Sampling",
         True,

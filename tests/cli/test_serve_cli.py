@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -51,6 +52,35 @@ def test_sigterm_answers_what_was_asked_and_ends() -> None:
     assert answers[0]["usage"]["completion_tokens"] == 1_200
 
 
+@pytest.mark.soak
+def test_a_killed_server_can_be_given_its_nodes_again() -> None:
+    for name in ("starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    options = ["--port", "0", "--memory", "64MiB", "--device", "cpu"]
+    operations = [
+        {"op": "root", "prompt": "Tom has 3 apples and", "seed": 3},
+        {"op": "sample", "node": "#0", "n": 1, "first": 2, "params": {"max_tokens": 8}},
+        {"op": "sample", "node": "#1", "n": 2, "params": {"max_tokens": 8}},
+    ]
+    drawn: list[Any] = []
+    for _ in range(2):
+        with subprocess.Popen([*SERVE, *options], stderr=subprocess.PIPE, text=True) as server:
+            assert server.stderr is not None
+            url = next(line for line in server.stderr if "is served at" in line).split()[-1]
+            request = urllib.request.Request(
+                f"{url}/nodes/batch",
+                json.dumps({"operations": operations}).encode(),
+                {"Content-Type": "application/json"},
+            )
+            for node in drawn[-1:]:
+                with pytest.raises(urllib.error.HTTPError, match="404"):
+                    urllib.request.urlopen(f"{url}/nodes/{node[0]['id']}", timeout=120)
+            with urllib.request.urlopen(request, timeout=120) as response:
+                drawn.append(json.load(response)["results"][2]["nodes"])
+            server.kill()
+    assert [node["token_ids"] for node in drawn[0]] == [node["token_ids"] for node in drawn[1]]
+
+
 def _metrics(url: str) -> str:
     with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics") as response:
         return str(response.read().decode())
@@ -62,6 +92,9 @@ def _metrics(url: str) -> str:
         ([], "--model is missing"),
         (["--model", "demo", "--host", "0.0.0.0"], "give --api-key too"),
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
+        (["--model", "demo", "--max-nodes", "-1"], "--max-nodes must be at least 0"),
+        (["--model", "demo", "--node-lease", "0"], "--node-lease must be more than 0"),
+        (["--model", "demo", "--api-keys", "/dev/null"], "/dev/null has no key"),
         (["--model", "demo", "--max-body", "big"], "big"),
         (["--model", "demo", "--page-size", "0"], "page-size"),
         (["--model", "demo", "--tool-format", "xml"], "--tool-format must be one of harmony"),

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+_SHOWN = re.compile(r"```(bash|py)\n((?:(?!```).)*)```\n\n```text\n(.*?)```", re.DOTALL)
 _BLOCKS = re.compile(r"```py\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
@@ -31,6 +33,31 @@ def test_the_client_of_the_page_gets_what_it_shows(repository: Path) -> None:
             server.stderr.read()
     lines = [line.rstrip() for line in printed.getvalue().splitlines()]
     assert lines == shown.splitlines()
+
+
+def test_the_clients_of_nodes_get_what_the_page_shows(repository: Path) -> None:
+    for name in ("httpx2", "starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    blocks = _SHOWN.findall(_page(repository, "nodes"))
+    assert [kind for kind, _, _ in blocks] == ["bash", "py", "py"]
+    command = [sys.executable, "-m", "treegen", "serve", "--model", "demo", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            url = next(line for line in server.stderr if "is served at" in line).split()[-1]
+            for kind, program, shown in blocks:
+                written = program.replace("http://127.0.0.1:8000", url.removesuffix("/v1"))
+                run = ["bash", "-e"] if kind == "bash" else [sys.executable, "-"]
+                done = subprocess.run(
+                    run, input=written, capture_output=True, text=True, check=False
+                )
+                assert done.returncode == 0, done.stderr
+                assert done.stdout.splitlines() == shown.splitlines()
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.stderr.read()
 
 
 def _page(repository: Path, name: str) -> str:

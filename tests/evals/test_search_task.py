@@ -19,7 +19,7 @@ from treegen.evals.identity import run_settings
 from treegen.evals.progress.run_progress import RunProgress
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.method_types import TreeSettings
-from treegen.evals.search.methods import METHODS, methods_with_setting
+from treegen.evals.search.methods import METHODS, methods_with_setting, solution_text
 from treegen.evals.search.run import make_record, run_searches, write_search_results
 from treegen.evals.search.searcher import TaskSearch
 from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
@@ -79,7 +79,7 @@ def test_each_method_finds_right_solutions_within_its_budget(method: str, data: 
         assert record["usage"]["nodes"] == len(tree.nodes) - 1
         assert record["usage"]["tokens_decoded"] <= 2000 + 40
         if record["solved"]:
-            text = tree.path_text(record["best"])
+            text = solution_text(method, tree, record["best"])
             assert job.task.is_solved(problem, text) and record["text"] == text
             assert record["answer"] == problem.answer and record["best"] in record["candidates"]
             assert record["stopped"] == "solved" and not tree.nodes[record["best"]].pruned

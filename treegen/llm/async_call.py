@@ -1,9 +1,9 @@
-"""One call of an AsyncLLM, passed from the encoding threads to the engine thread."""
+"""Calls of an AsyncLLM, passed from its callers to the engine thread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from treegen.prompts.tree import Message
 if TYPE_CHECKING:
     from treegen.prompts.plan.plan import Request
     from treegen.prompts.radix import Tokens
+    from treegen.search.live.backend import LiveBackend
+    from treegen.search.session import Started
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -43,5 +45,23 @@ class AsyncCall:
     """Batches of (index of the prompt, item), or an error, for the caller."""
     numbers: list[int] = field(default_factory=list)
     """Numbers of its requests in the run."""
+    is_over: bool = False
+    """Whether the engine has finished or dropped the call."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeCall:
+    """A coroutine that uses nodes of searches, and its state."""
+
+    begin: Callable[[LiveBackend], Coroutine[Any, Any, Any]]
+    """Makes the coroutine, which awaits samples and scores of the backend."""
+    future: asyncio.Future[Any]
+    """The caller waits for it; gets the result."""
+    rows: int
+    """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
+    discard: Callable[[Any], object]
+    """Frees a result that no caller gets; called in the engine thread."""
+    started: Started[Any] | None = None
+    """Its state in the engine thread, once it has started."""
     is_over: bool = False
     """Whether the engine has finished or dropped the call."""

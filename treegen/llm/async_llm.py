@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, Score, Status, Usage
@@ -12,18 +12,22 @@ from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, 
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
 from treegen.llm.arguments import read_prompts
-from treegen.llm.async_call import AsyncCall, Prompt
+from treegen.llm.async_call import AsyncCall, NodeCall, Prompt
 from treegen.llm.base import BaseLLM
 from treegen.llm.encoder import PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText
-from treegen.prompts.tree import chat_arguments
+from treegen.prompts.tree import Message, chat_arguments
 from treegen.search.live.texts import StreamedTexts
 
 if TYPE_CHECKING:
+    from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.radix import Tokens
+    from treegen.search.backend import Context
+    from treegen.search.live.backend import LiveBackend
 
+T = TypeVar("T")
 _WAITING_PER_ROW: Final = 4
 
 
@@ -41,6 +45,7 @@ class AsyncLLM(Closeable):
         max_waiting: int | None = None,
         tool_format: str | None = None,
         max_image_pixels: int | None = None,
+        nodes: bool = False,
     ) -> None:
         """Start to serve calls.
 
@@ -53,6 +58,7 @@ class AsyncLLM(Closeable):
                 implies.
             max_image_pixels: Maximum number of pixels of all images of one call, for calls made on
                 behalf of clients. Default: only the limit of each image, 67 million pixels.
+            nodes: Whether `call_nodes` can be used. Default: False.
 
         Raises:
             InputError: an argument cannot be used, or another run of the LLM is not finished.
@@ -72,8 +78,8 @@ class AsyncLLM(Closeable):
         self.llm = llm
         self.text = TokenText(llm.tokenizer)
         self.replies = ReplyReader(llm.tokenizer, tool_format)
-        self.max_waiting = max_waiting or _WAITING_PER_ROW * llm.max_rows
-        self._stepper = EngineLoop(llm)
+        self.max_waiting, self.has_nodes = max_waiting or _WAITING_PER_ROW * llm.max_rows, nodes
+        self._stepper = EngineLoop(llm, nodes=nodes)
         self._encoder = PromptEncoder(llm, self._stepper.start_call, max_image_pixels)
 
     async def generate(
@@ -190,6 +196,92 @@ class AsyncLLM(Closeable):
         template = chat_arguments(tools, chat_template_kwargs)
         return [request.tokens for request in await self._encoder.encode(contents, template)]
 
+    async def call_nodes(
+        self,
+        begin: Callable[[LiveBackend], Coroutine[Any, Any, T]],
+        *,
+        rows: int = 0,
+        discard: Callable[[T], object] = lambda result: None,
+    ) -> T:
+        """Run a coroutine that uses nodes of searches, in the steps of all other calls.
+
+        If the caller is cancelled, so is the coroutine.
+
+        Args:
+            begin: Makes the coroutine. It is called in the engine thread, gets the backend that
+                computes nodes now, and awaits nothing else.
+            rows: Number of samples and scores of which the call waits. Default: 0.
+            discard: Frees a result that the caller does not get, in the engine thread.
+
+        Raises:
+            BusyError: too many samples wait.
+            TreegenError: as for the coroutine.
+        """
+        if not self.has_nodes:
+            raise InputError("this AsyncLLM has no nodes; make it with nodes=True")
+        call = NodeCall(begin, asyncio.get_running_loop().create_future(), rows, discard)
+        with self._stepper.lock:
+            self._check_open()
+            self._check_num(rows, "samples")
+            self._check_waiting(rows)
+            self._stepper.start_node_call(call)
+        try:
+            result: T = await call.future
+        except asyncio.CancelledError:
+            self._stepper.cancel_node_call(call)
+            raise
+        return result
+
+    def release(self, backend: LiveBackend, contexts: Sequence[Context]) -> None:
+        """Drop contexts of nodes, before the next step.
+
+        Args:
+            backend: The backend that made them.
+            contexts: The contexts.
+        """
+        self._stepper.release(backend, contexts)
+
+    async def render_turns(
+        self,
+        turns: Sequence[Message],
+        *,
+        before: Sequence[Message] = (),
+        template: Mapping[str, Any] | None = None,
+    ) -> tuple[str, list[PlacedImage]]:
+        """Return the text and the images of messages after a reply; see `prompts.turns`.
+
+        Args:
+            turns: The messages.
+            before: The messages before the reply. Default: a user's message.
+            template: Arguments of the chat template. Default: none.
+
+        Raises:
+            InputError: the messages cannot be used.
+        """
+        self._check_open()
+        return await self._encoder.render_turns(turns, before=before, template=template)
+
+    async def open_images(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        """Read the images of content parts in a thread, before the parts are used.
+
+        Args:
+            parts: Texts and images.
+
+        Raises:
+            TreegenError: an image cannot be used, or the images have too many pixels.
+        """
+        self._check_open()
+        await self._encoder.open_images([[{"role": "user", "content": parts}]])
+
+    async def prepare(self, params: SamplingParams) -> None:
+        """Compile the stop strings and the grammar of sampling parameters, in a thread.
+
+        Raises:
+            InputError: the params name tokens that the model does not have, or no valid grammar.
+        """
+        self._check_open()
+        await self._encoder.prepare(params)
+
     @property
     def num_waiting(self) -> int:
         """Approximate number of samples that wait to be decoded."""
@@ -226,12 +318,7 @@ class AsyncLLM(Closeable):
         with self._stepper.lock:
             self._check_open()
             self._check_num(due, "samples")
-            waiting = self.num_waiting
-            if waiting and waiting + num_rows > self.max_waiting:
-                raise BusyError(
-                    f"{waiting:,} samples wait, and at most {self.max_waiting:,} may; try again "
-                    "later"
-                )
+            self._check_waiting(num_rows)
             self._stepper.expect(call)
             self._encoder.submit(call, contents, template)
         return call
@@ -254,6 +341,13 @@ class AsyncLLM(Closeable):
         most = self.max_waiting + self.llm.max_rows
         if num > most:
             raise InputError(f"one call asks for {num:,} {what}; ask for {most:,} at most")
+
+    def _check_waiting(self, num_rows: int) -> None:
+        waiting = self.num_waiting
+        if waiting and waiting + num_rows > self.max_waiting:
+            raise BusyError(
+                f"{waiting:,} samples wait, and at most {self.max_waiting:,} may; try again later"
+            )
 
     def _check_open(self) -> None:
         if self._stepper.failure is not None:

@@ -11,8 +11,9 @@ import copy
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.params import SamplingParams
@@ -21,9 +22,12 @@ from treegen.llm.async_call import AsyncCall
 from treegen.prompts.chat_images import has_images, open_images
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.radix import Tokens
+from treegen.prompts.tree import Message
+from treegen.prompts.turns import render_turns
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
+    from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.plan.plan import Request
 
 _MOST_CACHED: Final = 2**22  # tokens of all cached prompts together
@@ -74,12 +78,29 @@ class PromptEncoder:
 
     async def encode(self, contents: list[Any], template: dict[str, Any]) -> list[Request]:
         """Return the requests of prompts; for callers in an event loop."""
-        loop = asyncio.get_running_loop()
-        if has_images(contents):
-            await loop.run_in_executor(self._images, self._open_images, contents)
-        return await loop.run_in_executor(
+        await self.open_images(contents)
+        return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._requests, contents, SamplingParams(), template
         )
+
+    async def prepare(self, params: SamplingParams) -> None:
+        """Compile the stop conditions of sampling parameters; for callers in an event loop."""
+        thread = self._thread if params.structure is None else self._grammars
+        await asyncio.get_running_loop().run_in_executor(thread, self._llm.stopping_of, params)
+
+    async def render_turns(
+        self, turns: Sequence[Message], **how: Any
+    ) -> tuple[str, list[PlacedImage]]:
+        """Return what `prompts.turns.render_turns` returns; for callers in an event loop."""
+        await self.open_images([turns])
+        render = partial(render_turns, turns, self._tokenizer, self._llm.images, **how)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, render)
+
+    async def open_images(self, contents: list[Any]) -> None:
+        """Decode the images of prompts; for callers in an event loop."""
+        if has_images(contents):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._images, self._open_images, contents)
 
     def close(self) -> None:
         """Encode all submitted prompts, then end the threads."""

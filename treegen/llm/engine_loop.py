@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.outputs import Usage
+from treegen.common.params import SamplingParams
 from treegen.common.synchronization import set_result_of
 from treegen.errors import StoppedError
-from treegen.llm.async_call import AsyncCall
+from treegen.llm.async_call import AsyncCall, NodeCall
 from treegen.search.live.run import LiveRun
+from treegen.search.session import Session
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
+    from treegen.search.backend import Context
+    from treegen.search.live.backend import LiveBackend
+    from treegen.search.session import Started
 
 _GATHERED: Final = 0.002  # seconds that the first call waits for further calls
 _MOST_GATHERED: Final = 0.05
@@ -34,9 +39,17 @@ class EngineLoop:
         status: The run's status after the last step.
     """
 
-    def __init__(self, llm: LLM) -> None:
-        """Start the thread; raise InputError if another run of the LLM is not finished."""
-        self._llm = llm
+    def __init__(self, llm: LLM, *, nodes: bool = False) -> None:
+        """Start the thread.
+
+        Args:
+            llm: The LLM.
+            nodes: Whether calls may use nodes of searches.
+
+        Raises:
+            InputError: another run of the LLM is not finished.
+        """
+        self._llm, self._has_nodes = llm, nodes
         self.lock = threading.Condition()
         self.open_rows = 0
         self.closing = False
@@ -47,7 +60,8 @@ class EngineLoop:
         ] = {}  # by request number, with the prompt's place
         self._coming = 0  # calls that are not in the inbox yet
         self._past: list[Usage] = []  # usage of runs that failed
-        self._run: LiveRun = llm.open_live_run()
+        self._node_calls: dict[Started[Any], NodeCall] = {}
+        self._open_run()
         self.status = self._run.status()
         self._thread = threading.Thread(target=self._serve, name="treegen-engine", daemon=True)
         self._thread.start()
@@ -76,6 +90,25 @@ class EngineLoop:
             self._make_room(call)
             self._post(lambda: self._finish(call))
 
+    def start_node_call(self, call: NodeCall) -> None:
+        """Start a call that uses nodes of searches; the caller holds `lock`."""
+        self.open_rows += call.rows
+        self._post(lambda: self._start_node_call(call))
+
+    def cancel_node_call(self, call: NodeCall) -> None:
+        """End a call that no caller waits for, and free its result."""
+        self._make_room(call)
+        self._post(lambda: self._cancel_node_call(call))
+
+    def release(self, backend: LiveBackend, contexts: Sequence[Context]) -> None:
+        """Release contexts of nodes."""
+
+        def release() -> None:
+            for context in contexts:
+                backend.release(context)
+
+        self._post(release)
+
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for."""
         done: Future[None] = Future()
@@ -94,7 +127,7 @@ class EngineLoop:
             self._post(self._finish_all)
         self._thread.join()
 
-    def _make_room(self, call: AsyncCall) -> None:
+    def _make_room(self, call: AsyncCall | NodeCall) -> None:
         """Stop counting the rows of a complete or cancelled call, so that other calls may wait."""
         with self.lock:
             self.open_rows -= call.rows
@@ -121,6 +154,7 @@ class EngineLoop:
                     tasks.popleft()()
                 if self._run.has_work:
                     self._step()
+                self._resume_node_calls()
             except Exception as error:  # all current callers get it; later calls can be served
                 self._restart_run(error)
                 with self.lock:
@@ -198,14 +232,79 @@ class EngineLoop:
     def _restart_run(self, error: Exception) -> None:
         """Pass the error to all callers, and open another run."""
         self._run.close()
-        for call in {id(call): call for call, _ in self._calls.values()}.values():
-            self._finish(call, error)
+        self._finish_open_calls(error)
         self._past.append(self._run.usage)
         try:
-            self._run = self._llm.open_live_run()
+            self._open_run()
         except Exception as failure:
             self.failure = failure
 
+    def _open_run(self) -> None:
+        self._run: LiveRun = self._llm.open_live_run(nodes=self._has_nodes)
+        backend = self._run.backend
+        self._session = None if backend is None else Session(backend, SamplingParams())
+
     def _finish_all(self) -> None:
+        self._finish_open_calls(StoppedError("the server stops, and this call was not done"))
+
+    def _finish_open_calls(self, error: Exception) -> None:
         for call in {id(call): call for call, _ in self._calls.values()}.values():
-            self._finish(call, StoppedError("the server stops, and this call was not done"))
+            self._finish(call, error)
+        for started, node_call in list(self._node_calls.items()):
+            started.fail(error)
+            self._finish_node_call(node_call)
+
+    # Calls that use nodes of searches
+
+    def _start_node_call(self, call: NodeCall) -> None:
+        if call.is_over:
+            return
+        session = self._session
+        assert session is not None and self._run.backend is not None
+        call.started = session.start(call.begin(self._run.backend))
+        self._node_calls[call.started] = call
+        if call.started.is_done:
+            self._finish_node_call(call)
+
+    def _resume_node_calls(self) -> None:
+        """Continue calls whose samples have ended, and hand out the results of those that end."""
+        if self._session is None:
+            return
+        for started in self._session.resume():
+            if started in self._node_calls:
+                self._finish_node_call(self._node_calls[started])
+
+    def _finish_node_call(self, call: NodeCall) -> None:
+        """Hand out the result or the error of a call that is done."""
+        assert call.started is not None
+        del self._node_calls[call.started]
+        call.is_over = True
+        self._make_room(call)
+        try:
+            call.future.get_loop().call_soon_threadsafe(self._deliver, call)
+        except RuntimeError:  # its event loop is closed, so no caller waits
+            self._discard(call)
+
+    def _deliver(self, call: NodeCall) -> None:
+        """Pass a result to its caller, in the caller's event loop."""
+        assert call.started is not None
+        if call.future.done():  # the caller was cancelled
+            self._post(lambda: self._discard(call))
+        elif call.started.error is not None:
+            call.future.set_exception(call.started.error)
+        else:
+            call.future.set_result(call.started.result)
+
+    def _cancel_node_call(self, call: NodeCall) -> None:
+        if not call.is_over:
+            call.is_over = True
+            if call.started is not None:
+                del self._node_calls[call.started]
+                call.started.fail(StoppedError("nobody waits for this call"))
+        elif call.future.done() and not call.future.cancelled():
+            self._discard(call)
+
+    @staticmethod
+    def _discard(call: NodeCall) -> None:
+        if call.started is not None and call.started.error is None:
+            call.discard(call.started.result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Never
@@ -250,17 +251,33 @@ class LLM(BaseLLM):
         """
         self.model.close()
 
-    def open_live_run(self) -> LiveRun:
+    def open_live_run(self, *, nodes: bool = False) -> LiveRun:
         """Start a run that accepts flat prompts at any time; see `treegen.search.live.run.LiveRun`.
+
+        Args:
+            nodes: Whether nodes of searches may share the run. Default: False.
 
         Raises:
             InputError: another run of this LLM is not finished.
         """
         from treegen.search.live.run import LiveRun
 
-        sets, _ = param_sets([], self.stopping_of)
-        scheduler = self.engine.scheduler(self._plan([]), sets)
-        return LiveRun(scheduler, self.spec, stopping_of=self.stopping_of, before=self._before)
+        backend = None
+        if nodes:
+            # Another thread uses the LLM's tokenizer to prepare calls.
+            tokenizer = copy.deepcopy(self.tokenizer)
+            backend = self._search_backend(SamplingParams(), tokenizer, searches=False)
+            scheduler = backend.scheduler
+        else:
+            sets, _ = param_sets([], self.stopping_of)
+            scheduler = self.engine.scheduler(self._plan([]), sets)
+        return LiveRun(
+            scheduler,
+            self.spec,
+            stopping_of=self.stopping_of,
+            before=self._before,
+            backend=backend,
+        )
 
     def stopping_of(self, params: SamplingParams) -> StopConditions:
         """Return the stop conditions of sampling parameters; slow for new stop strings.
@@ -314,19 +331,21 @@ class LLM(BaseLLM):
             backend.close()
             raise
 
-    def _search_backend(self, params: SamplingParams) -> LiveBackend:
+    def _search_backend(
+        self, params: SamplingParams, tokenizer: Any = None, *, searches: bool = True
+    ) -> LiveBackend:
         from treegen.search.live.backend import LiveBackend
 
         empty = self._plan([])
         return LiveBackend(
-            tokenizer=self.tokenizer,
+            tokenizer=self.tokenizer if tokenizer is None else tokenizer,
             spec=self.spec,
             images=self.images,
             params=params,
             max_rows=self.max_rows,
             stopping_of=self.stopping_of,
             make_scheduler=lambda stopping, on_grown: self.engine.scheduler(
-                empty, [ParamSet(params, stopping)], searches=True, on_grown=on_grown
+                empty, [ParamSet(params, stopping)], searches=searches, on_grown=on_grown
             ),
             make_plan=self._plan,
             before=self._before,

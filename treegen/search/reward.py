@@ -11,6 +11,7 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -129,6 +130,12 @@ Encoded = tuple[list[int], list[int]]
 _DECIMALS: Final = 6
 
 
+def compute_values(verifier: Verifier, texts: Sequence[Encoded]) -> list[float]:
+    """Return the value of each encoded text; see `by_verifier`."""
+    values = verifier.read([ids for ids, _ in texts], [ends for _, ends in texts])
+    return [round(verifier.reduce_steps(step_values), _DECIMALS) for step_values in values]
+
+
 def whole_text(node: SearchNode) -> str:
     """Return the prompt and the text after it."""
     return prompt_text(node) + node.path_text
@@ -220,11 +227,7 @@ def _evaluate(
 ) -> Evaluate:
     check_counts(batch_size=batch_size)
 
-    def compute(texts: list[Encoded]) -> list[float]:
-        values = verifier.read([ids for ids, _ in texts], [ends for _, ends in texts])
-        return [round(verifier.reduce_steps(step_values), _DECIMALS) for step_values in values]
-
-    together = BatchedFunction(compute, size=batch_size)
+    together = BatchedFunction(partial(compute_values, verifier), size=batch_size)
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         if not nodes:

@@ -208,20 +208,36 @@ class Session(Closeable, NonCopyable):
     def step(self) -> list[Started[Any]]:
         """Run one forward pass if there is work; return the calls that are done, each once."""
         self._work()
-        done = [started for started in self._started if started.is_done]
-        self._started = [started for started in self._started if not started.is_done]
-        return done
+        return self._take_done()
 
     def _work(self) -> None:
         with self._alone():
             if self.backend.has_work:
                 self.backend.step()
             while True:
-                for started in self._started:
-                    if not started.is_done and all(ticket.is_done for ticket in started.tickets):
-                        self._advance(started)
+                self._advance_ready()
                 if not sum(search.return_next() for search in list(self._searches)):
                     break
+
+    def _advance_ready(self) -> None:
+        """Continue the calls whose results have arrived."""
+        for started in self._started:
+            if not started.is_done and all(ticket.is_done for ticket in started.tickets):
+                self._advance(started)
+
+    def resume(self) -> list[Started[Any]]:
+        """Continue calls without a forward pass; return those that are done, each once.
+
+        It is for a run whose steps another object computes.
+        """
+        with self._alone():
+            self._advance_ready()
+            return self._take_done()
+
+    def _take_done(self) -> list[Started[Any]]:
+        done = [started for started in self._started if started.is_done]
+        self._started = [started for started in self._started if not started.is_done]
+        return done
 
     def _advance(self, started: Started[Any]) -> None:
         self.backend.new.clear()

@@ -10,11 +10,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import KEY, TEMPLATE, Running, listening
+from serving import KEY, TEMPLATE, Running, draining, listening
 from tool_model import CALL, QUESTION, save_tool_model
 
 from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
@@ -819,25 +819,6 @@ def test_a_request_that_does_not_begin_is_not_waited_for(
                 assert connection.recv(100) == b""
 
 
-@contextmanager
-def draining(served: AsyncLLM, **options: Any) -> Iterator[Running]:
-    """A server that is told to end, and then ends at once what is under way."""
-    urls: list[str] = []
-    app = Server(served, name="demo", **options).app()
-    server = _GracefulServer(config_of(app), served, 0, urls.append)
-    at = bind_socket("127.0.0.1", 0)
-    at.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([at])))
-    thread.start()
-    while not urls:
-        time.sleep(0.01)
-    try:
-        yield Running(served, int(urls[0].rpartition(":")[2]))
-    finally:
-        server.handle_exit(signal.SIGTERM, None)
-        thread.join()
-
-
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_terminal_that_is_closed_ends_the_server_in_order(model: LLM, ignored: bool) -> None:
     with AsyncLLM(model) as served:
@@ -891,7 +872,7 @@ def test_who_does_not_read_is_hung_up_on(model: LLM, monkeypatch: pytest.MonkeyP
 
 def test_who_reads_slowly_gets_a_whole_answer(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treegen.integrations.server.run._READ_SECONDS", 1)
-    monkeypatch.setattr("treegen.integrations.server.app._PIECE", 2**16)
+    monkeypatch.setattr("treegen.integrations.server.errors._PIECE", 2**16)
     prompts = [f"{number} {PROMPT}" * 50 for number in range(160)]
     body = json.dumps({"prompt": prompts, "echo": True, "max_tokens": 0}).encode()
     received = bytearray()

@@ -81,6 +81,9 @@ class MethodContext(Protocol):
     async def finish(self, node: "SearchNode", n: int) -> "Sequence[SearchNode]":
         """Sample n whole solutions from a node on."""
 
+    def instruct(self, node: "SearchNode", text: str) -> "SearchNode":
+        """Append an instruction to a node, such as a request for feedback."""
+
     async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
         """Make next steps in the way named by the knobs."""
 
@@ -106,6 +109,8 @@ class Method:
     ends_early: bool = True
     """Whether one correct solution ends the whole search. It is False if parts of the tree grow
     independently, because the tree would then depend on what else runs."""
+    joins_path: bool = True
+    """Whether a solution is the text of the whole path to its node, and not of the node alone."""
     arguments: tuple[Argument, ...] = ()
     """Its own arguments, which users give by name; `run` takes them as keywords."""
     source: str | None = None

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.evals.search.method_arguments import read_signature
 from treegen.evals.search.method_types import Method, MethodContext
-from treegen.evals.search.tree_methods import ab_mcts, get_tree_limits, mcts, rstar
+from treegen.evals.search.tree_methods import (
+    ab_mcts,
+    get_tree_limits,
+    mcts,
+    rstar,
+    self_refine,
+)
 
 if TYPE_CHECKING:
+    from treegen.search.tree.records import SearchTree
     from treegen.search.tree.result import SearchOutcome
 
 
@@ -133,7 +140,20 @@ METHODS: Final[Mapping[str, Method]] = {
         on_scale=True,
         arguments=read_signature(rstar),
     ),
+    "self-refine": Method(self_refine, (), joins_path=False, arguments=read_signature(self_refine)),
 }
+
+
+def solution_text(method: str, tree: "SearchTree", node: int) -> str:
+    """Return the text of the solution that ends with a node.
+
+    Args:
+        method: The name of the method that made the tree; custom methods join the whole path.
+        tree: The tree.
+        node: The id of the node.
+    """
+    joins_path = method not in METHODS or METHODS[method].joins_path
+    return tree.path_text(node) if joins_path else tree.nodes[node].text
 
 
 def methods_with_setting(knob: str) -> Iterable[str]:

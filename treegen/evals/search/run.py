@@ -19,6 +19,7 @@ from treegen.evals.progress.time_left import TimeForecast
 from treegen.evals.progress.usage import AttemptLog, load_attempts
 from treegen.evals.scoring.results import results_head
 from treegen.evals.search.job import SearchJob
+from treegen.evals.search.methods import solution_text
 from treegen.evals.search.settings import stored_search_choices
 from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
 from treegen.evals.task_calls import wrap_task_method
@@ -179,7 +180,9 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
     task = job.task
     problem_id, repeat = job.searches[result.name]
     problem = next(problem for problem in job.data.problems if problem.id == problem_id)
-    text = result.best_text if result.best in result.candidates else None
+    text = None
+    if result.best is not None and result.best in result.candidates:
+        text = solution_text(job.settings.method, result.tree, result.best)
     document = result.to_json()
     return {
         "problem_id": problem_id,

@@ -176,9 +176,13 @@ class Searcher:
 
     # The functions that strategies call
 
+    def _text(self, node: SearchNode) -> str:
+        """Return the text of the solution that ends with a node."""
+        return node.path_text if self._method.joins_path else node.text
+
     def done(self, node: SearchNode) -> bool:
         """Return whether a node ends a solution."""
-        return self._is_over(node) or self._ask(self._task.done)(self._problem, node.path_text)
+        return self._is_over(node) or self._ask(self._task.done)(self._problem, self._text(node))
 
     def _is_over(self, node: SearchNode) -> bool:
         """Return whether the model ended the text, by a token or a stop string of solutions."""
@@ -190,11 +194,11 @@ class Searcher:
 
     def state(self, node: SearchNode) -> Hashable:
         """Return the state of a node, and whether the model has ended its text."""
-        return self._ask(self._task.state)(self._problem, node.path_text), is_ended(node)
+        return self._ask(self._task.state)(self._problem, self._text(node)), is_ended(node)
 
     def answer(self, node: SearchNode) -> str | None:
         """Return the answer of a solution; None if it has none."""
-        return self._ask(self._task.answer)(self._problem, node.path_text)
+        return self._ask(self._task.answer)(self._problem, self._text(node))
 
     def _weight(self, node: SearchNode) -> float:
         """Return the vote weight of a solution; 0 if the budget ended before it was evaluated."""
@@ -213,6 +217,10 @@ class Searcher:
         """Sample whole solutions from a node on, and prune those that are wrong."""
         self._check()
         return self._prune_checked(await node.sample(n))
+
+    def instruct(self, node: SearchNode, text: str) -> SearchNode:
+        """Append an instruction to a node, such as a request for feedback."""
+        return node.extend(self._ask(self._task.instruction)(text))
 
     async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
         """Make next steps in the way named by the settings."""
@@ -258,7 +266,7 @@ class Searcher:
 
     def _plain(self, node: SearchNode) -> float | None:
         """Return the value of a node that a check finds correct, wrong or a dead end, else None."""
-        text, checkable = node.path_text, self.checkable
+        text, checkable = self._text(node), self.checkable
         if checkable and self._check_solved(node):
             return self._value.won
         if self._ask(self._task.done)(self._problem, text):
@@ -268,5 +276,5 @@ class Searcher:
 
     def _check_solved(self, node: SearchNode) -> bool:
         return node is not self.root and self._ask(self._task.is_solved)(
-            self._problem, node.path_text
+            self._problem, self._text(node)
         )

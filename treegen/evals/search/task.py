@@ -51,9 +51,11 @@ class SearchTask(Task):
     """A task whose solutions consist of steps.
 
     It also defines the abstract members `search_defaults`, `root`, `state`, `done`, `answer` and
-    `is_solved`. The other members have defaults: `checkable`, `propose` and `evaluate`.
+    `is_solved`. The other members have defaults: `checkable`, `instruction`, `propose` and
+    `evaluate`.
 
-    The text after the prompt (`SearchNode.path_text`) alone decides the state.
+    The text of a solution alone decides the state. It is the text after the prompt
+    (`SearchNode.path_text`); for self-refine, it is the text of the last attempt.
     """
 
     @property
@@ -89,6 +91,10 @@ class SearchTask(Task):
         needs the reference, and only scoring may call it.
         """
         return False
+
+    def instruction(self, text: str) -> str:
+        """Return the text to append to a solution for an instruction, such as one to check it."""
+        return f"\n\n{text}\n"
 
     def propose(self, problem: Problem, how: str) -> "Propose":
         """Return a function that makes next steps in a way of `SearchDefaults.propose`."""

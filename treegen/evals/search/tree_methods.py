@@ -1,4 +1,4 @@
-"""Methods that visit a tree repeatedly. Their parameters after `on` are the arguments of `-a`.
+"""Methods with arguments of their own: their parameters after `on` are the arguments of `-a`.
 
 Strategies are imported when they run, so that help is fast.
 """
@@ -6,6 +6,7 @@ Strategies are imported when they run, so that help is fast.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from treegen.errors import InputError
 from treegen.evals.search.method_arguments import Count
 
 if TYPE_CHECKING:
@@ -104,6 +105,59 @@ async def ab_mcts(
         rule=rule,
         batch=batch,
         **get_tree_limits(on),
+    )
+
+
+async def self_refine(
+    on: "MethodContext",
+    *,
+    rounds: Count = 3,
+    chains: Count = 1,
+    feedback: str = "Check this answer step by step. If nothing is wrong with it, write DONE.",
+    refine: str = "Write the whole answer again, improved by this feedback.",
+    enough: str = "DONE",
+) -> "SearchOutcome":
+    """Refine an answer by feedback on it; see `treegen.search.self_refine`.
+
+    Args:
+        on: The problem and its functions.
+        rounds: Maximum number of refinements of an answer.
+        chains: Number of answers to refine independently.
+        feedback: The instruction that asks for feedback.
+        refine: The instruction that asks for a better answer.
+        enough: Text by which feedback says that the answer needs no refinement.
+
+    Raises:
+        InputError: `enough` is empty.
+    """
+    from treegen.search.strategies.refine import self_refine as search
+
+    if not enough:
+        raise InputError('enough must not be empty; give the word that ends feedback, as "DONE"')
+
+    solved: set[SearchNode] = set()
+
+    async def continue_node(node: "SearchNode") -> "SearchNode":
+        (answer,) = await node.sample(1)
+        return answer
+
+    async def comment(attempt: "SearchNode") -> "SearchNode":
+        if on.is_solved(attempt):
+            solved.add(attempt)
+            return attempt
+        return await continue_node(on.instruct(attempt, feedback))
+
+    async def improve(criticism: "SearchNode") -> "SearchNode":
+        return await continue_node(on.instruct(criticism, refine))
+
+    return await search(
+        on.root,
+        continue_node,
+        comment,
+        improve,
+        lambda node: node in solved or enough in node.text,
+        rounds=rounds,
+        chains=chains,
     )
 
 

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.evals.problem import Problem
 from treegen.evals.search.method_types import REWARD
 from treegen.evals.search.task import SearchTask
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.tree.node import SearchNode
+
+if TYPE_CHECKING:
+    from treegen.model.scorers.verifier import Verifier
 
 # Lower than the mean log-probability of any state that is not a dead end.
 _LOST: Final = -1e6
@@ -41,6 +44,23 @@ def own_value_function(task: SearchTask, problem: Problem, how: str) -> ValueFun
     return ValueFunction(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
 
 
+def verifier_value_function(verifier: "Verifier", problems: Mapping[str, Problem]) -> ValueFunction:
+    """Return the evaluation of states by a verifier.
+
+    Args:
+        verifier: The verifier.
+        problems: Problems by the names of searches.
+    """
+    from treegen.search.reward import by_verifier
+
+    def question_of(node: SearchNode) -> str:
+        # The solved examples are left out, because they say nothing about this solution.
+        return problems[node.search.name].question
+
+    judge = by_verifier(verifier, question_of=question_of)
+    return ValueFunction(judge, 0.0, 1.0, lambda value: value)
+
+
 def general_value_function(
     how: str,
     problems: Mapping[str, Problem],
@@ -57,16 +77,11 @@ def general_value_function(
         memory: The verifier's cache size.
     """
     if how.startswith(REWARD):
-        from treegen.search.reward import MEMORY, by_verifier, load_verifier
-
-        def question_of(node: SearchNode) -> str:
-            # The solved examples are left out, because they say nothing about this solution.
-            return problems[node.search.name].question
+        from treegen.search.reward import MEMORY, load_verifier
 
         name = how.removeprefix(REWARD)
         verifier = load_verifier(name, memory=memory or MEMORY, **(verifier_args or {}))
-        judge = by_verifier(verifier, question_of=question_of)
-        return ValueFunction(judge, 0.0, 1.0, lambda value: value)
+        return verifier_value_function(verifier, problems)
     function = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
     if function is None:
         return None

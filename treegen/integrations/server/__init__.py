@@ -1,9 +1,23 @@
-"""A server that speaks OpenAI's protocol. Needs the extra `serve`.
+"""A server that speaks OpenAI's protocol, and a protocol of tree nodes. Needs the extra `serve`.
 
-requests.py    request bodies, checked; unknown fields are errors that name the field
-responses.py   completions as OpenAI's JSON, whole or streamed
-app.py         the routes and limits
-metrics.py     metrics for Prometheus
-sockets.py     the socket that the server listens on
-run.py         the server process
+app.py           the routes and limits
+requests.py      request bodies, checked; unknown fields are errors that name the field
+responses.py     completions as OpenAI's JSON, whole or streamed
+errors.py        errors as OpenAI's JSON
+disconnects.py   calls that end when their client disconnects
+metrics.py       metrics for Prometheus
+sockets.py       the socket that the server listens on
+run.py           the server process
+
+node_types.py    the protocol of nodes; its sampling parameters are in node_params.py
+node_routes.py   the routes of nodes; answers stored by idempotency.py
+node_batch.py    several operations of one request
+node_calls.py    the operations; appended text is in given_text.py
+node_answers.py  nodes as JSON
+nodes.py         trees, leases and what they take
+node_limits.py   limits of each API key
+openapi.py       the OpenAPI document
+
+search.py           chats answered by searches
+search_requests.py  their requests and limits
 """

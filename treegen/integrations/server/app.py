@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
-import logging
-import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from ipaddress import ip_address
@@ -24,42 +21,47 @@ from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
-from treegen.errors import BusyError, CapacityError, InputError, StoppedError
+from treegen.errors import InputError
+from treegen.integrations.server.disconnects import cancel_on_disconnect
+from treegen.integrations.server.errors import (
+    encode_event,
+    encode_json,
+    error_response,
+    json_response,
+    make_error_response,
+    stream_json,
+)
 from treegen.integrations.server.metrics import Metrics
+from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_routes import NodeRoutes
+from treegen.integrations.server.openapi import make_openapi
 from treegen.integrations.server.requests import (
     CompletionRequest,
     RequestError,
-    field_of,
     parse_request,
     read_json,
 )
 from treegen.integrations.server.responses import CompletionResponse
+from treegen.integrations.server.search import ChatSearches, SearchService
+from treegen.integrations.server.search_requests import SearchLimits
 from treegen.llm.async_llm import AsyncLLM
+from treegen.model.scorers.verifier import Verifier
 
-_LOG: Final = logging.getLogger("treegen.integrations.server")
-_RETRY_AFTER: Final = 1  # seconds
-# Bytes of one piece of an answer. A client must read a piece in time before the next is written.
-# With smaller pieces a client that reads almost nothing could keep a large answer in memory for
-# hours.
-_PIECE: Final = 2**20
-_MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the request
-_ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
-_GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
-_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 _ROUTES: Final = (
-    "this server has POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /metrics "
-    "and GET /health"
+    "this server has POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /v1/nodes "
+    "(see GET /openapi.json), /v1/search/METHOD/chat/completions, GET /metrics and GET /health"
 )
 # What clients ask for that know OpenAI's other routes, and what to use.
 _ELSEWHERE: Final = {
     "/v1/responses": "set the client to chat completions, such as "
     "client.chat.completions.create(...); ",
+    "/v1/search": "the base_url of a search is /v1/search/METHOD, for chat completions; ",
     "/v1/embeddings": "it generates text and makes no embeddings; ",
 }
 
@@ -72,26 +74,58 @@ class Server:
         served: AsyncLLM,
         *,
         name: str,
-        api_key: str | None = None,
+        api_key: str | Sequence[str] | None = None,
         max_body: int = 16 * 2**20,
         body_seconds: float = 30.0,
         usual: Mapping[str, Any] = MappingProxyType({}),
+        nodes: NodeLimits | None = None,
+        verifier: Verifier | None = None,
+        searches: ChatSearches | None = None,
+        search_limits: SearchLimits | None = None,
     ) -> None:
         """Create the handlers for one model.
 
         Args:
             served: The model.
             name: Name of the model in requests.
-            api_key: The key that requests must have; None requires none.
+            api_key: The keys of which requests must have one; None requires none. The nodes of each
+                key are invisible to the others.
             max_body: Maximum size of a body in bytes.
             body_seconds: Time within which a body must arrive.
             usual: Sampling parameters of requests that do not give them.
+            nodes: Limits on nodes, if `served` computes nodes. Default: there are no nodes.
+            verifier: Computes rewards of nodes. Default: there are none.
+            searches: Prepares searches of chats, if `served` computes nodes. Default: there are no
+                searches.
+            search_limits: Limits on searches. Default: those of `SearchLimits`.
         """
-        self._served, self._name, self._api_key = served, name, api_key
+        self._served, self._name = served, name
+        self._api_keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
         self._max_body, self._body_seconds = max_body, body_seconds
         self._usual = dict(usual)
         self._started = int(time.time())
-        self._metrics = Metrics(served)
+        self._nodes = (
+            NodeRoutes(
+                served,
+                nodes,
+                verifier=verifier,
+                read_body=self._body,
+                check_model=self._check_model,
+            )
+            if nodes is not None
+            else None
+        )
+        self._searches: SearchService | None = None
+        if searches is not None:
+            self._searches = SearchService(
+                served,
+                searches,
+                name=name,
+                room=self._room(),
+                usual=self._usual,
+                limits=search_limits or SearchLimits(),
+            )
+        self._metrics = Metrics(served, self._nodes.store if self._nodes is not None else None)
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -103,7 +137,13 @@ class Server:
                 self._route("/v1/models", self._models),
                 self._route("/v1/models/{name:path}", self._models),
                 self._route("/metrics", self._metrics.response),
+                *(
+                    self._route(path, handler, method)
+                    for path, method, handler in (self._nodes.handlers() if self._nodes else ())
+                ),
+                *(self._search_routes() if self._searches is not None else ()),
                 Route("/health", self._health),
+                Route("/openapi.json", self._openapi),
             ],
             exception_handlers={HTTPException: _not_found},
         )
@@ -116,34 +156,37 @@ class Server:
         async def handle_request(request: Request) -> Response:
             try:
                 self._check_host(request)
-                self._check_key(request)
+                request.state.client = self._check_key(request)
                 if method == "POST":
                     _check_json(request)
                 response = await handler(request)
-            except HTTPException as error:
-                response = _error(error.status_code, str(error.detail), headers=error.headers)
-            except ClientDisconnect:
-                response = Response(status_code=_GONE)
             except Exception as error:
-                response = _make_error_response(error)
+                response = make_error_response(error)
             self._metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 
         return Route(path, handle_request, methods=[method])
 
-    def _check_key(self, request: Request) -> None:
-        if self._api_key is None:
-            return
+    def _check_key(self, request: Request) -> str:
+        """Return the name of the client: the number of its API key, from 1, or "0" without keys."""
+        if not self._api_keys:
+            return "0"
         # Starlette decodes headers as Latin-1.
-        scheme, _, key = request.headers.get("authorization", "").strip().partition(" ")
-        is_right = hmac.compare_digest(key.strip().encode("latin-1"), self._api_key.encode())
-        if scheme.lower() != "bearer" or not is_right:
+        scheme, _, sent = request.headers.get("authorization", "").strip().partition(" ")
+        key = sent.strip().encode("latin-1")
+        numbers = [
+            number
+            for number, right in enumerate(self._api_keys, 1)
+            if hmac.compare_digest(key, right.encode())
+        ]
+        if scheme.lower() != "bearer" or not numbers:
             message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
             raise HTTPException(401, message, headers={"WWW-Authenticate": "Bearer"})
+        return str(numbers[0])
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("host", "")
-        if self._api_key is None and not _is_address(host):
+        if not self._api_keys and not _is_address(host):
             raise HTTPException(
                 403,
                 f"the server is asked as {host!r:.80}, which may be another site's name; ask "
@@ -168,23 +211,56 @@ class Server:
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
         ask = parse_request(await self._body(request), is_chat=is_chat)
-        if ask.model not in ("", self._name):
-            raise HTTPException(
-                404, f"the model {ask.model!r:.80} is not served; this one is: {self._name!r}"
-            )
-        llm, served = self._served.llm, self._served
-        # A chat's answer is bounded by the model's context and by half of the cache.
-        most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
-        prompts, params = ask.prompts(), ask.params(max(most, 1), self._usual, self._grammar(ask))
+        self._check_model(ask.model)
+        served = self._served
+        prompts, params = ask.prompts(), ask.params(self._room(), self._usual, self._grammar(ask))
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
             whole = self._whole(answer, prompts, params if ask.is_sampled else None, how)
-            return _stream_json(await _cancel_on_disconnect(request, whole))
+            return stream_json(await cancel_on_disconnect(request, whole))
         items = served.stream(prompts, params, **how, parts=ask.parses_reply)
         # Await the first item, so that an error becomes the status and not part of the stream.
-        first = await _cancel_on_disconnect(request, anext(items))
+        first = await cancel_on_disconnect(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
+
+    def _room(self) -> int:
+        """Return how many tokens the model's context and half of the cache have room for."""
+        llm = self._served.llm
+        cached = llm.cache.pool.num_pages * llm.cache.page_size // 2
+        return max(1, min(llm.spec.context_length, cached))
+
+    def _search_routes(self) -> list[Route]:
+        """Return the routes of searches, a base URL for each method."""
+        base = "/v1/search/{method}"
+        return [
+            self._route(f"{base}/chat/completions", self._search, "POST"),
+            self._route(f"{base}/models", self._models),
+            self._route(f"{base}/models/{{name:path}}", self._models),
+        ]
+
+    async def _search(self, request: Request) -> Response:
+        searches = self._searches
+        assert searches is not None
+        searches.check_method(request.path_params["method"])
+        ask = searches.parse(request.path_params["method"], await self._body(request))
+        self._check_model(ask.ask.model)
+        prepared = await cancel_on_disconnect(request, searches.prepare(ask))
+        if ask.ask.stream:
+            return StreamingResponse(searches.stream(prepared), media_type="text/event-stream")
+        answer = await cancel_on_disconnect(request, searches.answer(prepared))
+        return stream_json(await asyncio.to_thread(encode_json, answer))
+
+    def close(self) -> None:
+        """End the thread of searches."""
+        if self._searches is not None:
+            self._searches.close()
+
+    def _check_model(self, name: str) -> None:
+        if name not in ("", self._name):
+            raise HTTPException(
+                404, f"the model {name!r:.80} is not served; this one is: {self._name!r}"
+            )
 
     def _grammar(self, ask: CompletionRequest) -> str | None:
         """Return the grammar of the tool call that the model has to make; None without one."""
@@ -226,10 +302,12 @@ class Server:
             scores = [next(scored) if len(tokens) > 1 else None for tokens in answer.prompts]
         # Encoding many log-probabilities takes a while, so do it without blocking other requests.
         return await asyncio.to_thread(
-            lambda: _encode_json(answer.build_response(completions, scores))
+            lambda: encode_json(answer.build_response(completions, scores))
         )
 
     async def _models(self, request: Request) -> Response:
+        if self._searches is not None and (method := request.path_params.get("method")):
+            self._searches.check_method(method)
         card = {
             "id": self._name,
             "object": "model",
@@ -239,19 +317,23 @@ class Server:
         }
         name = request.path_params.get("name")
         if name is None:
-            return _json({"object": "list", "data": [card]})
+            return json_response({"object": "list", "data": [card]})
         if name != self._name:
             raise HTTPException(
                 404, f"the model {name!r:.80} is not served; GET /v1/models names the one that is"
             )
-        return _json(card)
+        return json_response(card)
+
+    async def _openapi(self, request: Request) -> Response:
+        self._check_host(request)
+        return json_response(make_openapi())
 
     async def _health(self, request: Request) -> Response:
         self._check_host(request)
         failure = self._served.failure
         if failure is not None:
-            return _error(503, f"the model cannot be used any more: {failure}")
-        return _json({"status": "ok"})
+            return error_response(503, f"the model cannot be used any more: {failure}")
+        return json_response({"status": "ok"})
 
 
 async def _events(
@@ -261,36 +343,15 @@ async def _events(
     async with aclosing(items):
         try:
             for piece in answer.pieces(*first):
-                yield _event(piece)
+                yield encode_event(piece)
             async for place, item in items:
                 for piece in answer.pieces(place, item):
-                    yield _event(piece)
+                    yield encode_event(piece)
             if answer.ask.stream_options.include_usage:
-                yield _event(answer.usage_piece())
+                yield encode_event(answer.usage_piece())
             yield b"data: [DONE]\n\n"
         except Exception as error:
-            yield b"data: " + bytes(_make_error_response(error).body) + b"\n\n"
-
-
-async def _cancel_on_disconnect(request: Request, call: Awaitable[Any]) -> Any:
-    """Return the result of a call, which is cancelled when the client disconnects."""
-    work = asyncio.ensure_future(call)
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        raise ClientDisconnect
-    finally:
-        for task in (work, gone):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+            yield b"data: " + bytes(make_error_response(error).body) + b"\n\n"
 
 
 def _check_json(request: Request) -> None:
@@ -319,59 +380,4 @@ async def _not_found(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         advice = next((hint for start, hint in _ELSEWHERE.items() if path.startswith(start)), "")
         message = f"there is no {request.method} {path} here; {advice}{_ROUTES}"
-    return _error(error.status_code, message, headers=error.headers)
-
-
-def _make_error_response(error: Exception) -> Response:
-    """Return the response for an error. Errors that are not the client's fault are logged."""
-    if isinstance(error, BusyError):
-        return _error(429, str(error), headers={"Retry-After": str(_RETRY_AFTER)})
-    if isinstance(error, StoppedError):
-        return _error(503, str(error))
-    if isinstance(error, InputError | CapacityError):
-        message = str(error) if isinstance(error, RequestError) else _for_client(str(error))
-        return _error(400, message, param=field_of(error))
-    _LOG.error("a request failed: %r", error)
-    return _error(500, f"the server failed ({type(error).__name__}); see its log")
-
-
-def _for_client(message: str) -> str:
-    """Return a message of the library without remedies that only the server's operator has.
-
-    These remedies name an argument of Python, such as `images=True`.
-    """
-    problem, semicolon, advice = message.rpartition("; ")
-    if not semicolon or not _ARGUMENT.search(advice):
-        return message
-    remedies = [part for part in re.split(r", or |, ", advice) if not _ARGUMENT.search(part)]
-    return f"{problem}; {', or '.join(remedies) or 'leave it out'}"
-
-
-def _error(status: int, message: str, *, param: str | None = None, headers: Any = None) -> Response:
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    body = {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
-    return _json({"error": body}, status, headers)
-
-
-def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
-    return Response(_encode_json(value), status, headers, media_type="application/json")
-
-
-def _stream_json(body: bytes) -> Response:
-    """Stream JSON in pieces, so that the time limit for a slow client applies to each piece."""
-
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        for start in range(0, len(body), _PIECE):
-            yield body[start : start + _PIECE]
-
-    headers = {"content-length": str(len(body))}
-    return StreamingResponse(pieces(), headers=headers, media_type="application/json")
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + _encode_json(value) + b"\n\n"
-
-
-def _encode_json(value: Any) -> bytes:
-    # ASCII only, because a text may have lone surrogates, which UTF-8 cannot encode.
-    return json.dumps(value, separators=(",", ":")).encode()
+    return error_response(error.status_code, message, error.headers)

@@ -11,15 +11,21 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from treegen.integrations.server.nodes import NodeStore
 from treegen.llm.async_llm import AsyncLLM
 
 
 class Metrics(Collector):
     """Counts of requests, the engine's usage, and its current load."""
 
-    def __init__(self, served: AsyncLLM) -> None:
-        """Create the metrics of a model."""
-        self._served, self._registry = served, CollectorRegistry()
+    def __init__(self, served: AsyncLLM, nodes: NodeStore | None = None) -> None:
+        """Create the metrics of a model.
+
+        Args:
+            served: The model.
+            nodes: The nodes of clients. Default: none.
+        """
+        self._served, self._nodes, self._registry = served, nodes, CollectorRegistry()
         self._registry.register(self)
         self.requests = Counter(
             "treegen_requests",
@@ -55,3 +61,19 @@ class Metrics(Collector):
             ("num_pages", "Pages of the cache.", status.num_pages),
         ):
             yield GaugeMetricFamily(f"treegen_{name}", description, value=value)
+        if self._nodes is not None:
+            yield from self._collect_nodes(self._nodes)
+
+    @staticmethod
+    def _collect_nodes(nodes: NodeStore) -> Any:
+        """Yield what the nodes of each client take; clients are numbered as their API keys."""
+        for name, description in (
+            ("nodes", "Nodes that clients hold."),
+            ("tokens", "Tokens of the nodes."),
+            ("bytes", "Size of the keys and values of these tokens."),
+        ):
+            prefix = "" if name == "nodes" else "node_"
+            gauge = GaugeMetricFamily(f"treegen_{prefix}{name}", description, labels=["client"])
+            for client in list(nodes.clients.values()):
+                gauge.add_metric([client.name], getattr(nodes.memory(client), name))
+            yield gauge

@@ -191,7 +191,7 @@ class CompletionRequest(BaseModel):
             RequestError: The prompt is malformed.
         """
         if self.messages is not None:
-            return [[_message(message) for message in self.messages]]
+            return [[read_message(message) for message in self.messages]]
         prompt = self.prompt
         if isinstance(prompt, str) or _is_tokens(prompt):
             return [prompt]
@@ -334,7 +334,7 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def _part(part: Any) -> dict[str, Any]:
+def read_part(part: Any) -> dict[str, Any]:
     """Convert a part of a message: text, or an image that the request contains as a data URL."""
     if isinstance(part, dict) and isinstance(text := part.get("text"), str):
         return {"type": "text", "text": text}
@@ -350,11 +350,11 @@ def _part(part: Any) -> dict[str, Any]:
     return {"type": "image", "image": url}
 
 
-def _message(message: dict[str, Any]) -> Message:
+def read_message(message: dict[str, Any]) -> Message:
     """Convert a message for chat templates: text in one piece, tool arguments as objects."""
     converted = {name: value for name, value in message.items() if value is not None}
     if isinstance(content := converted.get("content"), list):
-        parts = list(map(_part, content))
+        parts = list(map(read_part, content))
         is_text = all(part["type"] == "text" for part in parts)
         converted["content"] = "".join(part["text"] for part in parts) if is_text else parts
     if not isinstance(calls := converted.get("tool_calls", []), list):

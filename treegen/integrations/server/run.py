@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from socket import socket
@@ -19,9 +19,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treegen.errors import InputError
 from treegen.integrations.server.app import Server
+from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.search import ChatSearches
+from treegen.integrations.server.search_requests import SearchLimits
 from treegen.integrations.server.sockets import prepare_to_listen, url_of
 from treegen.llm.async_llm import AsyncLLM
 from treegen.llm.base import BaseLLM
+from treegen.model.scorers.verifier import Verifier
 
 # Longer than clients keep a connection idle. The server must not close it first, because the next
 # request may be on its way.
@@ -151,16 +155,20 @@ class _GracefulServer(uvicorn.Server):
         self._loop.run_in_executor(None, partial(self._served.close, drain=False))
 
 
-def serve(
+def serve(  # noqa: PLR0913 -- users name these settings of a server
     llm: BaseLLM,
     at: socket,
     *,
     name: str,
-    api_key: str | None = None,
+    api_key: str | Sequence[str] | None = None,
     max_body: int = 16 * 2**20,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     drain_seconds: int = 60,
     recommended: bool = True,
+    nodes: NodeLimits | None = None,
+    verifier: Verifier | None = None,
+    searches: ChatSearches | None = None,
+    search_limits: SearchLimits | None = None,
     on_start: Callable[[str], None] = lambda url: None,
     **options: Any,
 ) -> None:
@@ -170,12 +178,16 @@ def serve(
         llm: The model.
         at: Socket to listen on.
         name: Name of the model in requests.
-        api_key: The key that requests must have; None requires none.
+        api_key: The keys of which requests must have one; None requires none.
         max_body: Maximum size of a request body in bytes.
         max_image_pixels: Maximum total number of pixels of the images of one request.
         drain_seconds: Time for answering open requests after the signal; the rest is dropped.
         recommended: Whether sampling parameters that a request omits come from the checkpoint's
             generation_config.json.
+        nodes: Limits on nodes. Default: those of `NodeLimits`.
+        verifier: Computes rewards of nodes. Default: none.
+        searches: Prepares searches of chats. Default: there are no searches.
+        search_limits: Limits on searches. Default: those of `SearchLimits`.
         on_start: Called with the URL once requests are accepted.
         options: `max_waiting` and `tool_format`, as for `AsyncLLM`. Requests above `max_waiting`
             get 429.
@@ -184,11 +196,25 @@ def serve(
         InputError: `llm` is not an LLM, `max_waiting` cannot be used, or another program listens
             there.
     """
+    limits = nodes or NodeLimits()
+    has_nodes = limits.max_nodes > 0
+    options["nodes"] = has_nodes or searches is not None
     with AsyncLLM(llm, max_image_pixels=max_image_pixels, **options) as served:
         usual = llm.spec.take_recommended() if recommended else {}
-        server = Server(served, name=name, api_key=api_key, max_body=max_body, usual=usual)
+        server = Server(
+            served,
+            name=name,
+            api_key=api_key,
+            max_body=max_body,
+            usual=usual,
+            nodes=limits if has_nodes else None,
+            verifier=verifier,
+            searches=searches,
+            search_limits=search_limits,
+        )
         listening = _GracefulServer(config_of(server.app()), served, drain_seconds, on_start)
         try:
             asyncio.run(listening.serve([at]))
         finally:
             served.close(drain=False)
+            server.close()

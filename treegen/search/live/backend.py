@@ -61,7 +61,7 @@ class LiveBackend:
         Args:
             tokenizer: The model's tokenizer.
             spec: The model's sizes and limits.
-            params: Default sampling parameters. No search may ask for more logprobs.
+            params: Default sampling parameters.
             max_rows: Maximum number of rows that decode at once.
             stopping_of: Returns the stop conditions of sampling parameters.
             make_scheduler: Makes the scheduler, from the default stop conditions and the function
@@ -70,12 +70,11 @@ class LiveBackend:
             before: Counts of earlier samples of unnamed prompts, so that new samples differ.
             images: The model's images; None if it takes none.
         """
-        self.tokenizer, self.spec, self.params = tokenizer, spec, params
-        self.images = images
+        self.tokenizer, self.spec, self.images = tokenizer, spec, images
         self._make_plan, self._stopping_of = make_plan, stopping_of
         self._before, self._own_before = before or DrawCounter(), DrawCounter()
         self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
-        self._prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
+        self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer, self._appender = Detokenizer(tokenizer), PromptAppender(tokenizer)
         self._tickets: dict[int, tuple[PendingResults[Any], LiveRequest]] = {}  # by request
         self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, during a step
@@ -99,7 +98,7 @@ class LiveBackend:
             Request(str(index), tokens, samples=rows, rows=rows, max_tokens=1)
             for index, tokens in enumerate(self._encode(contents))
         ]
-        ends = self._prompts.add_plan(self._make_plan(requests))
+        ends = self.prompts.add_plan(self._make_plan(requests))
         return [
             LiveContext(segment, given=GivenPrompt.of(content))
             for segment, content in zip(ends, contents, strict=True)
@@ -118,31 +117,46 @@ class LiveBackend:
             check_vocabulary(str(index), ids, self.spec, self.images)
         return tokens
 
-    def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> LiveContext:
-        """Return the context of a prompt. `usage` counts its tokens only when they are computed."""
+    def prompt(
+        self, content: str | Sequence[int], usage: SearchUsage, tokens: Tokens | None = None
+    ) -> LiveContext:
+        """Return the context of a prompt.
+
+        Args:
+            content: Text or token ids.
+            usage: Usage of the search; it counts the prompt's tokens only when they are computed.
+            tokens: The token ids of the prompt, if it is encoded already.
+        """
         self._check_open()
-        segment = self._prompts.find(self._encode([content])[0])
+        segment = self.prompts.find(self._encode([content])[0] if tokens is None else tokens)
         return LiveContext(segment, given=GivenPrompt.of(content))
 
-    def extend(self, context: Context, content: str | Parts) -> LiveContext:
-        """Return the context with text, or with texts and images, appended."""
+    def extend(
+        self, context: Context, content: str | Parts, images: Sequence[PlacedImage] = ()
+    ) -> LiveContext:
+        """Return the context with text, or with texts and images, appended.
+
+        Args:
+            context: The context.
+            content: Text, or parts with images.
+            images: The images whose placeholders are in the text. Default: none.
+        """
         self._check_open()
         assert isinstance(context, LiveContext)
         segment, prompt, table = context.segment, context.given, self.images
-        images: list[PlacedImage] = []
         if not isinstance(content, str):
             content, images = render_parts(content, self.tokenizer, table, "extension")
         if prompt is not None and not images:
             prompt, tokens = self._appender.append(prompt, segment.path_tokens(), content)
             check_vocabulary("extension", tokens, self.spec, table)
-            return LiveContext(self._prompts.find(tokens), given=prompt)
+            return LiveContext(self.prompts.find(tokens), given=prompt)
         ids = append_text(self.tokenizer, context.tail(), content)
         if table is not None and images:
             ids = table.place(ids, images, "extension")
         if prompt is not None:
             ids = np.concatenate([segment.path_tokens(), ids])
             check_vocabulary("extension", ids, self.spec, table)
-            return LiveContext(self._prompts.find(ids), given=GivenPrompt(None, False))
+            return LiveContext(self.prompts.find(ids), given=GivenPrompt(None, False))
         check_vocabulary("extension", ids, self.spec, table)
         if not len(ids):
             return LiveContext(self.scheduler.run.store.retain(segment), given=None)
@@ -229,7 +243,7 @@ class LiveBackend:
                 self.scheduler.run.store.release(segment)
 
     async def score(
-        self, context: Context, texts: Sequence[str], search: BudgetedSearch
+        self, context: Context, texts: Sequence[str], search: BudgetedSearch, *, top: int = 0
     ) -> list[Score]:
         """Return the log-likelihood of each text after a context.
 
@@ -237,6 +251,7 @@ class LiveBackend:
             context: The text before the texts.
             texts: The texts to score.
             search: The search that asks.
+            top: Number of likeliest tokens to report at the place of each token. Default: 0.
 
         Raises:
             InputError: A text has no tokens.
@@ -252,7 +267,7 @@ class LiveBackend:
                 raise InputError(f"text {text!r} has no tokens; give it at least one to score")
             check_vocabulary("score", ids, self.spec)
             check_scored(f"the node with text {text!r}", context.num_tokens + len(ids), self.spec)
-        spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens)
+        spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens, top=top)
         if context.given is not None:
             store.cascade_new(context.segment)
         segments = [store.add(context.segment, ids) for ids in encoded]
@@ -356,14 +371,14 @@ class LiveBackend:
         self.new.clear()
         try:
             self.scheduler.step()
-            self._collect()
+            self.collect()
         except BaseException:
             self.close()
             raise
         self._check_time()
 
-    def _collect(self) -> None:
-        """Put finished samples and scores into the tickets that wait for them."""
+    def collect(self) -> None:
+        """Put finished samples and scores into the tickets that wait for them; drop all others."""
         ended: list[tuple[PendingResults[Any], int, Completion, int]] = []
         for (index, sample), segment in self.scheduler.grown.items():
             completion = self._ended.pop((index, sample))
@@ -426,11 +441,6 @@ class LiveBackend:
                 search.stop(search.budget.describe_limit("seconds"), StopReason.BUDGET)
 
     def _param_set(self, params: SamplingParams) -> int:
-        if params.logprobs > self.params.logprobs:
-            raise InputError(
-                f"logprobs={params.logprobs} in a session that records {self.params.logprobs}; "
-                "ask for them when the session is opened"
-            )
         return self.scheduler.run.add_params(params, self._stopping_of(params))
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ What texts share is computed and stored once, in this call and in later ones.
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -64,6 +65,7 @@ class PrefixScorer:
         self._options = EngineOptions(model=model.spec.name, memory=memory, prefill_chunk=_CHUNK)
         self._cache = make_cache(model, self._options)
         self._known: OrderedDict[bytes, float] = OrderedDict()
+        self._lock = threading.Lock()  # a server's searches and its nodes share one reader
         self._begin()
 
     def _begin(self) -> None:
@@ -117,21 +119,22 @@ class PrefixScorer:
             for text, text_ends, names in zip(texts, ends, keys, strict=True)
             for end, key in zip(text_ends, names, strict=True)
         }
-        new = {key: prefix for key, prefix in prefixes.items() if key not in self._known}
-        try:
-            values = self._compute(new)
-        except BaseException:
-            self._scheduler.close()
-            self._begin()
-            raise
-        for key in prefixes:
-            if key not in values:
-                self._known.move_to_end(key)
-                values[key] = self._known[key]
-        self._known.update(values)
-        while len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
-        return [[values[key] for key in names] for names in keys]
+        with self._lock:
+            new = {key: prefix for key, prefix in prefixes.items() if key not in self._known}
+            try:
+                values = self._compute(new)
+            except BaseException:
+                self._scheduler.close()
+                self._begin()
+                raise
+            for key in prefixes:
+                if key not in values:
+                    self._known.move_to_end(key)
+                    values[key] = self._known[key]
+            self._known.update(values)
+            while len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+            return [[values[key] for key in names] for names in keys]
 
     def _compute(self, prefixes: dict[bytes, Tokens]) -> dict[bytes, float]:
         scheduler, store = self._scheduler, self._scheduler.run.store

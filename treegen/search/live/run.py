@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from treegen.prompts.replies.types import Part
 from treegen.prompts.stops import StopConditions
 from treegen.prompts.tokens import TAIL
 from treegen.search.live.prompts import PromptIndex, check_fits
+
+if TYPE_CHECKING:
+    from treegen.search.live.backend import LiveBackend
 
 _SCORING = Request("score", np.empty(0, np.int32), 0, 0, 1, score_from=1)
 
@@ -65,6 +69,7 @@ class LiveRun(Closeable, NonCopyable):
 
     Attributes:
         scheduler: Computes the steps.
+        backend: Computes the nodes of searches in the same steps; None if there are none.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class LiveRun(Closeable, NonCopyable):
         *,
         stopping_of: Callable[[SamplingParams], StopConditions],
         before: DrawCounter | None = None,
+        backend: LiveBackend | None = None,
     ) -> None:
         """Create a run without requests.
 
@@ -82,11 +88,16 @@ class LiveRun(Closeable, NonCopyable):
             spec: The model's sizes and limits.
             stopping_of: Returns the stop conditions of sampling parameters.
             before: Counts of earlier samples of each prompt.
+            backend: The backend of searches that share the scheduler. Default: none.
         """
-        self.scheduler = scheduler
+        self.scheduler, self.backend = scheduler, backend
         self._run, self._spec, self._stopping_of = scheduler.run, spec, stopping_of
         self._before = DrawCounter() if before is None else before
-        self._prompts = PromptIndex(self._run.store, rows=self._run.max_rows)
+        self._prompts = (
+            PromptIndex(self._run.store, rows=self._run.max_rows)
+            if backend is None
+            else backend.prompts
+        )
         self._asked: dict[int, _OpenRequest] = {}  # by number
         self._scored: dict[int, int] = {}  # numbers of scored requests, by the scheduler's index
         self._num_added = 0
@@ -210,12 +221,18 @@ class LiveRun(Closeable, NonCopyable):
         except BaseException:
             self.close()
             raise
-        results: list[tuple[int, Completion | Score]] = [(int(c.prompt_id), c) for c in finished]
+        results: list[tuple[int, Completion | Score]] = [
+            (int(completion.prompt_id), completion)
+            for completion in finished
+            if completion.prompt_id.isdecimal()  # the ids of nodes are paths
+        ]
         results = [(number, result) for number, result in results if number in self._asked]
-        for index, score in self._run.scores.items():
-            if index in self._scored:
-                results.append((self._scored.pop(index), score))
-        self._run.scores.clear()
+        scores = self._run.scores
+        for index in [index for index in scores if index in self._scored]:
+            results.append((self._scored.pop(index), scores.pop(index)))
+        if self.backend is not None:
+            self.backend.collect()
+        scores.clear()
         for number, _ in results:
             self._asked[number].left -= 1
             if not self._asked[number].left:
@@ -272,7 +289,7 @@ class LiveRun(Closeable, NonCopyable):
     def close(self) -> None:
         """End all requests and free their pages; they yield no more results."""
         if not self.closed:
-            self.scheduler.close()
+            (self.scheduler if self.backend is None else self.backend).close()
         self._asked.clear()
         self._scored.clear()
 

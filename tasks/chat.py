@@ -1,0 +1,314 @@
+"""Searches of chats that clients of a server send: no reference, a whole reply is the solution.
+
+Each chat is a problem of a task of its own, so the settings and the methods are those of
+`treegen search`. A step is a paragraph of the reply.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from treegen.common.params import SamplingParams
+from treegen.common.spelling import did_you_mean
+from treegen.errors import InputError, arg
+from treegen.evals.config.base import check_no_unused
+from treegen.evals.problem import Problem
+from treegen.evals.search.method_arguments import read_values
+from treegen.evals.search.method_types import CHOOSE, TreeSettings
+from treegen.evals.search.methods import METHODS, solution_text
+from treegen.evals.search.searcher import Searcher
+from treegen.evals.search.settings import SearchSettings, resolve_search_settings
+from treegen.evals.search.task import SearchDefaults, SearchTask
+from treegen.evals.search.value_functions import (
+    ValueFunction,
+    general_value_function,
+    verifier_value_function,
+)
+from treegen.evals.task import TaskData, TaskDefaults
+from treegen.evals.verdict import Verdict
+from treegen.integrations.client.backend import Send
+from treegen.integrations.client.searches import SearchThread
+from treegen.model.scorers.verifier import Verifier
+from treegen.search.budget import Budget
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.records import SearchTree
+from treegen.search.tree.result import SearchOutcome
+from treegen.tasks.answers.canonical import CanonicalAnswer, ChoiceAnswer, NumberAnswer, TextAnswer
+from treegen.tasks.common.text_task import TextTask
+
+ANSWERS: Final[Mapping[str, Callable[[], CanonicalAnswer]]] = {
+    "text": TextAnswer,
+    "number": NumberAnswer,
+    "letter": lambda: ChoiceAnswer(26),
+}
+"""Ways to read the answer of a reply, for votes and for telling answers apart."""
+
+VERIFIER: Final = "verifier"
+"""The name by which clients choose the verifier of the server."""
+_STEP_STOP: Final = "\n\n"
+_STEP_TOKENS: Final = 256
+_MAX_COUNT: Final = 2_000  # so that no request keeps the searches of others waiting for long
+_TREE: Final = tuple(field.name for field in fields(TreeSettings) if field.name != "propose")
+_OPTIONS: Final = (*_TREE, "choose", "step_tokens", "step_stop", "answer")
+
+
+class ChatTask(TextTask, SearchTask):
+    """A chat as a task with one problem."""
+
+    name = "chat"
+    filters = ("answer",)
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        step_stop: str = _STEP_STOP,
+        answer: CanonicalAnswer | None = None,
+        instruction: Callable[[str], str] | None = None,
+    ) -> None:
+        """Create the task.
+
+        Args:
+            params: Sampling parameters of a reply.
+            step_stop: Text that ends a step.
+            answer: Reads the answer of a reply. Default: the whole reply.
+            instruction: Returns the text between a reply and the next one for an instruction.
+                Default: blank lines around it.
+        """
+        self._params, self._step_stop = params, step_stop
+        self._read = answer or TextAnswer()
+        self._instruction = instruction
+
+    @property
+    def defaults(self) -> TaskDefaults:
+        """16 replies."""
+        return TaskDefaults(sampling=self._params, num_samples=16, num_fewshot=0)
+
+    @property
+    def search_defaults(self) -> SearchDefaults:
+        """Steps are paragraphs."""
+        step = replace(
+            self._params,
+            stop=(self._step_stop, *self._params.stops),
+            include_stop=True,
+            max_tokens=_STEP_TOKENS,
+        )
+        return SearchDefaults(
+            method="best-of-n",
+            tokens=1,  # every search gets a budget
+            depth=32,
+            width=4,
+            expand=4,
+            step=step,
+            whole=self._params,
+            evaluator="logprob",
+        )
+
+    def root(self, data: TaskData, problem: Problem) -> str:
+        """Return nothing, because the chat is the prompt."""
+        return ""
+
+    def state(self, problem: Problem, text: str) -> str | None:
+        """Return the reply so far; None if it is blank."""
+        return text if text.strip() or not text else None
+
+    def done(self, problem: Problem, text: str) -> bool:
+        """Return False: only the model ends a reply."""
+        return False
+
+    def answer(self, problem: Problem, text: str) -> str | None:
+        """Return the answer that a reply gives; None if it gives none."""
+        return self._read.read(text)
+
+    def is_solved(self, problem: Problem, text: str) -> bool:
+        """Return False, because nobody knows the right answer."""
+        return False
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Return the answer of a reply, which is not judged."""
+        return {"answer": Verdict(self.answer(problem, text), False)}
+
+    def instruction(self, text: str) -> str:
+        """Return the text to append to a reply for an instruction, such as one to check it."""
+        return super().instruction(text) if self._instruction is None else self._instruction(text)
+
+
+class ChatSearch:
+    """The search of one chat.
+
+    Attributes:
+        params: Default sampling parameters of nodes.
+        budget: The budget.
+    """
+
+    def __init__(
+        self,
+        task: ChatTask,
+        problem: Problem,
+        settings: SearchSettings,
+        value_function: ValueFunction,
+        params: SamplingParams,
+        problems: dict[str, Problem],
+    ) -> None:
+        """Keep what the search needs.
+
+        Args:
+            task: The chat.
+            problem: Its problem.
+            settings: The settings of the search.
+            value_function: The evaluation of states.
+            params: Sampling parameters of a reply.
+            problems: The problems in progress, by the names of their searches.
+        """
+        self.params, self.budget = params, settings.budget
+        self._task, self._problem, self._settings = task, problem, settings
+        self._value_function, self._problems = value_function, problems
+
+    async def __call__(self, root: SearchNode) -> SearchOutcome:
+        """Search below the root."""
+        method = METHODS[self._settings.method]
+        how = self._value_function
+        searcher = Searcher(self._task, self._problem, self._settings, root, how, method)
+        self._problems[root.search.name] = self._problem
+        try:
+            return await searcher.search()
+        finally:
+            del self._problems[root.search.name]
+
+    def text(self, tree: SearchTree, node: int) -> str:
+        """Return the reply that ends with a node, without a stop string of the reply."""
+        text = solution_text(self._settings.method, tree, node)
+        ends = [stop for stop in self.params.stops if text.endswith(stop)]
+        return text.removesuffix(max(ends, key=len, default=""))
+
+    def answer(self, text: str) -> str | None:
+        """Return the answer of a reply; None if it has none."""
+        return self._task.answer(self._problem, text)
+
+
+class ChatSearches:
+    """Prepares the searches of chats for a server; see `treegen.integrations.server.search`."""
+
+    methods: tuple[str, ...] = tuple(METHODS)
+
+    def __init__(self, verifier: Verifier | None = None) -> None:
+        """Create an object that prepares searches.
+
+        Args:
+            verifier: Evaluates states of searches. Default: their log-probabilities do.
+        """
+        self._problems: dict[str, Problem] = {}
+        self._verifier = None
+        if verifier is not None:
+            self._verifier = verifier_value_function(verifier, self._problems)
+
+    def open_runner(self, run_operations: Send) -> SearchThread:
+        """Start the thread in which searches run.
+
+        Args:
+            run_operations: Runs operations on nodes, in the event loop of the caller.
+        """
+        return SearchThread(run_operations)
+
+    def prepare(
+        self,
+        method: str,
+        options: Mapping[str, Any],
+        *,
+        params: SamplingParams,
+        budget: Budget,
+        question: str,
+        instruction: Callable[[str], str],
+    ) -> ChatSearch:
+        """Return the search of a chat.
+
+        Args:
+            method: One of `methods`.
+            options: The client's options: settings of the tree, and arguments of the method.
+            params: Sampling parameters of a reply.
+            budget: The budget.
+            question: The text that a verifier reads as the question.
+            instruction: Returns the text between a reply and the next one for an instruction.
+
+        Raises:
+            InputError: an option is unknown, or has no such value; the message names it.
+        """
+        known = [*_OPTIONS, *(argument.name for argument in METHODS[method].arguments)]
+        for name in options:
+            if name not in known:
+                hint = did_you_mean(name[:80], known) or f"; known: {', '.join(known)}"
+                raise InputError(f"method {method} has no option {name[:80]!r}{hint}")
+        chosen = {name: value for name, value in options.items() if name in _OPTIONS}
+        task = ChatTask(
+            params,
+            step_stop=_text_option(chosen, "step_stop", _STEP_STOP),
+            answer=ANSWERS[_choice_option(chosen, "answer", "text", ANSWERS)](),
+            instruction=instruction,
+        )
+        _check_counts(options)
+        unread = {"expand", "num_samples"} - {*METHODS[method].knobs, *options}
+        asked = {name: v for name, v in chosen.items() if name not in ("step_stop", "answer")}
+        evaluate = asked.pop("evaluate", None)
+        if evaluate is not None:
+            ways = ("logprob", "min-logprob", *([VERIFIER] if self._verifier else []))
+            _choice_option({"evaluate": evaluate}, "evaluate", "", ways)
+        by_verifier = evaluate == VERIFIER or (evaluate is None and self._verifier is not None)
+        _choice_option(asked, "choose", "best", CHOOSE)
+        settings = resolve_search_settings(
+            {
+                "task": task,
+                "model": "served",
+                "method": method,
+                "arguments": _read_arguments(method, options),
+                "budget": budget,
+                "evaluate": evaluate if evaluate not in (None, VERIFIER) else "logprob",
+                **dict.fromkeys(unread, 1),  # so that other methods accept temperature 0
+                **asked,
+            }
+        )
+        check_no_unused({**asked, **({} if evaluate is None else {"evaluate": 0})}, [settings])
+        value_function = self._verifier if by_verifier else None
+        value_function = value_function or general_value_function(settings.evaluate, {})
+        assert value_function is not None
+        problem = Problem("chat", question, "")
+        return ChatSearch(task, problem, settings, value_function, params, self._problems)
+
+
+def _check_counts(options: Mapping[str, Any]) -> None:
+    """Raise InputError for a number that would keep other searches waiting."""
+    for name, value in options.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > _MAX_COUNT:
+            raise InputError(f"{arg(name)} must be at most {_MAX_COUNT:,}, got {value}")
+
+
+def _choice_option(
+    options: Mapping[str, Any], name: str, default: str, valid: Mapping[str, Any] | Sequence[str]
+) -> str:
+    value = options.get(name, default)
+    if not isinstance(value, str) or value not in valid:
+        raise InputError(f"{arg(name)} must be one of {', '.join(valid)}, got {value!r:.60}")
+    return value
+
+
+def _text_option(options: Mapping[str, Any], name: str, default: str) -> str:
+    value = options.get(name, default)
+    if not isinstance(value, str) or not 0 < len(value) <= 100:
+        raise InputError(f"{arg(name)} must be text of up to 100 characters, got {value!r:.60}")
+    return value
+
+
+def _read_arguments(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a method among the options of a client."""
+    values: dict[str, Any] = {}
+    for argument in METHODS[method].arguments:
+        if argument.name not in options:
+            continue
+        value = options[argument.name]
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        try:
+            if not isinstance(value, str | int | float):
+                raise InputError(f"it must be text, a number, true or false, got {value!r:.60}")
+            values |= read_values([argument], {argument.name: text}, f"method {method}")
+        except InputError as error:
+            raise InputError(f"{arg(argument.name)} cannot be used: {error}") from None
+    return values

@@ -1,0 +1,78 @@
+"""What docs/integrations shows of searches on a server, and the examples that drive its nodes."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+for _name in ("httpx2", "openai", "prometheus_client", "starlette", "uvicorn"):
+    pytest.importorskip(_name)
+
+_BLOCKS = re.compile(r"```py\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+_URL = "http://127.0.0.1:8000/v1"
+
+
+@pytest.fixture(name="url", scope="module")
+def _url(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    page = (repository / "docs" / "integrations" / "search-methods.md").read_text()
+    (template,) = re.findall(r"^echo '(.*)' > plain.jinja$", page, re.MULTILINE)
+    file = tmp_path_factory.mktemp("served") / "plain.jinja"
+    file.write_text(f"{template}\n")
+    command = [sys.executable, "-m", "treegen", "serve", "--model", "demo", "--port", "0"]
+    command += ["--chat-template", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            yield next(line for line in server.stderr if "is served at" in line).split()[-1]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.stderr.read()
+
+
+@pytest.mark.parametrize("name", ["search-methods", "client"])
+def test_the_program_of_a_page_prints_what_it_shows(
+    repository: Path, url: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (repository / "docs" / "integrations" / f"{name}.md").read_text()
+    ((program, shown),) = _BLOCKS.findall(page)
+    assert _URL in program
+    exec(program.replace(_URL, url), {})
+    printed = capsys.readouterr().out
+    assert [line.rstrip() for line in printed.splitlines()] == shown.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "shown"),
+    [
+        ("remote_treequest", "treequest", r"\d+ nodes, \d+ requests\n.*\(left: 10\)"),
+        ("remote_reasoners", "reasoners", r"[\d/]+ .*"),
+        ("remote_rollouts", "httpx2", r"(\d sequences: \d+ tokens in segments, \d+ .*\n){4}"),
+    ],
+    ids=("treequest", "reasoners", "rollouts"),
+)
+def test_examples_drive_remote_nodes(
+    repository: Path,
+    url: str,
+    name: str,
+    package: str,
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip(package)
+    path = repository / "examples" / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= 60
+    runpy.run_path(str(path))["main"](url)
+    assert re.match(shown, capsys.readouterr().out, re.DOTALL)
+
+
+def test_the_client_table_names_its_script(repository: Path) -> None:
+    page = (repository / "docs" / "integrations" / "client.md").read_text()
+    (script,) = re.findall(r"python (examples/benchmarks/\w+\.py)", page)
+    assert (repository / script).is_file()

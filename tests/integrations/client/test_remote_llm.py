@@ -1,0 +1,426 @@
+"""RemoteLLM against a real server: its trees, samples and scores are those of a local LLM."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from serving import KEY, TEMPLATE, Running, listening
+
+from treegen import LLM, SamplingParams
+from treegen.demo import model_path
+from treegen.errors import InputError
+from treegen.evals.search.job import load_search_job
+from treegen.evals.search.methods import METHODS
+from treegen.evals.search.searcher import TaskSearch
+from treegen.evals.search.settings import resolve_search_settings
+from treegen.search import (
+    Budget,
+    SearchNode,
+    SearchOutcome,
+    SearchResult,
+    beam,
+    choice_scores,
+    is_ended,
+    majority,
+    mean_logprob,
+    sample_steps,
+    value_prompt,
+)
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from treegen.integrations.client import RemoteLLM
+    from treegen.integrations.server.node_limits import NodeLimits
+else:
+    httpx2 = pytest.importorskip("httpx2")
+    RemoteLLM = pytest.importorskip("treegen.integrations.client").RemoteLLM
+    NodeLimits = pytest.importorskip("treegen.integrations.server.node_limits").NodeLimits
+
+QUESTION = "Question: {} has 3 apples and buys 5 more. How many apples does {} have?\nAnswer:"
+PROBLEMS = [(name, QUESTION.format(name, name)) for name in ("Tom", "Ann", "Eve")]
+PARAMS = SamplingParams(max_tokens=16, seed=4)
+
+
+def demo() -> LLM:
+    llm = LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=64)
+    llm.tokenizer.chat_template = TEMPLATE
+    return llm
+
+
+@pytest.fixture(name="running", scope="module")
+def _running() -> Iterator[Running]:
+    with listening(demo(), nodes=NodeLimits()) as running:
+        yield running
+
+
+@pytest.fixture(name="local", scope="module")
+def _local() -> LLM:
+    return demo()
+
+
+@pytest.fixture(name="remote")
+def _remote(running: Running) -> RemoteLLM:
+    return RemoteLLM(f"{running.url}/v1", KEY)
+
+
+def check_equal(got: list[SearchResult], want: list[SearchResult]) -> None:
+    for ours, theirs in zip(got, want, strict=True):
+        assert (ours.name, ours.error, ours.stopped) == (theirs.name, theirs.error, theirs.stopped)
+        assert (ours.stopped_by, ours.answers) == (theirs.stopped_by, theirs.answers)
+        assert (ours.best, ours.candidates) == (theirs.best, theirs.candidates)
+        assert dict(ours.votes) == dict(theirs.votes) and ours.value == theirs.value
+        for node, other in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
+            fields, others = node.to_json(), other.to_json()
+            for name in ("logprob", "score", "prior", "scores"):
+                assert fields.pop(name, 0) == pytest.approx(others.pop(name, 0), abs=2e-3)
+            assert fields == others
+        usage, other_usage = ours.usage, theirs.usage
+        assert (usage.tokens_decoded, usage.calls) == (
+            other_usage.tokens_decoded,
+            other_usage.calls,
+        )
+        assert (usage.nodes, usage.tokens_reprompted) == (
+            other_usage.nodes,
+            other_usage.tokens_reprompted,
+        )
+
+
+async def step_by_step(root: SearchNode) -> SearchOutcome:
+    propose = sample_steps(2, stop=("\n", "."), max_tokens=6)
+    return await beam(root, propose, mean_logprob, is_ended, width=2, depth=3)
+
+
+async def vote(root: SearchNode) -> SearchOutcome:
+    return await majority(root, lambda node: node.text[-2:], max_samples=6, batch=3)
+
+
+async def everything(root: SearchNode) -> list[SearchNode]:
+    """Uses all that nodes can do: extensions, values by prompts, scores, drops and tools."""
+    first, second = await root.sample(2, max_tokens=5)
+    told = first.extend(" It is ").extend("easy:")
+    (deeper,) = await told.sample(1, temperature=0)
+    ask = value_prompt(lambda node: f"Rate: {node.path_text}\n", len, n=2, max_tokens=3)
+    choose = choice_scores(lambda node: f"Right? {node.path_text}\n", {" yes": 1.0, " no": 0.0})
+    for node, length, share in zip(
+        (deeper, second), await ask([deeper, second]), await choose([deeper, second]), strict=True
+    ):
+        node.value = length + share
+    scores = await deeper.score([" and", " so on"])
+    deeper.data = [len(score.tokens) for score in scores]
+    second.drop()
+    assert await root.run(len, "tool") == 4
+    more = await asyncio.gather(deeper.sample(2, max_tokens=3), root.sample(1, max_tokens=3))
+    return [deeper, *more[0]]
+
+
+@pytest.mark.parametrize("fn", [step_by_step, vote, everything])
+@pytest.mark.parametrize(
+    "budget", [None, Budget(tokens=45), Budget(calls=5), Budget(nodes=6)], ids=str
+)
+def test_trees_are_those_of_a_local_search(
+    remote: RemoteLLM, local: LLM, fn: Any, budget: Budget | None
+) -> None:
+    want = local.search(fn, PROBLEMS, PARAMS, budget=budget)
+    check_equal(remote.search(fn, PROBLEMS, PARAMS, budget=budget, concurrency=2), want)
+
+
+SETTINGS = {
+    "task": "countdown",
+    "model": "demo",
+    "limit": 2,
+    "budget": {"tokens": 200},
+    "iterations": 6,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_the_same_tree(
+    running: Running, remote: RemoteLLM, local: LLM, method: str
+) -> None:
+    reads = {name: SETTINGS[name] for name in SETTINGS if name != "iterations"}
+    if "iterations" in METHODS[method].knobs:
+        reads["iterations"] = 6
+    job = load_search_job(resolve_search_settings({**reads, "method": method}))
+    fn, problems = TaskSearch(job.task, job.data, job.settings), list(job.roots.items())
+    whole, budget = job.settings.whole, job.settings.budget
+    want = local.search(fn, problems, whole, budget=budget)
+    assert not any(result.error for result in want)
+    check_equal(remote.search(fn, problems, whole, budget=budget), want)
+    running.wait_until_idle()
+
+
+def test_unnamed_problems_draw_what_local_ones_draw(running: Running) -> None:
+    local, remote = demo(), RemoteLLM(f"{running.url}/v1", KEY)
+    prompts = [PROBLEMS[0][1], PROBLEMS[0][1], [5, 6, 7], [{"role": "user", "content": "Hello"}]]
+    for params in (SamplingParams(max_tokens=8), PARAMS):
+        for _ in range(2):
+            want = local.search(step_by_step, prompts, params)
+            check_equal(remote.search(step_by_step, prompts, params), want)
+
+
+def test_the_calls_of_a_step_are_one_request(running: Running, remote: RemoteLLM) -> None:
+    async def search(root: SearchNode) -> SearchNode:
+        children = await root.sample(4, max_tokens=3)
+        below = await asyncio.gather(*(child.sample(2, max_tokens=3) for child in children))
+        scored = [child.extend(" so").score([" it"]) for child in children]
+        await asyncio.gather(*scored)
+        return below[0][0]
+
+    (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
+    assert result.error is None
+    # The root, three steps, and dropping the tree.
+    assert remote.num_requests == 5 and remote.num_sent < 5_000
+
+
+def test_nodes_are_dropped_on_the_server(running: Running, remote: RemoteLLM) -> None:
+    remote.search(everything, PROBLEMS, PARAMS)
+    headers = {"authorization": f"Bearer {KEY}"}
+    listed = httpx2.get(f"{running.url}/v1/nodes", headers=headers).json()
+    assert listed["data"] == [] and listed["memory"]["nodes"] == 0
+
+
+def test_many_searches_run_at_once(remote: RemoteLLM, local: LLM) -> None:
+    problems = [(f"p{index}", QUESTION.format(index, index)) for index in range(40)]
+
+    async def search(root: SearchNode) -> list[SearchNode]:
+        return await root.sample(3, max_tokens=4)
+
+    check_equal(remote.search(search, problems, PARAMS), local.search(search, problems, PARAMS))
+
+
+def test_results_stream_as_they_finish(remote: RemoteLLM) -> None:
+    async def search(root: SearchNode) -> list[SearchNode]:
+        long = 30 if root.search.name == "Tom" else 1
+        return await root.sample(1, max_tokens=long, ignore_eos=True)
+
+    run = remote.search_stream(search, PROBLEMS, PARAMS)
+    assert {result.name for result in run} == set(run.names) == {"Tom", "Ann", "Eve"}
+    with pytest.raises(StopIteration):
+        next(run)
+
+
+def test_a_run_that_is_closed_leaves_nothing(running: Running, remote: RemoteLLM) -> None:
+    async def search(root: SearchNode) -> list[SearchNode]:
+        long = 1 if root.search.name == "Tom" else 400
+        return await root.sample(1, max_tokens=long, ignore_eos=True)
+
+    run = remote.search_stream(search, PROBLEMS, PARAMS)
+    assert next(run).name == "Tom"
+    run.close()
+    assert list(run) == []
+    running.wait_until_idle()
+
+
+def test_a_failing_search_does_not_end_others(remote: RemoteLLM) -> None:
+    async def search(root: SearchNode) -> SearchNode:
+        (child,) = await root.sample(1, max_tokens=2)
+        if root.search.name == "Ann":
+            raise ValueError("no luck")
+        if root.search.name == "Eve":
+            await child.sample(1, max_tokens=2, temperature=-1)
+        return child
+
+    results = remote.search(search, PROBLEMS, PARAMS)
+    assert [bool(result.error) for result in results] == [False, True, True]
+    assert results[1].error == "ValueError: no luck" and len(results[1].tree.nodes) == 2
+    assert "temperature" in str(results[2].error)
+
+
+def test_errors_of_the_server_reach_the_search(remote: RemoteLLM) -> None:
+    seen: list[Exception] = []
+
+    async def search(root: SearchNode) -> SearchNode:
+        try:
+            await root.extend("\ud800").sample(1)
+        except Exception as error:
+            seen.append(error)
+        try:
+            await root.score([""])
+        except InputError as error:
+            seen.append(error)
+        (child,) = await root.sample(1, max_tokens=2)
+        return child
+
+    (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
+    assert result.error is None and result.best is not None
+    assert len(seen) == 2 and "has no tokens" in str(seen[1])
+
+
+def test_seconds_end_a_search(remote: RemoteLLM) -> None:
+    async def search(root: SearchNode) -> None:
+        while True:
+            await root.sample(1, max_tokens=200, ignore_eos=True)
+
+    (result,) = remote.search(search, PROBLEMS[:1], PARAMS, budget=Budget(seconds=1))
+    assert result.stopped == "budget of 1 seconds reached" and result.error is None
+
+
+def test_a_limit_of_the_server_is_an_error_that_says_what_to_free(local: LLM) -> None:
+    async def search(root: SearchNode) -> str:
+        await root.sample(8, max_tokens=2)
+        await root.sample(8, max_tokens=2)
+        return "all"
+
+    with listening(demo(), nodes=NodeLimits(max_nodes=12)) as running:
+        remote = RemoteLLM(f"{running.url}/v1", KEY)
+        with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
+            (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
+    assert result.error is not None and "BusyError" in result.error and "nodes" in result.error
+
+
+def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
+    prompts: list[Any] = [PROBLEMS[0][1], [5, 6, 7], [{"role": "user", "content": "Hello"}]]
+    params = SamplingParams(n=2, seed=1, max_tokens=8, stop="\n", top_k=50)
+    for got, want in zip(
+        remote.generate(prompts, params), local.generate(prompts, params), strict=True
+    ):
+        assert [one.tokens for one in got] == [one.tokens for one in want]
+        assert [one.text for one in got] == [one.text for one in want]
+        assert got.prompt_token_ids == want.prompt_token_ids
+        for ours, theirs in zip(got, want, strict=True):
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+            assert ours.finish_reason == theirs.finish_reason
+    assert remote.generate([]) == []
+    with pytest.raises(InputError, match="leave out logprobs"):
+        remote.generate(prompts, SamplingParams(logprobs=2))
+
+
+def test_scores_are_those_of_score(remote: RemoteLLM, local: LLM) -> None:
+    pairs: list[Any] = [("The cat", " sat down."), ([5, 6], [7, 8, 9]), ("a b", "c"), ("x", "x x")]
+    for got, want in zip(remote.score(pairs, top=3), local.score(pairs, top=3), strict=True):
+        assert (got.tokens, got.is_greedy) == (want.tokens, want.is_greedy)
+        assert got.logprobs == pytest.approx(want.logprobs, rel=1e-5, abs=1e-5)
+        assert got.top is not None and want.top is not None
+        assert (got.top.tokens == want.top.tokens).all()
+    assert remote.score([]) == []
+    for pair in [("", "a"), ("a", [1]), ("a", ""), ("a",)]:
+        with pytest.raises(InputError, match="pair 0"):
+            remote.score([pair])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"base_url": "127.0.0.1:8000"}, "base_url must be an address"),
+        ({"base_url": "http://127.0.0.1:9/v1", "retries": 1}, "cannot be reached"),
+        ({"api_key": "wrong"}, "the API key is missing or wrong"),
+        ({"model": "gpt-4"}, "'gpt-4' is not served"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_an_error(
+    running: Running, arguments: dict[str, Any], message: str
+) -> None:
+    how = {"base_url": f"{running.url}/v1", "api_key": KEY, **arguments}
+    with pytest.raises(InputError, match=message):
+        RemoteLLM(**how).search(vote, PROBLEMS, PARAMS)
+
+
+def test_other_pages_are_no_answers(running: Running) -> None:
+    with pytest.raises(InputError, match="there is no POST /v2/nodes/batch"):
+        RemoteLLM(f"{running.url}/v2", KEY).search(vote, PROBLEMS, PARAMS)
+
+
+class Flaky(BaseHTTPRequestHandler):
+    """Passes requests on, and loses two thirds of the answers."""
+
+    target = ""
+    count = 0
+    keys: list[str | None]
+
+    def do_POST(self) -> None:
+        kind = type(self)
+        kind.count += 1
+        turn = kind.count
+        kind.keys.append(self.headers.get("Idempotency-Key"))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if turn % 3 == 1:
+            self.send_response(503)
+            self.end_headers()
+            return
+        names = ("Authorization", "Content-Type", "Idempotency-Key")
+        headers = {name: self.headers[name] for name in names if name in self.headers}
+        answer = httpx2.post(f"{kind.target}{self.path}", content=body, headers=headers, timeout=60)
+        if turn % 3 == 2:
+            self.connection.close()  # after the server has computed the answer
+            return
+        self.send_response(answer.status_code)
+        self.send_header("Content-Length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+def test_lost_answers_are_asked_for_again(
+    running: Running, local: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treegen.integrations.client.connection._FIRST_WAIT", 0.01)
+    Flaky.target, Flaky.count, Flaky.keys = running.url, 0, []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Flaky) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        remote = RemoteLLM(f"http://127.0.0.1:{proxy.server_port}/v1", KEY, retries=9)
+        got = remote.search(step_by_step, PROBLEMS[:1], PARAMS)
+        proxy.shutdown()
+        thread.join()
+    check_equal(got, local.search(step_by_step, PROBLEMS[:1], PARAMS))
+    assert len(set(Flaky.keys)) < len(Flaky.keys)
+    running.wait_until_idle()
+
+
+@pytest.mark.filterwarnings("ignore:all 1 searches failed:RuntimeWarning")
+def test_a_restarted_server_draws_the_same_tree(
+    local: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first server goes away in the middle of a search."""
+    stopped = threading.Event()
+    found: list[list[SearchResult]] = []
+
+    async def search(root: SearchNode) -> list[SearchNode]:
+        (child,) = await root.sample(1, max_tokens=3)
+        if not stopped.is_set():
+            stopped.set()
+            await child.sample(1, max_tokens=4000, ignore_eos=True)
+        return await child.sample(2, max_tokens=3)
+
+    with listening(demo(), nodes=NodeLimits()) as running:
+        remote = RemoteLLM(f"{running.url}/v1", KEY, retries=1)
+        thread = threading.Thread(
+            target=lambda: found.append(remote.search(search, PROBLEMS[:1], PARAMS))
+        )
+        thread.start()
+        stopped.wait(60)
+        running.served.close(drain=False)
+        thread.join()
+        ((broken,),) = found
+        assert broken.error is not None and len(broken.tree.nodes) == 2
+        monkeypatch.setattr(running, "wait_until_idle", lambda: None)
+    with listening(demo(), nodes=NodeLimits()) as running:
+        again = RemoteLLM(f"{running.url}/v1", KEY).search(search, PROBLEMS[:1], PARAMS)
+    assert again[0].tree.nodes[: len(broken.tree.nodes)][1].text == broken.tree.nodes[1].text
+    check_equal(again, local.search(search, PROBLEMS[:1], PARAMS))
+
+
+def test_it_runs_where_an_event_loop_runs(remote: RemoteLLM) -> None:
+    async def main() -> list[SearchResult]:
+        return remote.search(vote, PROBLEMS[:1], PARAMS)
+
+    assert asyncio.run(main())[0].error is None
+
+
+def test_the_client_imports_no_torch() -> None:
+    program = (
+        "import sys\nfrom treegen.integrations.client import RemoteLLM\n"
+        "from treegen.search import Budget, beam\nRemoteLLM('http://127.0.0.1:1/v1')\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

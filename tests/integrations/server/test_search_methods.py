@@ -1,0 +1,353 @@
+"""Search methods behind a base_url, asked by the OpenAI client and by clients that mean no good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from serving import KEY, TEMPLATE, Running, listening
+
+from treegen import LLM, SamplingParams
+from treegen.demo import model_path
+from treegen.evals.search.methods import METHODS
+from treegen.model.scorers.verifier import Verifier
+from treegen.search.budget import Budget
+from treegen.search.reward import load_verifier
+from treegen.search.tree.records import SearchTree
+from treegen.tasks.chat import ChatSearches
+
+if TYPE_CHECKING:
+    import httpx2
+    import openai
+
+    from treegen.integrations.server.search_requests import SearchLimits
+else:
+    openai, httpx2 = map(pytest.importorskip, ("openai", "httpx2"))
+    SearchLimits = pytest.importorskip("treegen.integrations.server.search_requests").SearchLimits
+
+CHAT: Any = [{"role": "user", "content": "Tom has 3 apples and buys 5 more. How many has he?"}]
+LIMITS = SearchLimits(max_searches=2, max_search_tokens=1_000, max_search_seconds=60)
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "sample": {},
+    "best-of-n": {"num_samples": 4},
+    "majority": {"num_samples": 4, "width": 2, "answer": "number"},
+    "beam": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
+    "dvts": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
+    "rebase": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8, "choose": "vote"},
+    "tot-bfs": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
+    "tot-dfs": {"expand": 2, "depth": 30, "step_tokens": 8},
+    "best-first": {"expand": 2, "step_tokens": 8},
+    "mcts": {"expand": 2, "depth": 3, "iterations": 4, "batch": 2, "step_tokens": 8},
+    "ab-mcts": {"depth": 3, "iterations": 4, "rule": "a", "step_tokens": 8},
+    "rstar": {"expand": 2, "depth": 2, "iterations": 2, "checks": 2, "answer": "number"},
+    "self-refine": {"rounds": 1, "chains": 2},
+}
+
+
+def demo() -> LLM:
+    llm = LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=64)
+    llm.tokenizer.chat_template = TEMPLATE
+    return llm
+
+
+@pytest.fixture(name="running", scope="module")
+def _running() -> Iterator[Running]:
+    with listening(demo(), searches=ChatSearches(), search_limits=LIMITS) as running:
+        yield running
+
+
+@pytest.fixture(name="reference", scope="module")
+def _reference() -> LLM:
+    return demo()
+
+
+def client_of(running: Running, method: str) -> openai.OpenAI:
+    url = f"{running.url}/v1/search/{method}"
+    return openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
+
+
+def ask(running: Running, method: str, **fields: Any) -> httpx2.Response:
+    body = {"messages": CHAT, "max_tokens": 16, "seed": 5, **fields}
+    return running.post(f"search/{method}/chat/completions", body)
+
+
+def error_of(response: httpx2.Response) -> tuple[int, str | None, str]:
+    error = response.json()["error"]
+    assert error["code"] == response.status_code
+    return response.status_code, error["param"], error["message"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_are_those_of_a_local_search(running: Running, reference: LLM, method: str) -> None:
+    with client_of(running, method) as client:
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=CHAT,
+            max_tokens=16,
+            seed=5,
+            temperature=0.8,
+            extra_body={"budget": {"tokens": 120}, "search": dict(SMALL[method])},
+        )
+    extra: Any = answer.model_extra and answer.model_extra["treegen"]
+    search = ChatSearches().prepare(
+        method,
+        SMALL[method],
+        params=SamplingParams(max_tokens=16, seed=5, temperature=0.8),
+        budget=Budget(tokens=120),
+        question="",
+        instruction="\nuser: {}\nassistant:".format,
+    )
+    (want,) = reference.search(search, [CHAT], search.params, budget=search.budget)
+    assert want.error is None
+    assert SearchTree.from_json(extra["tree"]) == want.tree
+    assert extra["candidates"] == list(want.candidates) and extra["votes"] == dict(want.votes)
+    assert extra["stopped"] == want.stopped
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == want.usage.tokens_decoded <= 120
+    assert want.best is not None
+    first = next(iter(want.candidates), want.best)
+    assert answer.choices[0].message.content == search.text(want.tree, first)
+    assert extra["nodes"][0] == first and extra["method"] == method
+
+
+def test_n_returns_the_best_distinct_answers(running: Running) -> None:
+    options = {"num_samples": 8, "answer": "letter"}
+    answer = ask(running, "best-of-n", n=20, search=options, max_tokens=12).json()
+    extra = answer["treegen"]
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(texts)))
+    # Fewer replies than requested, because only eight are drawn.
+    assert 1 < len(texts) <= 8 and len(set(texts)) == len(texts)
+    answers = [answer for answer in extra["answers"] if answer is not None]
+    assert len(set(answers)) == len(answers)
+    assert extra["values"] == sorted(extra["values"], reverse=True)
+    two = ask(running, "best-of-n", n=2, search={**options, "tree": False}, max_tokens=12).json()
+    assert [c["message"]["content"] for c in two["choices"]] == texts[:2]
+    assert two["treegen"]["tree"] is None
+
+
+def test_requests_without_a_seed_draw_anew(running: Running) -> None:
+    first, second = (ask(running, "sample", seed=None).json() for _ in range(2))
+    assert first["treegen"]["tree"] != second["treegen"]["tree"]
+    again = [ask(running, "sample").json()["treegen"]["tree"] for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_a_stream_has_the_same_text(running: Running) -> None:
+    whole = ask(running, "majority", n=2, search={"num_samples": 4}).json()
+    with client_of(running, "majority") as client:
+        stream = client.chat.completions.create(
+            model="demo",
+            messages=CHAT,
+            max_tokens=16,
+            seed=5,
+            n=2,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"search": {"num_samples": 4}},
+        )
+        pieces = list(stream)
+    texts = [""] * len(whole["choices"])
+    for piece in pieces:
+        for choice in piece.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice["message"]["content"] for choice in whole["choices"]]
+    assert pieces[-1].usage is not None
+    assert pieces[-1].usage.completion_tokens == whole["usage"]["completion_tokens"]
+    extra: Any = pieces[-2].model_extra
+    assert extra["treegen"]["tree"] == whole["treegen"]["tree"]
+
+
+def test_keep_alives_come_while_the_search_runs(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treegen.integrations.server.search._KEEP_ALIVE_SECONDS", 0.01)
+    body = {"messages": CHAT, "max_tokens": 40, "stream": True}
+    text = running.post("search/best-of-n/chat/completions", body).text
+    assert text.startswith(": searching\n\n") and text.endswith("data: [DONE]\n\n")
+
+
+def test_models_are_listed_below_each_method(running: Running) -> None:
+    with client_of(running, "beam") as client:
+        assert [model.id for model in client.models.list()] == ["demo"]
+        assert client.models.retrieve("demo").id == "demo"
+        with pytest.raises(openai.NotFoundError, match="is not served"):
+            client.models.retrieve("gpt-4")
+    headers = {"authorization": f"Bearer {KEY}"}
+    missing = httpx2.get(f"{running.url}/v1/search/best/models", headers=headers)
+    assert error_of(missing)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "status", "param", "message"),
+    [
+        ("beams", {}, 404, None, "no search method 'beams'; did you mean 'beam'"),
+        ("beam", {"model": "gpt-4"}, 404, None, "'gpt-4' is not served"),
+        ("beam", {"budget": {"tokens": 10**9}}, 400, "budget.tokens", "at most 1,000, the limit"),
+        ("beam", {"budget": {"tokens": 0}}, 400, "budget.tokens", "greater than or equal to 1"),
+        ("beam", {"budget": {"tokens": "9"}}, 400, "budget.tokens", "valid integer"),
+        ("beam", {"budget": {"tokens": True}}, 400, "budget.tokens", "valid integer"),
+        ("beam", {"budget": {"seconds": 1e308}}, 400, "budget.seconds", "at most 60"),
+        ("beam", {"budget": {"dollars": 1}}, 400, "budget.dollars", "Extra inputs"),
+        ("beam", {"budget": [1]}, 400, "budget", "valid dictionary"),
+        ("beam", {"search": [1]}, 400, "search", "search must be an object"),
+        ("beam", {"search": {"tree": 1}}, 400, "search", "search.tree must be true or false"),
+        ("beam", {"search": {"width": "2"}}, 400, "search.width", "must be a whole number"),
+        ("beam", {"search": {"width": 10**12}}, 400, "search.width", "at most 2,000"),
+        ("beam", {"search": {"widht": 2}}, 400, "search.widht", "did you mean 'width'"),
+        ("beam", {"search": {"evaluate": "verifier"}}, 400, "search.evaluate", "logprob"),
+        ("mcts", {"search": {"batch": 0}}, 400, "search.batch", "batch cannot be used"),
+        ("beam", {"width": 2}, 400, "width", "width is not supported"),
+        ("beam", {"n": 0}, 400, "n", "n must be from 1 to 128"),
+        ("beam", {"n": 10**6}, 400, "n", "n must be from 1 to 128"),
+        ("beam", {"n": 1.5}, 400, "n", "n must be from 1 to 128"),
+        ("beam", {"temperature": -1}, 400, "temperature", "temperature"),
+        ("beam", {"temperature": 0}, 400, None, "use a temperature above 0"),
+        ("beam", {"max_tokens": "many"}, 400, "max_tokens", "valid integer"),
+        ("beam", {"messages": []}, 400, "messages", "at least 1 item"),
+        ("beam", {"messages": "Hi"}, 400, "messages", "valid list"),
+        ("beam", {"messages": [{"content": 3}]}, 400, None, "role"),
+        ("beam", {"tools": [{"type": "function"}]}, 400, "tools", "tools is not supported"),
+        ("beam", {"logprobs": True}, 400, "logprobs", "logprobs is not supported"),
+        ("beam", {"response_format": {"type": "json_object"}}, 400, "response_format", "text"),
+        ("beam", {"prompt": "Hi"}, 400, "prompt", "prompt is not supported"),
+        ("beam", {"search": {"feedback": "Hi"}}, 400, "search.feedback", "no option 'feedback'"),
+        ("majority", {"search": {"depth": 3}}, 400, "search.depth", "of no use to majority"),
+    ],
+)
+def test_errors_name_the_field(
+    running: Running, method: str, fields: Any, status: int, param: str | None, message: str
+) -> None:
+    got = error_of(ask(running, method, **fields))
+    assert got[:2] == (status, param) and message in got[2]
+
+
+def test_images_are_refused_by_a_model_without_images(running: Running) -> None:
+    url = "data:image/png;base64,iVBORw0KGgo="
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    status, _, message = error_of(
+        ask(running, "beam", messages=[{"role": "user", "content": parts}])
+    )
+    assert status == 400 and "image" in message
+
+
+def test_texts_and_other_paths_are_not_found(running: Running) -> None:
+    for path in ("search/beam/completions", "search/beam", "search", "search/beam/embeddings"):
+        status, _, message = error_of(running.post(path, {"prompt": "Hi"}))
+        assert status == 404 and "/v1/search/METHOD" in message
+
+
+def test_too_many_searches_get_429(running: Running) -> None:
+    def search(seed: int) -> httpx2.Response:
+        return ask(running, "best-of-n", seed=seed, max_tokens=60, search={"num_samples": 16})
+
+    with ThreadPoolExecutor(6) as threads:
+        responses = list(threads.map(search, range(6)))
+    statuses = {response.status_code for response in responses}
+    assert statuses == {200, 429}
+    refused = next(response for response in responses if response.status_code == 429)
+    assert refused.headers["retry-after"] and "at most 2 may" in error_of(refused)[2]
+
+
+def test_two_clients_at_once_get_their_own_answers(running: Running) -> None:
+    def search(seed: int) -> Any:
+        return ask(running, "beam", seed=seed, search=SMALL["beam"]).json()["treegen"]["tree"]
+
+    alone = [search(seed) for seed in (1, 2)]
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(search, (1, 2))) == alone
+    assert alone[0] != alone[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_disconnects_cancels_its_search(running: Running, stream: bool) -> None:
+    async def leave() -> None:
+        body = {
+            "messages": CHAT,
+            "max_tokens": 400,
+            "stream": stream,
+            "budget": {"tokens": 1_000},
+            "search": {"iterations": 1_000, "rollouts": 2},
+        }
+        headers = {"authorization": f"Bearer {KEY}"}
+        url = f"{running.url}/v1/search/mcts/chat/completions"
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
+            call = asyncio.create_task(client.post(url, json=body))
+            while not running.served.status().rows:
+                await asyncio.sleep(0.01)
+            call.cancel()
+
+    before = running.served.usages()[-1].decoded_tokens
+    asyncio.run(leave())
+    begin = time.monotonic()
+    running.wait_until_idle()
+    # It did not decode its budget.
+    assert running.served.usages()[-1].decoded_tokens - before < 900
+    assert time.monotonic() - begin < 30
+    assert ask(running, "sample").status_code == 200
+
+
+def test_a_budget_too_small_for_any_reply_is_an_error(running: Running) -> None:
+    response = ask(running, "beam", budget={"seconds": 1e-6})
+    status, param, message = error_of(response)
+    assert (status, param) == (400, "budget") and "give a larger budget" in message
+
+
+def test_a_search_that_ends_without_a_reply_is_an_error(running: Running) -> None:
+    options = {"expand": 2, "depth": 1, "step_tokens": 2}
+    status, param, message = error_of(ask(running, "tot-dfs", search=options))
+    assert (status, param) == (400, "search") and "give a larger depth" in message
+
+
+def test_the_key_is_checked(running: Running) -> None:
+    url = f"{running.url}/v1/search/beam/chat/completions"
+    response = httpx2.post(url, json={"messages": CHAT})
+    assert response.status_code == 401
+    assert json.loads(response.text)["error"]["type"] == "authentication_error"
+
+
+@pytest.fixture(name="judge", scope="module")
+def _judge(tmp_path_factory: pytest.TempPathFactory) -> Verifier:
+    from tiny_models import spread_weights, tiny_tokenizer
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("verifier")
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=400,
+        pad_token_id=2,
+        num_labels=1,
+    )
+    model = LlamaForSequenceClassification(config)
+    spread_weights(model, 7)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return load_verifier(folder, device="cpu", memory="4MiB")
+
+
+def test_the_verifier_of_the_server_chooses_the_best_reply(judge: Verifier) -> None:
+    def value_of(reply: str) -> float:
+        ids, ends = judge.encode(CHAT[0]["content"], reply)
+        return judge.reduce_steps(judge.read([ids], [ends])[0])
+
+    searches = ChatSearches(judge)
+    with listening(demo(), searches=searches, search_limits=LIMITS) as running:
+        options: dict[str, Any] = {"num_samples": 4}
+        answer = ask(running, "best-of-n", n=4, max_tokens=12, search=options).json()
+        values = answer["treegen"]["values"]
+        replies = [choice["message"]["content"] for choice in answer["choices"]]
+        assert values == pytest.approx([value_of(reply) for reply in replies], abs=1e-3)
+        assert values == sorted(values, reverse=True) and len(set(values)) > 1
+        options = {"num_samples": 4, "evaluate": "logprob"}
+        other = ask(running, "best-of-n", max_tokens=12, search=options).json()
+        assert other["treegen"]["values"][0] < 0

@@ -1,0 +1,132 @@
+"""Searches of chats: their settings, checked, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from treegen import LLM, SamplingParams
+from treegen.demo import model_path
+from treegen.errors import InputError
+from treegen.evals.search.methods import METHODS
+from treegen.search.budget import Budget
+from treegen.search.tree.result import SearchResult
+from treegen.tasks.chat import ChatSearch, ChatSearches
+
+QUESTION = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
+PARAMS = SamplingParams(max_tokens=24, seed=3)
+BUDGET = Budget(tokens=400)
+# Arguments that shape small trees, and those of the methods' own.
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "sample": {},
+    "best-of-n": {"num_samples": 4},
+    "majority": {"num_samples": 6, "width": 3, "answer": "number"},
+    "beam": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
+    "dvts": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
+    "rebase": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8, "choose": "vote"},
+    "tot-bfs": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
+    "tot-dfs": {"expand": 2, "depth": 2, "step_tokens": 8},
+    "best-first": {"expand": 2, "step_tokens": 8},
+    "mcts": {"expand": 2, "depth": 3, "iterations": 6, "batch": 2, "step_tokens": 8},
+    "ab-mcts": {"depth": 3, "iterations": 6, "rule": "a", "step_tokens": 8},
+    "rstar": {"expand": 2, "depth": 3, "iterations": 4, "checks": 2, "answer": "number"},
+    "self-refine": {"rounds": 1, "chains": 2},
+}
+
+
+@pytest.fixture(name="llm", scope="module")
+def _llm() -> LLM:
+    return LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=64)
+
+
+@pytest.fixture(name="searches", scope="module")
+def _searches() -> ChatSearches:
+    return ChatSearches()
+
+
+def prepare(
+    searches: ChatSearches, method: str, options: Mapping[str, Any], budget: Budget = BUDGET
+) -> ChatSearch:
+    return searches.prepare(
+        method,
+        options,
+        params=PARAMS,
+        budget=budget,
+        question=QUESTION,
+        instruction=lambda text: f"\n{text}\n",
+    )
+
+
+def run(llm: LLM, search: ChatSearch) -> SearchResult:
+    (result,) = llm.search(search, [("chat", QUESTION)], search.params, budget=search.budget)
+    return result
+
+
+def test_all_methods_are_tried() -> None:
+    assert set(SMALL) == set(METHODS) == set(ChatSearches.methods)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_answers_a_chat_within_its_budget(
+    llm: LLM, searches: ChatSearches, method: str
+) -> None:
+    search = prepare(searches, method, SMALL[method])
+    result = run(llm, search)
+    assert result.error is None and result.best is not None
+    assert 0 < result.usage.tokens_decoded <= 400
+    text = search.text(result.tree, result.best)
+    assert text.strip() and not text.startswith("Question")
+    assert search.answer("It is 5. The answer is 12.") is not None
+    assert run(llm, search).tree == result.tree
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "parameter", "message"),
+    [
+        ("beam", {"widht": 3}, None, "method beam has no option 'widht'; did you mean 'width'"),
+        ("beam", {"width": 0}, "width", "width must be at least 1, got 0"),
+        ("beam", {"width": -(10**30)}, "width", "width must be at least 1"),
+        ("beam", {"width": "3"}, "width", "width must be a whole number, got '3'"),
+        ("beam", {"width": True}, "width", "width must be a whole number, got True"),
+        ("beam", {"width": 2.5}, "width", "width must be a whole number"),
+        ("beam", {"width": [4]}, "width", "width must be a whole number"),
+        ("dvts", {"width": 10**9}, "width", "width must be at most 2,000"),
+        ("best-of-n", {"num_samples": 10**18}, "num_samples", "must be at most 2,000"),
+        ("best-of-n", {"width": 4}, "width", "width= is of no use to best-of-n"),
+        ("best-of-n", {"evaluate": "reward:/etc"}, "evaluate", "one of logprob, min-logprob"),
+        ("best-of-n", {"evaluate": "verifier"}, "evaluate", "one of logprob, min-logprob"),
+        ("majority", {"evaluate": "logprob"}, "evaluate", "evaluate= is of no use to majority"),
+        ("majority", {"answer": "poem"}, "answer", "answer must be one of text, number, letter"),
+        ("beam", {"choose": 3}, "choose", "choose must be one of best, vote"),
+        ("beam", {"step_tokens": 0}, "step_tokens", "step_tokens must be at least 1"),
+        ("beam", {"step_stop": ""}, "step_stop", "text of up to 100 characters"),
+        ("beam", {"propose": "list"}, None, "method beam has no option 'propose'"),
+        ("beam", {"model": "/etc/passwd"}, None, "method beam has no option 'model'"),
+        ("beam", {"batch": 3}, None, "method beam has no option 'batch'"),
+        ("mcts", {"batch": 0}, "batch", "batch cannot be used"),
+        ("mcts", {"batch": {"a": 1}}, "batch", "batch cannot be used"),
+        ("mcts", {"virtual": "gain"}, "virtual", "one of loss, visit"),
+        ("mcts", {"exploration": -1}, "exploration", "exploration must be at least 0"),
+        ("self-refine", {"rounds": 10**9}, "rounds", "rounds must be at most 2,000"),
+    ],
+)
+def test_options_are_checked(
+    searches: ChatSearches,
+    method: str,
+    options: Mapping[str, Any],
+    parameter: str | None,
+    message: str,
+) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")) as raised:
+        prepare(searches, method, options)
+    assert raised.value.parameter == parameter
+
+
+def test_temperature_0_is_for_methods_that_draw_once(searches: ChatSearches) -> None:
+    greedy = SamplingParams(temperature=0)
+    how: Any = {"params": greedy, "budget": BUDGET, "question": "", "instruction": str}
+    assert searches.prepare("self-refine", {}, **how).budget == BUDGET
+    with pytest.raises(InputError, match="use a temperature above 0"):
+        searches.prepare("beam", {}, **how)

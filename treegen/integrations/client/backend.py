@@ -1,0 +1,392 @@
+"""The backend of searches over a server's nodes.
+
+It collects the calls that a search makes in one step, and sends them together. The server creates a
+prompt or an extension with the first call that needs it, so neither costs a round trip of its own.
+Dropped nodes travel with the next request too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from treegen.common.outputs import Score
+from treegen.common.params import SamplingParams
+from treegen.errors import InputError
+from treegen.integrations.client.conversion import completion_of, encode_parts, error_of, score_of
+from treegen.integrations.client.step_requests import NodeCall, NodeContext, StepRequest, Ticket
+from treegen.integrations.server.node_types import (
+    FailedOperation,
+    NodeAnswer,
+    NodeResult,
+    Operation,
+    Result,
+    RootOperation,
+    SampleOperation,
+    SampleResult,
+    Sampling,
+    ScoreOperation,
+    ScoreResult,
+    sampling_fields,
+)
+from treegen.prompts.tree import Parts
+from treegen.search.backend import BackendSample, Context
+from treegen.search.budget import SearchUsage
+from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
+
+_MAX_SAMPLES: Final = 128  # of one operation
+_MAX_OPERATIONS: Final = 128  # of one request, before those that create nodes and drop them
+_MAX_REFUSED: Final = 60  # times that a call is sent to a busy server
+_FIRST_WAIT: Final = 0.1  # seconds
+_LONGEST_WAIT: Final = 5.0
+
+Send = Callable[[Sequence[Operation]], Awaitable[Sequence[Result]]]
+"""Runs operations on a server and returns their results, in order."""
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """The calls of one search."""
+
+    calls: list[NodeCall] = field(default_factory=list)
+    """Those that are not sent yet."""
+    requests: set[StepRequest] = field(default_factory=set)
+    """Requests in progress."""
+
+
+class NodeBackend:
+    """The Backend of searches whose nodes a server keeps."""
+
+    def __init__(self, send: Send) -> None:
+        """Create a backend without nodes.
+
+        Args:
+            send: Runs operations on the server.
+        """
+        self._send = send
+        self._outboxes: dict[BudgetedSearch, _Outbox] = {}
+        self._tickets: dict[Ticket, None] = {}
+        self._dropped: list[NodeContext] = []  # those that the server still has
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Contexts
+
+    async def create_root(self, root: RootOperation) -> tuple[NodeContext, NodeAnswer]:
+        """Create a root on the server.
+
+        Args:
+            root: The root's prompt, name and seed.
+
+        Raises:
+            TreegenError: the server does not accept it.
+        """
+        (result,) = await self._send([root])
+        if isinstance(result, FailedOperation):
+            raise error_of(result.error)
+        assert isinstance(result, NodeResult)
+        node = result.node
+        return NodeContext(None, root, "", node.id, node.num_context_tokens), node
+
+    def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> NodeContext:
+        """Return the context of a prompt, which the first call that needs it creates."""
+        return NodeContext(None, content if isinstance(content, str) else list(content), "")
+
+    def extend(self, context: Context, content: str | Parts) -> NodeContext:
+        """Return the context with text, or with texts and images, appended."""
+        assert isinstance(context, NodeContext)
+        path = f"{context.path}+{context.num_extended}/"
+        given = content if isinstance(content, str) else encode_parts(content)
+        context.num_extended += 1
+        return NodeContext(context, given, path, num_tokens=context.num_tokens)
+
+    def release(self, context: Context) -> None:
+        """Release a context; the server drops its node with the next request."""
+        assert isinstance(context, NodeContext)
+        if not context.is_released:
+            context.is_released = True
+            if context.id is not None:
+                self._dropped.append(context)
+
+    # Calls
+
+    async def sample(
+        self,
+        context: Context,
+        key: str,
+        indices: range,
+        params: SamplingParams,
+        search: BudgetedSearch,
+    ) -> Sequence[BackendSample | None]:
+        """Draw one sample per index, in that order.
+
+        Args:
+            context: The text that the samples continue.
+            key: Key of the node.
+            indices: Index of each sample.
+            params: Sampling parameters.
+            search: The search that asks.
+
+        Returns:
+            The samples; None for each that had not ended when the search was stopped, or that the
+            budget cut off.
+        """
+        assert isinstance(context, NodeContext)
+        ticket = self._open(search, len(indices))
+        name = _root_name(search.origin_of(key), context)
+        fields = {**sampling_fields(params), "seed": params.seed or 0}
+
+        def begin(first: int, num: int, most: int) -> None:
+            """Start some of the samples.
+
+            Args:
+                first: Place of the first sample in the call.
+                num: Number of samples.
+                most: Maximum number of tokens of each.
+            """
+            sampling = Sampling.model_validate({**fields, "max_tokens": most})
+
+            for start in range(first, first + num, _MAX_SAMPLES):
+                places = range(start, min(start + _MAX_SAMPLES, first + num))
+                make = partial(
+                    SampleOperation,
+                    op="sample",
+                    n=len(places),
+                    first=indices[start],
+                    params=sampling,
+                )
+                counted = context.num_tokens if not start else None
+                self._post(NodeCall(ticket, context, name, make, places, most, counted))
+
+        try:
+            if search.line is None:
+                begin(0, len(indices), params.max_tokens)
+            self._join(ticket, num_samples=len(indices), most=params.max_tokens, begin=begin)
+            await ticket.future
+        except BaseException:
+            self._drop(ticket, 0)
+            raise
+        finally:
+            self._close(ticket)
+        self._drop(ticket, ticket.num_kept)
+        return ticket.results
+
+    async def score(
+        self, context: Context, texts: Sequence[str], search: BudgetedSearch
+    ) -> list[Score]:
+        """Return the log-likelihood of each text after a context.
+
+        Args:
+            context: The text before the texts.
+            texts: The texts to score.
+            search: The search that asks.
+        """
+        assert isinstance(context, NodeContext)
+        ticket = self._open(search, len(texts))
+
+        make = partial(ScoreOperation, op="score", texts=list(texts))
+        places = range(len(texts))
+        try:
+            self._post(NodeCall(ticket, context, None, make, places, 0, context.num_tokens))
+            self._join(ticket)
+            await ticket.future
+        finally:
+            self._close(ticket)
+        return [score for score in ticket.results if score is not None]
+
+    def cancel(self, search: BudgetedSearch) -> None:
+        """End all pending calls of a search, and close its connections."""
+        outbox = self._outboxes.get(search)
+        for request in outbox.requests if outbox is not None else ():
+            if request.task is not None:
+                request.task.cancel()
+        for ticket in [ticket for ticket in self._tickets if ticket.search is search]:
+            self._close(ticket)
+
+    def _open(self, search: BudgetedSearch, num: int) -> Ticket:
+        future = asyncio.get_running_loop().create_future()
+        ticket = Ticket(search, [None] * num, num, future)
+        self._tickets[ticket] = None
+        return ticket
+
+    def _join(self, ticket: Ticket, num_samples: int = 0, **more: Any) -> None:
+        """Add a ticket to the call queue of its search, if the search has one."""
+        if ticket.search.line is not None:
+            ticket.call = QueuedCall(
+                num_samples=num_samples,
+                num_open=len(ticket.results),
+                return_=ticket.deliver,
+                **more,
+            )
+            ticket.search.line.join(ticket.call)
+
+    def _post(self, call: NodeCall) -> None:
+        self._outboxes.setdefault(call.ticket.search, _Outbox()).calls.append(call)
+
+    def _close(self, ticket: Ticket) -> None:
+        """Forget a ticket. If it is not complete, nobody gets its further results."""
+        self._tickets.pop(ticket, None)
+        line = ticket.search.line
+        if not ticket.is_done or ticket.future.cancelled():
+            if line is not None and ticket.call is not None:
+                line.leave(ticket.call)
+                ticket.num_kept = 0
+            ticket.finish()
+
+    def _drop(self, ticket: Ticket, first: int) -> None:
+        """Drop the samples of a ticket from place `first` on."""
+        for place, result in enumerate(ticket.results):
+            if isinstance(result, BackendSample) and place >= first:
+                self.release(result.context)
+                ticket.results[place] = None
+
+    # Requests
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is in progress."""
+        return bool(self._tasks)
+
+    def flush(self) -> bool:
+        """Send the pending calls, a request for each search; return whether any was sent or failed.
+
+        Call it when nothing of the searches can run, so that all calls of a step are sent together.
+        """
+        requests, has_failed = [], False
+        for search, outbox in list(self._outboxes.items()):
+            calls = [call for call in outbox.calls if not call.context.is_pending]
+            outbox.calls = [call for call in outbox.calls if call.context.is_pending]
+            calls = [call for call in calls if call.ticket in self._tickets]
+            if calls:
+                request = StepRequest()
+                for call in calls:
+                    if len(request.operations) >= _MAX_OPERATIONS:
+                        outbox.calls.append(call)
+                        continue
+                    try:
+                        request.add(call)
+                    except ValidationError as error:
+                        reason = error.errors(include_input=False)[0]["msg"]
+                        wrong = InputError(f"the server cannot take this: {reason}")
+                        self._fail(call.ticket, wrong)
+                        has_failed = True
+                if request.operations:
+                    outbox.requests.add(request)
+                    requests.append((request, outbox))
+            elif not outbox.calls and not outbox.requests:
+                del self._outboxes[search]
+        # A root is dropped at the end of its search, which may make no further request.
+        if not requests and any(context.above is None for context in self._dropped):
+            requests.append((StepRequest(), _Outbox()))
+        for request, outbox in requests:
+            for context in self._take_dropped(_MAX_OPERATIONS):
+                request.drop(context)
+            request.task = asyncio.get_running_loop().create_task(self._run(request, outbox))
+            self._tasks.add(request.task)
+            request.task.add_done_callback(self._tasks.discard)
+        return bool(requests) or has_failed
+
+    def _take_dropped(self, most: int) -> list[NodeContext]:
+        """Return dropped nodes that no other dropped node is above, and forget them.
+
+        Args:
+            most: Maximum number of nodes.
+        """
+        dropped = [node for node in self._dropped if not (node.above and node.above.is_released)]
+        self._dropped = dropped[most:]
+        return dropped[:most]
+
+    async def finish(self) -> None:
+        """Drop the nodes that are left, and wait for all requests."""
+        while self.flush() or self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _run(self, request: StepRequest, outbox: _Outbox) -> None:
+        """Send a request, and pass its results to the calls that wait for them."""
+        try:
+            results = await self._send(request.operations)
+            for place, context in request.created:
+                self._note_created(context, results[place])
+            for place, context in request.temporary:
+                if isinstance(result := results[place], NodeResult):
+                    context.num_tokens = result.node.num_context_tokens
+            for place, call in request.calls:
+                self._receive(call, results[place])
+        except Exception as error:
+            for _, call in request.calls:
+                self._fail(call.ticket, error)
+        finally:
+            outbox.requests.discard(request)
+            for _, context in request.created:
+                context.creator = None
+
+    def _note_created(self, context: NodeContext, result: Result) -> None:
+        if isinstance(result, NodeResult):
+            context.id, context.num_tokens = result.node.id, result.node.num_context_tokens
+            if context.is_released:  # meanwhile
+                self._dropped.append(context)
+
+    def _receive(self, call: NodeCall, result: Result) -> None:
+        """Store the results of a call in its ticket, and count what they cost."""
+        ticket, usage = call.ticket, call.ticket.search.usage
+        if isinstance(result, FailedOperation):
+            # Too many samples wait, or the client is at a limit that its other requests may free.
+            is_busy = result.error.code == 429 and (
+                result.error.free is None or len(self._tasks) > 1
+            )
+            if is_busy and call.num_refused < _MAX_REFUSED:
+                wait = min(_FIRST_WAIT * 2**call.num_refused, _LONGEST_WAIT)
+                call.num_refused += 1
+                wait *= random.uniform(0.5, 1)
+                asyncio.get_running_loop().call_later(wait, self._post, call)
+            else:
+                self._fail(ticket, error_of(result.error))
+            return
+        if call.counted is not None:
+            usage.tokens_reprompted += call.context.num_tokens - call.counted
+        if isinstance(result, SampleResult):
+            usage.tokens_prefilled += result.usage.prefilled_tokens
+            for place, node in zip(call.places, result.nodes, strict=True):
+                self._store_sample(call, place, node)
+        elif isinstance(result, ScoreResult):
+            usage.tokens_prefilled += result.usage.prefilled_tokens
+            for place, score in zip(call.places, result.scores, strict=True):
+                ticket.results[place] = score_of(score)
+                if ticket.call is not None:
+                    ticket.call.num_open -= 1
+        ticket.num_open -= len(call.places)
+        if not ticket.num_open and ticket.call is None:
+            ticket.finish()
+
+    def _store_sample(self, call: NodeCall, place: int, node: NodeAnswer) -> None:
+        ticket, search, above = call.ticket, call.ticket.search, call.context
+        path = f"{above.path}{node.index}/"
+        context = NodeContext(above, None, path, node.id, node.num_context_tokens)
+        completion = completion_of(node, f"{search.name}/{above.path}")
+        if ticket not in self._tickets:  # its search was stopped, or the caller has gone
+            self.release(context)
+            return
+        ticket.results[place] = BackendSample(completion, context)
+        if search.line is None or ticket.call is None:
+            search.usage.tokens_decoded += completion.num_tokens
+        elif ticket.call in search.line.calls:
+            is_cut = call.held < ticket.call.most and completion.finish_reason == "length"
+            search.line.record_end(
+                ticket.call, place, completion.num_tokens, held=call.held, is_cut=is_cut
+            )
+
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        if ticket in self._tickets and not ticket.is_done:
+            if ticket.search.line is not None and ticket.call is not None:
+                ticket.search.line.leave(ticket.call)
+            ticket.finish(error)
+
+
+def _root_name(origin: str, context: NodeContext) -> str:
+    """Return the name of a node's root, from the origin of the draws at the node."""
+    return origin.removesuffix(context.path).removesuffix("/")

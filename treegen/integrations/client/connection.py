@@ -1,0 +1,165 @@
+"""HTTP requests to a server, repeated until an answer comes.
+
+Every request has an idempotency key. So if an answer is lost on its way, the server returns it
+again and computes nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from treegen.errors import InputError, TreegenError, require_extra
+from treegen.integrations.client.conversion import error_of
+from treegen.integrations.server.node_types import (
+    IDEMPOTENCY_HEADER,
+    BatchAnswer,
+    BatchRequest,
+    ErrorAnswer,
+    ErrorDetails,
+    Operation,
+    Result,
+)
+
+with require_extra("the client needs httpx2", "client"):
+    import httpx2
+
+_FIRST_WAIT: Final = 0.25  # seconds
+_LONGEST_WAIT: Final = 8.0
+_REPEATED: Final = (408, 429, 500, 502, 503, 504)
+_CONNECT_SECONDS: Final = 10.0
+
+
+class Connection:
+    """A connection pool to one server, for one event loop; use it in an `async with` statement.
+
+    Attributes:
+        num_sent: Bytes of the bodies that were sent.
+        num_requests: Requests that were sent, repetitions included.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str | None, *, model: str, timeout: float, retries: int
+    ) -> None:
+        """Create the connection pool.
+
+        Args:
+            base_url: Address of the server, such as http://127.0.0.1:8000/v1.
+            api_key: The server's key; None for a server without one.
+            model: Name of the model; empty for the served one.
+            timeout: Seconds to wait for one answer.
+            retries: How often a request is repeated.
+        """
+        self.num_sent = self.num_requests = 0
+        self._model, self._retries = model, retries
+        headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._url = base_url
+        self._client = httpx2.AsyncClient(
+            headers=headers,
+            timeout=httpx2.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
+        )
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._client.aclose()
+
+    async def run_operations(self, operations: Sequence[Operation]) -> Sequence[Result]:
+        """Run operations on nodes, and return their results in order.
+
+        Raises:
+            TreegenError: the server cannot be reached, or rejects the request.
+        """
+        batch = BatchRequest(model=self._model, operations=list(operations))
+        body = batch.model_dump_json(exclude_defaults=True, exclude_none=True)
+        content = await self.post("nodes/batch", body)
+        try:
+            return BatchAnswer.model_validate_json(content).results
+        except ValidationError as error:
+            raise InputError(
+                f"{self._url} answers in another form than this version of treegen reads: "
+                f"{error.errors(include_input=False)[0]['msg']}; use the server's version"
+            ) from None
+
+    async def post_json(self, path: str, body: dict[str, Any]) -> Any:
+        """Send a JSON object, and return the JSON of the answer.
+
+        Args:
+            path: Path below the address of the server.
+            body: The object; the name of the model is added.
+
+        Raises:
+            TreegenError: as for `run_operations`.
+        """
+        named = {"model": self._model, **body} if self._model else body
+        return json.loads(await self.post(path, json.dumps(named)))
+
+    async def post(self, path: str, body: str) -> bytes:
+        """Send a body, and return the body of the answer.
+
+        If no answer comes, or the server is busy, the request is repeated after growing times.
+
+        Args:
+            path: Path below the address of the server.
+            body: JSON.
+
+        Raises:
+            TreegenError: as for `run_operations`.
+        """
+        key = uuid.uuid4().hex
+        wait = _FIRST_WAIT
+        for attempt in range(self._retries + 1):
+            retry_after = 0.0
+            try:
+                response = await self._send(path, body, key)
+                if response.status_code == 200:
+                    return response.content
+                failure = self._failure(response)
+                if response.status_code not in _REPEATED:
+                    raise failure
+                retry_after = _seconds(response.headers.get("retry-after", ""))
+            except httpx2.TransportError as error:
+                failure = InputError(
+                    f"{self._url} cannot be reached ({type(error).__name__}: {error}); check the "
+                    "address, and that the server runs"
+                )
+            if attempt < self._retries:
+                await asyncio.sleep(max(retry_after, wait * random.uniform(0.5, 1)))
+                wait = min(2 * wait, _LONGEST_WAIT)
+        raise failure
+
+    async def _send(self, path: str, body: str, key: str) -> httpx2.Response:
+        content = body.encode()
+        self.num_requests += 1
+        self.num_sent += len(content)
+        return await self._client.post(
+            f"{self._url}/{path}", content=content, headers={IDEMPOTENCY_HEADER: key}
+        )
+
+    def _failure(self, response: httpx2.Response) -> TreegenError:
+        try:
+            details = ErrorAnswer.model_validate_json(response.content).error
+        except ValidationError:
+            text = " ".join(response.text.split())
+            details = ErrorDetails(
+                message=f"{self._url} answers with status {response.status_code}: {text:.200}; "
+                "check the address",
+                type="",
+                param=None,
+                code=response.status_code,
+            )
+        return error_of(details)
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isdecimal() else 0.0

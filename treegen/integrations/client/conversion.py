@@ -1,0 +1,177 @@
+"""Prompts and errors, and samples and scores, between Python and the server's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from treegen.common.outputs import Completion, RequestOutput, Score, Thinking, TopLogprobs
+from treegen.common.params import SamplingParams
+from treegen.errors import BusyError, InputError, StoppedError, TreegenError
+from treegen.integrations.server.node_types import ErrorDetails, NodeAnswer, ScoreAnswer
+from treegen.prompts.tree import Parts
+
+_ERRORS: Final[dict[int, type[TreegenError]]] = {
+    429: BusyError,
+    503: StoppedError,
+}
+
+
+def error_of(details: ErrorDetails) -> TreegenError:
+    """Return the exception for an error of the server."""
+    return _ERRORS.get(details.code, InputError)(details.message)
+
+
+def check_prompt(content: Any) -> Any:
+    """Return text, token ids or chat messages as JSON has them."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Iterable) and not isinstance(content, bytes | Mapping):
+        items = list(content)
+        if items and (
+            all(isinstance(item, int) for item in items)
+            or all(isinstance(item, Mapping) for item in items)
+        ):
+            return items
+    raise InputError(f"a prompt is text, token ids or chat messages, got {content!r:.80}")
+
+
+def is_chat(content: Any) -> bool:
+    """Return whether a prompt consists of chat messages."""
+    return not isinstance(content, str) and isinstance(content[0], Mapping)
+
+
+def encode_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return chat messages as the server reads them, with images as data URLs."""
+    encoded = []
+    for message in messages:
+        content = message.get("content")
+        given = encode_parts(content) if isinstance(content, list | tuple) else content
+        encoded.append({**message, "content": given} if "content" in message else dict(message))
+    return encoded
+
+
+def encode_parts(parts: Parts) -> list[dict[str, Any]]:
+    """Return content parts as the server reads them, with images as data URLs.
+
+    Raises:
+        InputError: an image is not a data URL.
+    """
+    encoded = []
+    for part in parts:
+        if part.get("type") == "image":
+            url = part.get("image")
+            if not isinstance(url, str) or not url.startswith("data:"):
+                raise InputError(
+                    f"an image for a server must be a data URL (data:image/png;base64,...), got "
+                    f"{url!r:.60}"
+                )
+            encoded.append({"type": "image_url", "image_url": {"url": url}})
+        else:
+            encoded.append(dict(part))
+    return encoded
+
+
+def completion_of(node: NodeAnswer, key: str) -> Completion:
+    """Return the sample that a node is.
+
+    Args:
+        node: The node.
+        key: Key of the node that it was sampled from.
+    """
+    thinking = node.thinking
+    return Completion(
+        prompt_id=key,
+        sample_index=node.index,
+        seed=node.seed or 0,
+        text=node.text,
+        tokens=tuple(node.token_ids),
+        logprobs=tuple(node.logprobs),
+        finish_reason=node.finish_reason,  # type: ignore[arg-type]  # no sample is "given"
+        stop=node.stop,
+        top_logprobs=tuple(tuple(pairs) for pairs in node.top_logprobs),
+        confidences=tuple(node.confidences),
+        certainties=tuple(node.certainties),
+        thinking=None if thinking is None else Thinking(**thinking.model_dump()),
+    )
+
+
+def score_of(score: ScoreAnswer) -> Score:
+    """Return the score of a continuation of a node."""
+    top = None
+    if score.top_logprobs:
+        pairs = np.array(score.top_logprobs, dtype=np.float64)
+        top = TopLogprobs(pairs[..., 0].astype(np.int32), pairs[..., 1].astype(np.float32))
+    return Score(tuple(score.token_ids), tuple(score.logprobs), score.is_greedy, top)
+
+
+def output_of(index: str, content: Any, answer: Any, params: SamplingParams) -> RequestOutput:
+    """Return the output of one prompt.
+
+    Args:
+        index: Index of the prompt.
+        content: The prompt.
+        answer: The server's answer.
+        params: Sampling parameters.
+    """
+    from_chat, completions = is_chat(content), []
+    for choice in answer["choices"]:
+        if from_chat:
+            logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+        else:
+            logprobs = choice["logprobs"]["token_logprobs"]
+        completions.append(
+            Completion(
+                prompt_id=index,
+                sample_index=choice["index"],
+                seed=params.seed or 0,
+                text=choice["message"]["content"] or "" if from_chat else choice["text"],
+                tokens=tuple(choice["token_ids"]),
+                logprobs=tuple(logprobs),
+                finish_reason=choice["finish_reason"],
+            )
+        )
+    tokens = answer["prompt_token_ids"] if from_chat else answer["choices"][0]["prompt_token_ids"]
+    prompt = content if isinstance(content, str) else None
+    return RequestOutput(completions, request_id=index, prompt=prompt, prompt_token_ids=tokens)
+
+
+def score_of_choices(index: int, choices: Any, top: int) -> Score:
+    """Return the score of a continuation, which starts where the tokens of the texts differ.
+
+    Args:
+        index: Index of the pair.
+        choices: The server's choices for the context, and for the context with the continuation.
+        top: Number of likeliest tokens to report.
+    """
+    before, whole = choices
+    shorter, tokens = before["prompt_token_ids"], whole["prompt_token_ids"]
+    pairs = zip(shorter, tokens, strict=False)
+    start = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(shorter), len(tokens)))
+    if start == len(tokens) or not start:
+        raise InputError(
+            f"pair {index}: the context and the continuation need tokens of their own; give at "
+            "least one of each"
+        )
+    entries = whole["prompt_logprobs"][start:]
+    own = [entry[str(token)] for entry, token in zip(entries, tokens[start:], strict=True)]
+    likeliest = [
+        sorted(
+            ((int(token), value["logprob"]) for token, value in entry.items() if value["rank"]),
+            key=lambda pair: -pair[1],
+        )[: max(1, top)]
+        for entry in entries
+    ]
+    is_greedy = all(
+        top_pairs[0][0] == token for top_pairs, token in zip(likeliest, tokens[start:], strict=True)
+    )
+    reported = None
+    if top:
+        reported = TopLogprobs(
+            np.array([[token for token, _ in row] for row in likeliest], dtype=np.int32),
+            np.array([[value for _, value in row] for row in likeliest], dtype=np.float32),
+        )
+    logprobs = tuple(entry["logprob"] for entry in own)
+    return Score(tuple(tokens[start:]), logprobs, is_greedy, reported)

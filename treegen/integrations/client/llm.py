@@ -1,0 +1,314 @@
+"""RemoteLLM: the calls of an LLM that a server computes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from treegen.common.outputs import RequestOutput, Score
+from treegen.common.params import Params, check_int, check_params, check_tree_params
+from treegen.errors import InputError
+from treegen.integrations.client.connection import Connection
+from treegen.integrations.client.conversion import (
+    check_prompt,
+    encode_messages,
+    is_chat,
+    output_of,
+    score_of_choices,
+)
+from treegen.integrations.client.search_run import RemoteSearchRun, make_root
+from treegen.integrations.server.node_types import sampling_fields
+from treegen.prompts.plan.draws import DrawCounter
+from treegen.prompts.tree import as_list
+from treegen.search.budget import Budget, check_budget
+from treegen.search.event_loop import gather, run_apart
+from treegen.search.tree.node import SearchFn
+from treegen.search.tree.result import (
+    SearchResult,
+    name_problems,
+    warn_if_all_failed,
+)
+
+T = TypeVar("T")
+
+
+class RemoteLLM:
+    """A model that `treegen serve` has on this or another machine.
+
+    A search function that was written for `LLM.search` runs unchanged, and finds the same tree. The
+    function itself runs here; the server keeps the nodes and computes them. All calls of one step
+    of a search are sent together.
+
+    Attributes:
+        num_requests: Requests that were sent so far.
+        num_sent: Bytes of their bodies.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        model: str = "",
+        timeout: float = 600.0,
+        retries: int = 5,
+    ) -> None:
+        """Remember the address; nothing is sent yet.
+
+        Args:
+            base_url: Address of the server, such as "http://127.0.0.1:8000/v1".
+            api_key: The server's key. Default: none.
+            model: Name of the model. Default: the one that is served.
+            timeout: Seconds to wait for one answer.
+            retries: How often a request is repeated if no answer comes or the server is busy. A
+                repeated request computes nothing twice.
+
+        Raises:
+            InputError: an argument cannot be used.
+        """
+        if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
+            raise InputError(
+                "base_url must be an address such as http://127.0.0.1:8000/v1, got "
+                f"{base_url!r:.80}"
+            )
+        check_int("retries", retries, least=0)
+        self._url, self._key, self._model = base_url.rstrip("/"), api_key, model
+        self._timeout, self._retries = timeout, retries
+        self._before = DrawCounter()
+        self.num_requests = self.num_sent = 0
+
+    def __repr__(self) -> str:
+        return f"RemoteLLM({self._url!r})"
+
+    # Searches
+
+    def search(
+        self,
+        fn: SearchFn,
+        problems: Iterable[Any],
+        params: Params | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int = 8,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[SearchResult]:
+        """Run a search of each problem, many at once; return results in the order of the problems.
+
+        The draws of a search follow from its name and the seed, as with `LLM.search`. If a search
+        fails, its result has the error and the tree so far.
+
+        Args:
+            fn: `async def fn(root)`, as for `LLM.search`.
+            problems: Prompts (text, token ids or chat messages), or (name, prompt) pairs.
+            params: Default sampling parameters of nodes.
+            concurrency: Maximum number of searches at once. Default: 64.
+            budget: Budget of each search. Default: no limit.
+            rows: Ignored, because the server plans for all its clients.
+            tools: Tools that the chat template lists. Default: none.
+            chat_template_kwargs: Further arguments of the chat template. Default: none.
+
+        Raises:
+            InputError: an argument cannot be used, or the server cannot be reached.
+            TreegenError: the server rejects a prompt.
+        """
+        run = self.search_stream(
+            fn,
+            problems,
+            params,
+            concurrency=concurrency,
+            budget=budget,
+            rows=rows,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        results = {result.name: result for result in run}
+        warn_if_all_failed(list(results.values()), stacklevel=3)
+        return [results[name] for name in run.names]
+
+    def search_stream(
+        self,
+        fn: SearchFn,
+        problems: Iterable[Any],
+        params: Params | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int = 8,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RemoteSearchRun:
+        """Start the searches of `search`; return an iterator over the results as they finish.
+
+        Args:
+            fn: As for `search`, like all further arguments.
+            problems: Prompts, or (name, prompt) pairs.
+            params: Default sampling parameters of nodes.
+            concurrency: Maximum number of searches at once.
+            budget: Budget of each search.
+            rows: Ignored.
+            tools: Tools that the chat template lists.
+            chat_template_kwargs: Further arguments of the chat template.
+
+        Raises:
+            InputError: an argument cannot be used, or two problems have one name.
+        """
+        if not callable(fn):
+            raise InputError(f"fn must be a function `async def fn(root)`, got {fn!r:.60}")
+        check_int("concurrency", concurrency, least=1)
+        check_int("rows", rows, least=1)
+        check_budget(budget)
+        params = check_tree_params(params)
+        named = name_problems(problems, check_prompt)
+        before = self._before if params.seed is None else DrawCounter()
+        template: dict[str, Any] = {"tools": list(tools) if tools else None}
+        template["chat_template_kwargs"] = dict(chat_template_kwargs or {}) or None
+        roots = [make_root(problem, params, before, template) for problem in named]
+        return RemoteSearchRun(self.connect, fn, named, roots, params, concurrency, budget)
+
+    # Samples and scores
+
+    def generate(
+        self,
+        prompts: Iterable[Any],
+        params: Params | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Return params.n completions of each prompt, all prompts at once.
+
+        The draws are those of `LLM.generate`. The completions have no `stop` and no alternatives,
+        because OpenAI's protocol does not report them.
+
+        Args:
+            prompts: Texts, token ids or chat messages.
+            params: Sampling parameters of all prompts. Default: those of `SamplingParams()`.
+            tools: Tools that the chat template lists. Default: none.
+            chat_template_kwargs: Further arguments of the chat template. Default: none.
+
+        Raises:
+            InputError: an argument cannot be used, or the server cannot be reached.
+            TreegenError: the server rejects a prompt.
+        """
+        params = check_params(params)
+        if params.logprobs or params.prompt_logprobs is not None:
+            raise InputError(
+                "generate reports no alternatives and no log-probabilities of prompts; leave out "
+                "logprobs and prompt_logprobs, or use score"
+            )
+        fields = {**sampling_fields(params), "n": params.n, "max_tokens": params.max_tokens}
+        include = fields.pop("include_stop", None)
+        if include is not None:
+            raise InputError("generate cannot include stop strings; leave out include_stop")
+        contents = [check_prompt(prompt) for prompt in as_list("prompts", prompts)]
+        template: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        if chat_template_kwargs:
+            template["chat_template_kwargs"] = dict(chat_template_kwargs)
+
+        async def call(connection: Connection) -> list[Any]:
+            return await gather(
+                _complete(connection, content, fields, template) for content in contents
+            )
+
+        answers = self._run(call) if contents else []
+        return [
+            output_of(str(index), content, answer, params)
+            for index, (content, answer) in enumerate(zip(contents, answers, strict=True))
+        ]
+
+    def score(self, pairs: Iterable[tuple[Any, Any]], *, top: int = 0) -> list[Score]:
+        """Return the log-likelihood of each continuation given its context.
+
+        Args:
+            pairs: (context, continuation), both texts or both token ids.
+            top: Number of likeliest tokens to report at the place of each token, as `Score.top`.
+                Default: 0.
+
+        Raises:
+            InputError: pairs cannot be used, or the server cannot be reached.
+            TreegenError: the server rejects a pair.
+        """
+        check_int("top", top, least=0, most=20)
+        prompts: list[list[Any]] = []
+        for index, pair in enumerate(as_list("pairs", pairs)):
+            given: Any = pair if len(pair) == 2 else (None, None)
+            context, continuation = given
+            if isinstance(context, str) != isinstance(continuation, str) or not context:
+                raise InputError(
+                    f"pair {index} is {pair!r:.80}; give a context and a continuation, both as "
+                    "text or as token ids, neither empty"
+                )
+            if isinstance(context, str):
+                prompts.append([context, context + continuation])
+            else:
+                prompts.append([[*context], [*context, *continuation]])
+
+        async def call(connection: Connection) -> list[Any]:
+            fields = {"echo": True, "max_tokens": 0, "return_token_ids": True}
+            return await gather(
+                connection.post_json(
+                    "completions", {**fields, "prompt": prompt, "prompt_logprobs": max(1, top)}
+                )
+                for prompt in prompts
+            )
+
+        answers = self._run(call) if prompts else []
+        return [
+            score_of_choices(index, answer["choices"], top) for index, answer in enumerate(answers)
+        ]
+
+    # Connections
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Connection]:
+        """Open a connection pool in the running event loop, and count what it sends."""
+        connection = Connection(
+            self._url, self._key, model=self._model, timeout=self._timeout, retries=self._retries
+        )
+        try:
+            async with connection:
+                yield connection
+        finally:
+            self.num_requests += connection.num_requests
+            self.num_sent += connection.num_sent
+
+    def _run(self, call: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine with a connection, also where an event loop runs, as in a notebook."""
+        results: list[T] = []
+
+        async def run() -> None:
+            async with self.connect() as connection:
+                results.append(await call(connection))
+
+        run_apart(lambda: asyncio.run(run()))
+        return results[0]
+
+
+async def _complete(
+    connection: Connection, content: Any, fields: Mapping[str, Any], template: Mapping[str, Any]
+) -> Any:
+    """Return the answer of a request for completions of one prompt.
+
+    Args:
+        connection: The connection.
+        content: The prompt.
+        fields: Sampling parameters.
+        template: Arguments of the chat template.
+    """
+    if is_chat(content):
+        body = {"messages": encode_messages(content), "logprobs": True, **template}
+        path = "chat/completions"
+    else:
+        body, path = {"prompt": content, "logprobs": 0}, "completions"
+    return await connection.post_json(path, {**fields, **body, "return_token_ids": True})

@@ -1,0 +1,175 @@
+"""The calls that a search makes in one step, as the operations of one request."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from treegen.integrations.server.node_types import (
+    DropOperation,
+    ExtendOperation,
+    Operation,
+    RootOperation,
+)
+from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
+
+
+@dataclass(slots=True, eq=False)
+class NodeContext:
+    """A node that the server has, or that it will create with the first call that needs it."""
+
+    above: NodeContext | None
+    """The node above it; None for a root."""
+    content: Any
+    """Given text, parts or a prompt; None for a sample."""
+    path: str
+    """Its key without the name of the root, such as "0/+0/"."""
+    id: str | None = None
+    """Its id on the server; None until it is created."""
+    num_tokens: int = 0
+    """Number of tokens from the start of the prompt, of which only those of created nodes are
+    known."""
+    num_extended: int = 0
+    """Number of extensions below it."""
+    creator: StepRequest | None = None
+    """The request in progress that creates it."""
+    is_released: bool = False
+    """Whether the search has dropped it."""
+
+    @property
+    def root(self) -> NodeContext:
+        """The root of its tree."""
+        return self if self.above is None else self.above.root
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a request in progress creates it or a node above it."""
+        node: NodeContext | None = self
+        while node is not None and node.id is None:
+            if node.creator is not None:
+                return True
+            node = node.above
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class NodeCall:
+    """A call for samples or scores of one node. Several may belong to one ticket."""
+
+    ticket: Ticket
+    context: NodeContext
+    root_name: str | None
+    """Name of the root, if it has to be created; None if nothing is drawn below it."""
+    make: Callable[..., Operation]
+    """Returns the operation for the id of its node."""
+    places: range
+    """Places of the results in the ticket."""
+    held: int
+    """Maximum number of tokens of a sample."""
+    counted: int | None
+    """Tokens of the context that the usage has counted; None if another call counts them."""
+    num_refused: int = 0
+    """How often the server was too busy for it."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Results that a search waits for."""
+
+    search: BudgetedSearch
+    results: list[Any]
+    num_open: int
+    """Results still to come; those of samples that have not started count too."""
+    future: asyncio.Future[None]
+    call: QueuedCall | None = None
+    """Its place in the call queue of the search, if the search has one."""
+    num_kept: int = sys.maxsize
+    """How many of its samples the budget has room for."""
+
+    def deliver(self, num_kept: int) -> None:
+        """Finish; only the first `num_kept` samples are within the budget."""
+        self.num_kept = num_kept
+        self.finish()
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Resume the code that awaits the results, with an error if there is one."""
+        if not self.future.done():
+            if error is None:
+                self.future.set_result(None)
+            else:
+                self.future.set_exception(error)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no more results will arrive."""
+        return self.future.done()
+
+
+class StepRequest:
+    """Operations of one search that are sent together."""
+
+    def __init__(self) -> None:
+        """Create an empty request."""
+        self.operations: list[Operation] = []
+        self.calls: list[tuple[int, NodeCall]] = []
+        """Calls, each with the place of its operation."""
+        self.created: list[tuple[int, NodeContext]] = []
+        """Nodes that it creates, each with the place of its operation."""
+        self.temporary: list[tuple[int, NodeContext]] = []
+        """Nodes that it also drops, each with the place of the operation that creates it."""
+        self.task: asyncio.Task[None] | None = None
+        self._names: dict[NodeContext, str] = {}
+
+    def add(self, call: NodeCall) -> None:
+        """Add the operation of a call, after those that create its node."""
+        # A prompt that is only scored has no name yet, so later calls cannot use its node.
+        root = call.context.root
+        is_temporary = call.root_name is None and root.id is None and root not in self._names
+        names = {} if is_temporary else self._names
+        name = self._name(call.context, call.root_name, names)
+        self.calls.append((len(self.operations), call))
+        self.operations.append(call.make(node=name))
+        if is_temporary:
+            self.operations.append(DropOperation(op="drop", node=names[root]))
+
+    def drop(self, context: NodeContext) -> None:
+        """Add the operation that drops a node."""
+        assert context.id is not None
+        self.operations.append(DropOperation(op="drop", node=context.id))
+
+    def _name(
+        self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
+    ) -> str:
+        """Return how operations refer to a node, which is created if it does not exist.
+
+        Args:
+            context: The node.
+            root_name: Name of its root, if that has to be created.
+            names: Nodes that the request creates; a new node is added.
+        """
+        if context.id is not None:
+            return context.id
+        if context not in names:
+            operation = self._make_creation(context, root_name, names)
+            names[context] = f"#{len(self.operations)}"
+            if names is self._names:
+                context.creator = self
+                self.created.append((len(self.operations), context))
+            else:
+                self.temporary.append((len(self.operations), context))
+            self.operations.append(operation)
+        return names[context]
+
+    def _make_creation(
+        self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
+    ) -> Operation:
+        content = context.content
+        if context.above is None:
+            return RootOperation(op="root", prompt=content, name=root_name, seed=0)
+        above = self._name(context.above, root_name, names)
+        index = int(context.path.split("/")[-2].removeprefix("+"))
+        given: Any = {"text": content} if isinstance(content, str) else {"parts": content}
+        return ExtendOperation(op="extend", node=above, index=index, **given)

@@ -1,0 +1,139 @@
+"""Errors as answers in OpenAI's form."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+
+from treegen.errors import BusyError, CapacityError, InputError, StoppedError
+from treegen.integrations.server.requests import RequestError, field_of
+
+_LOG: Final = logging.getLogger("treegen.integrations.server")
+_RETRY_AFTER: Final = 1  # seconds
+# Bytes of one piece of an answer. A client must read a piece in time before the next is written.
+# With smaller pieces a client that reads almost nothing could keep a large answer in memory for
+# hours.
+_PIECE: Final = 2**20
+_MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the request
+_ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
+_GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
+_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+
+
+class StatusError(RequestError):
+    """A request that cannot be served, with a status of its own.
+
+    Attributes:
+        status: The HTTP status.
+        more: Further fields of the error.
+    """
+
+    def __init__(self, status: int, message: str, field: str | None = None, **more: Any) -> None:
+        """Create the error.
+
+        Args:
+            status: The HTTP status.
+            message: What is wrong, and what to do.
+            field: The request's field at fault; None if it is not one field.
+            **more: Further fields of the error.
+        """
+        super().__init__(message, field)
+        self.status, self.more = status, more
+
+
+def describe_error(error: Exception) -> dict[str, Any]:
+    """Return what is wrong, in OpenAI's form. Errors that are not the client's fault are logged."""
+    if isinstance(error, HTTPException):
+        return _details(error.status_code, str(error.detail))
+    if isinstance(error, StatusError):
+        return {**_details(error.status, str(error), error.field), **error.more}
+    if isinstance(error, BusyError):
+        return _details(429, str(error))
+    if isinstance(error, StoppedError):
+        return _details(503, str(error))
+    if isinstance(error, InputError | CapacityError):
+        message = str(error) if isinstance(error, RequestError) else _for_client(str(error))
+        return _details(400, message, field_of(error))
+    _LOG.error("a request failed: %r", error)
+    return _details(500, f"the server failed ({type(error).__name__}); see its log")
+
+
+def make_error_response(error: Exception) -> Response:
+    """Return the response for an error."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_GONE)
+    details = describe_error(error)
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    if isinstance(error, BusyError):
+        headers["Retry-After"] = str(_RETRY_AFTER)
+    return json_response({"error": details}, details["code"], headers)
+
+
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error as a response.
+
+    Args:
+        status: The HTTP status.
+        message: What is wrong, and what to do.
+        headers: Further headers. Default: none.
+    """
+    return json_response({"error": _details(status, message)}, status, headers)
+
+
+def _details(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
+
+
+def _for_client(message: str) -> str:
+    """Return a message of the library without remedies that only the server's operator has.
+
+    These remedies name an argument of Python, such as `images=True`.
+    """
+    problem, semicolon, advice = message.rpartition("; ")
+    if not semicolon or not _ARGUMENT.search(advice):
+        return message
+    remedies = [part for part in re.split(r", or |, ", advice) if not _ARGUMENT.search(part)]
+    return f"{problem}; {', or '.join(remedies) or 'leave it out'}"
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return JSON as a response.
+
+    Args:
+        value: The value.
+        status: The HTTP status. Default: 200.
+        headers: Further headers. Default: none.
+    """
+    return Response(encode_json(value), status, headers, media_type="application/json")
+
+
+def stream_json(body: bytes) -> Response:
+    """Stream JSON in pieces, so that the time limit for a slow client applies to each piece."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), _PIECE):
+            yield body[start : start + _PIECE]
+
+    headers = {"content-length": str(len(body))}
+    return StreamingResponse(pieces(), headers=headers, media_type="application/json")
+
+
+def encode_event(value: Any) -> bytes:
+    """Return a server-sent event whose data is JSON."""
+    return b"data: " + encode_json(value) + b"\n\n"
+
+
+def encode_json(value: Any) -> bytes:
+    """Return a value as JSON."""
+    # ASCII only, because a text may have lone surrogates, which UTF-8 cannot encode.
+    return json.dumps(value, separators=(",", ":")).encode()

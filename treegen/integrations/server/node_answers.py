@@ -1,0 +1,94 @@
+"""Nodes, scores and usage as the JSON of the protocol of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from treegen.common.outputs import Completion, Score
+from treegen.integrations.server.node_types import NodeAnswer, NodeThinking, NodeUsage, ScoreAnswer
+from treegen.integrations.server.nodes import ServedNode
+from treegen.search.budgeted_search import BudgetedSearch
+
+_LEAST_LOGPROB: Final = -9999.0  # stands for minus infinity, which JSON cannot express
+
+
+def describe_node(node: ServedNode, text: str = "") -> NodeAnswer:
+    """Return the JSON of a node.
+
+    Args:
+        node: The node.
+        text: Its text. Default: empty, because the client has just sent it.
+    """
+    completion, tree = node.completion, node.tree
+    answer = NodeAnswer(
+        id=node.id,
+        tree=tree.root.id,
+        parent=node.parent.id if node.parent is not None else None,
+        path=node.path,
+        depth=node.depth,
+        index=node.index,
+        seed=tree.params.seed if node.parent is None else None,
+        origin=tree.origin if node.parent is None else None,
+        text=text if completion is None else completion.text,
+        token_ids=[],
+        logprobs=[],
+        finish_reason="given",
+        num_context_tokens=node.context.num_tokens,
+        num_tokens=node.num_tokens,
+        num_children=len(node.children),
+        expires_in=tree.expires_in(),
+    )
+    if completion is not None:
+        _add_sample(answer, completion)
+    return answer
+
+
+def _add_sample(answer: NodeAnswer, completion: Completion) -> None:
+    answer.seed = completion.seed
+    answer.token_ids = list(completion.tokens)
+    answer.logprobs = _bounded(completion.logprobs)
+    answer.top_logprobs = [_bounded_pairs(pairs) for pairs in completion.top_logprobs]
+    answer.finish_reason, answer.stop = completion.finish_reason, completion.stop
+    answer.confidences = list(completion.confidences)
+    answer.certainties = list(completion.certainties)
+    if completion.thinking is not None:
+        answer.thinking = NodeThinking(**asdict(completion.thinking))
+
+
+def describe_score(score: Score) -> ScoreAnswer:
+    """Return the JSON of a score."""
+    top = score.top.pairs() if score.top is not None else ()
+    return ScoreAnswer(
+        logprob=max(score.logprob, _LEAST_LOGPROB),
+        token_ids=list(score.tokens),
+        logprobs=_bounded(score.logprobs),
+        is_greedy=bool(score.is_greedy),
+        top_logprobs=[_bounded_pairs(pairs) for pairs in top],
+    )
+
+
+def _bounded(logprobs: Sequence[float]) -> list[float]:
+    return [max(logprob, _LEAST_LOGPROB) for logprob in logprobs]
+
+
+def _bounded_pairs(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    return [(token, max(logprob, _LEAST_LOGPROB)) for token, logprob in pairs]
+
+
+def usage_of(search: BudgetedSearch) -> NodeUsage:
+    """Return the JSON of what an operation has taken."""
+    usage = search.usage
+    return NodeUsage(decoded_tokens=usage.tokens_decoded, prefilled_tokens=usage.tokens_prefilled)
+
+
+def count_cached(node: ServedNode) -> int:
+    """Return how many of a node's tokens are in the cache."""
+    start, total = node.context.num_tokens - node.num_tokens, 0
+    for segment in node.context.segment.path():
+        stop = segment.computed if segment.table is not None else segment.start
+        total += max(0, stop - max(segment.start, start))
+        if segment.start <= start:
+            break
+    return total

@@ -1,0 +1,163 @@
+"""Batches: several operations of one request, which may name nodes that earlier ones make."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from treegen.integrations.server.errors import describe_error
+from treegen.integrations.server.node_calls import NodeCalls
+from treegen.integrations.server.node_types import (
+    BatchAnswer,
+    BatchRequest,
+    DropOperation,
+    ErrorDetails,
+    ExtendOperation,
+    FailedOperation,
+    NodeAnswer,
+    NodeResult,
+    Operation,
+    ReadOperation,
+    Result,
+    RewardOperation,
+    RootOperation,
+    SampleOperation,
+    SampleResult,
+    ScoreOperation,
+)
+from treegen.integrations.server.nodes import Changes, Client, ServedNode
+from treegen.integrations.server.requests import RequestError
+
+_REFERENCE: Final = re.compile(r"#(\d{1,9})(?:\.(\d{1,9}))?")
+
+
+class BatchRunner:
+    """Runs batches of operations."""
+
+    def __init__(self, calls: NodeCalls) -> None:
+        """Create a runner; `calls` runs the operations."""
+        self._calls = calls
+
+    async def run(self, client: Client, ask: BatchRequest, changes: Changes) -> BatchAnswer:
+        """Run several operations, which may name nodes that earlier ones make.
+
+        Args:
+            client: The client.
+            ask: The request.
+            changes: Records what the batch changes.
+        """
+        operations = ask.operations
+        most = self._calls.store.limits.max_node_operations
+        if len(operations) > most:
+            raise RequestError(
+                f"a batch has at most {most:,} operations; send several", "operations"
+            )
+        for place, operation in enumerate(operations):
+            for needed in _find_references(operation):
+                if needed >= place:
+                    raise RequestError(
+                        f"operation {place} names a result of operation {needed}, which is not an "
+                        "earlier one",
+                        f"operations.{place}.node",
+                    )
+        tasks: list[asyncio.Task[Result]] = []
+        try:
+            for operation in operations:
+                is_last = isinstance(operation, DropOperation)
+                named = {tasks[place] for place in _find_references(operation)}
+                awaited = tasks.copy() if is_last else [t for t in tasks if t in named]
+                run = self._run_operation(client, operation, tasks.copy(), awaited, changes)
+                tasks.append(asyncio.ensure_future(run))
+            results = [await task for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return BatchAnswer(results=results, memory=self._calls.store.memory(client))
+
+    async def _run_operation(
+        self,
+        client: Client,
+        operation: Operation,
+        earlier: Sequence[asyncio.Task[Result]],
+        awaited: Sequence[asyncio.Task[Result]],
+        changes: Changes,
+    ) -> Result:
+        """Return the result of an operation of a batch, or its error.
+
+        Args:
+            client: The client.
+            operation: The operation.
+            earlier: The earlier operations.
+            awaited: Those that must have ended.
+            changes: Records what the batch changes.
+        """
+        calls, own = self._calls, Changes()
+        try:
+            if awaited:
+                await asyncio.wait(awaited)
+            find = partial(self._find, client, earlier)
+            match operation:
+                case RootOperation():
+                    return await calls.root(client, operation, own)
+                case SampleOperation():
+                    return await calls.sample(client, find(operation.node), operation, own)
+                case ExtendOperation():
+                    return await calls.extend(client, find(operation.node), operation, own)
+                case ScoreOperation():
+                    return await calls.score(client, find(operation.node), operation)
+                case RewardOperation():
+                    nodes = [find(name, "nodes") for name in operation.nodes]
+                    return await calls.reward(client, nodes)
+                case ReadOperation():
+                    return await calls.read(client, find(operation.node))
+                case DropOperation():
+                    return calls.drop(client, find(operation.node))
+        except Exception as error:
+            own.undo(self._calls.store)
+            return FailedOperation(error=ErrorDetails(**describe_error(error)))
+        finally:
+            changes.nodes += own.nodes
+            changes.indices += own.indices
+
+    def _find(
+        self,
+        client: Client,
+        earlier: Sequence[asyncio.Task[Result]],
+        name: str,
+        param: str = "node",
+    ) -> ServedNode:
+        """Return the node with an id, or that an earlier operation of the batch has made.
+
+        Args:
+            client: The client.
+            earlier: The earlier operations.
+            name: The id or the reference.
+            param: Field of the request that has it.
+        """
+        reference = _REFERENCE.fullmatch(name)
+        if reference is None:
+            return self._calls.store.find(client, name, param)
+        result = earlier[int(reference[1])].result()
+        made: list[NodeAnswer] = []
+        if isinstance(result, SampleResult):
+            made = result.nodes
+        elif isinstance(result, NodeResult) and reference[2] is None:
+            made = [result.node]
+        place = int(reference[2] or 0)
+        if place >= len(made) or (reference[2] is None and len(made) != 1):
+            reason = "failed" if isinstance(result, FailedOperation) else "made no such node"
+            raise RequestError(f"operation {reference[1]}, which {name} names, {reason}", param)
+        return self._calls.store.find(client, made[place].id, param)
+
+
+def _find_references(operation: Operation) -> list[int]:
+    """Return the places of the operations of a batch that an operation names."""
+    if isinstance(operation, RootOperation):
+        return []
+    names = operation.nodes if isinstance(operation, RewardOperation) else [operation.node]
+    found = (_REFERENCE.fullmatch(name) for name in names)
+    return [int(reference[1]) for reference in found if reference is not None]

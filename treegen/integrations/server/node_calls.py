@@ -1,0 +1,448 @@
+"""The operations on nodes: each one is a call of the backend of live searches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from treegen.common.outputs import Score
+from treegen.common.params import SamplingParams
+from treegen.errors import StoppedError
+from treegen.integrations.server.errors import StatusError
+from treegen.integrations.server.given_text import GivenText
+from treegen.integrations.server.node_answers import (
+    count_cached,
+    describe_node,
+    describe_score,
+    usage_of,
+)
+from treegen.integrations.server.node_params import merge_params
+from treegen.integrations.server.node_types import (
+    DropResult,
+    ExtendFields,
+    NodeAnswer,
+    NodeResult,
+    NodeUsage,
+    ReadResult,
+    RewardResult,
+    RootFields,
+    SampleFields,
+    SampleResult,
+    ScoreFields,
+    ScoreResult,
+)
+from treegen.integrations.server.nodes import Changes, Client, NodeStore, ServedNode, Tree
+from treegen.integrations.server.requests import RequestError, read_message
+from treegen.llm.async_llm import AsyncLLM
+from treegen.model.scorers.verifier import Verifier
+from treegen.prompts.plan.draws import DrawCounter, hash_prompt
+from treegen.prompts.tree import chat_arguments
+from treegen.prompts.turns import without_images
+from treegen.search.backend import BackendSample
+from treegen.search.budget import SearchUsage
+from treegen.search.budgeted_search import BudgetedSearch
+from treegen.search.live.backend import LiveBackend
+from treegen.search.live.pending import LiveContext
+from treegen.search.reward import compute_values
+
+T = TypeVar("T")
+
+_MOST_TOLD: Final = 2**21  # log-probabilities of one score operation, alternatives included
+_KEPT: Final = 16_384  # characters of messages that a tree keeps, in addition to
+_KEPT_PER_TOKEN: Final = 16
+
+
+class NodeCalls:
+    """Runs operations of clients on their nodes.
+
+    Attributes:
+        store: The nodes.
+    """
+
+    def __init__(self, served: AsyncLLM, store: NodeStore, verifier: Verifier | None) -> None:
+        """Create an object that runs nothing yet.
+
+        Args:
+            served: The model.
+            store: The nodes.
+            verifier: Computes rewards; None if the server has no verifier.
+        """
+        self._served, self.store, self._verifier = served, store, verifier
+        self._verifying = asyncio.Lock()
+        self._given = GivenText(served)
+
+    # Operations
+
+    async def root(self, client: Client, ask: RootFields, changes: Changes) -> NodeResult:
+        """Create the root of a tree.
+
+        Args:
+            client: The client.
+            ask: The request.
+            changes: Records what the operation changes.
+        """
+        if (ask.prompt is None) == (ask.messages is None):
+            raise RequestError("give either prompt or messages", "prompt")
+        if ask.messages is None and (ask.tools or ask.chat_template_kwargs):
+            raise RequestError("tools and chat_template_kwargs are for messages", "tools")
+        if "chat_template" in (ask.chat_template_kwargs or {}):
+            raise RequestError(
+                "chat_template_kwargs cannot have a chat_template; leave it out",
+                "chat_template_kwargs",
+            )
+        seed = secrets.randbits(48) if ask.seed is None else ask.seed
+        params = merge_params(SamplingParams(seed=seed), ask.params)
+        messages = [read_message(message) for message in ask.messages or ()]
+        content: Any = messages or ask.prompt
+        template = chat_arguments(ask.tools, ask.chat_template_kwargs)
+        with self.store.reserve(client, 1, 0):
+            (tokens,) = await self._served.encode(
+                [content], tools=ask.tools, chat_template_kwargs=ask.chat_template_kwargs
+            )
+            with self.store.reserve(client, 0, len(tokens)):
+                given = content if isinstance(content, str) else tokens.tolist()
+
+                async def begin(backend: LiveBackend) -> tuple[LiveBackend, LiveContext]:
+                    return backend, backend.prompt(given, SearchUsage(), tokens)
+
+                backend, context = await self._served.call_nodes(
+                    begin, discard=lambda result: result[0].release(result[1])
+                )
+        origin = ask.name
+        if origin is None:
+            counter, prompt = DrawCounter(), hash_prompt(tokens)
+            counter.advance(f"{prompt} searched", ask.repeat)
+            origin = counter.origin_of_search(prompt)
+        tree = Tree(
+            client,
+            backend,
+            origin,
+            params,
+            self.store.lease(ask.lease_seconds),
+            given if isinstance(given, str) else None,
+        )
+        # Only later turns need them. What is far larger than its tokens is not kept, because tokens
+        # are limited and other memory is not.
+        earlier = [without_images(message) for message in messages]
+        if len(json.dumps([earlier, template])) <= _KEPT + _KEPT_PER_TOKEN * len(tokens):
+            tree.messages, tree.template = earlier, template
+        node = self.store.add_root(tree, context)
+        changes.nodes.append(node)
+        return NodeResult(node=describe_node(node), memory=self.store.memory(client))
+
+    async def sample(
+        self, client: Client, node: ServedNode, ask: SampleFields, changes: Changes
+    ) -> SampleResult:
+        """Draw children of a node.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+            changes: Records what the operation changes.
+        """
+        nodes, usage = list[NodeAnswer](), NodeUsage()
+        with self._sampling(client, node, ask, changes) as (params, first):
+            drawn, usage = await self._draw(node, range(first, first + ask.n), params)
+            nodes = self._add_samples(node, first, drawn, changes)
+        return SampleResult(nodes=nodes, usage=usage, memory=self.store.memory(client))
+
+    async def stream(
+        self, client: Client, node: ServedNode, ask: SampleFields
+    ) -> AsyncGenerator[NodeAnswer | NodeUsage, None]:
+        """Draw children of a node, and yield each as soon as it has ended, then the usage.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+        """
+        changes = Changes()
+        with self._sampling(client, node, ask, changes) as (params, first):
+            draws = {
+                asyncio.ensure_future(self._draw(node, range(index, index + 1), params)): index
+                for index in range(first, first + ask.n)
+            }
+            usages, waiting = [], set(draws)
+            try:
+                while waiting:
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for task in sorted(done, key=draws.__getitem__):
+                        waiting.discard(task)
+                        drawn, usage = task.result()
+                        usages.append(usage)
+                        for answer in self._add_samples(node, draws[task], drawn, changes):
+                            yield answer
+            except BaseException:
+                if not changes.nodes:  # otherwise the client may know some
+                    changes.undo(self.store)
+                raise
+            finally:
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+                for task in waiting:
+                    _abandon(task, lambda result: self._release(node.tree, result[0]))
+        yield NodeUsage(
+            decoded_tokens=sum(usage.decoded_tokens for usage in usages),
+            prefilled_tokens=sum(usage.prefilled_tokens for usage in usages),
+        )
+
+    async def extend(
+        self, client: Client, node: ServedNode, ask: ExtendFields, changes: Changes
+    ) -> NodeResult:
+        """Append given text to a node.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+            changes: Records what the operation changes.
+        """
+        self.store.check_depth(node)
+        contents = [ask.text, ask.parts, ask.messages]
+        if sum(content is not None for content in contents) != 1:
+            raise RequestError("give exactly one of text, parts and messages", "text")
+        tree = node.tree
+        with tree.in_use(), self.store.reserve(client, 1, 0):
+            index = changes.take(node, "num_extended", ask.index, 1)
+            extend = await self._given.prepare_extension(node, ask)
+
+            async def begin(backend: LiveBackend) -> LiveContext:
+                return extend(_backend_of(tree, backend))
+
+            context = await self._served.call_nodes(begin, discard=tree.backend.release)
+            try:
+                self._check_live(node)
+                self._given.check_context(context.num_tokens)
+                added = max(0, context.num_tokens - node.context.num_tokens)
+                with self.store.reserve(client, 0, added):
+                    pass
+            except BaseException:
+                self._served.release(tree.backend, [context])
+                raise
+            child = self.store.add_child(node, index, context, ask.text or "")
+        changes.nodes.append(child)
+        return NodeResult(node=describe_node(child), memory=self.store.memory(client))
+
+    async def score(self, client: Client, node: ServedNode, ask: ScoreFields) -> ScoreResult:
+        """Return the log-likelihoods of continuations of a node.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+        """
+        self._given.check("texts", *ask.texts)
+        most = sum(map(len, ask.texts)) * (ask.top + 1)
+        if most > _MOST_TOLD:
+            raise RequestError(
+                f"the texts may have {most:,} log-probabilities, and an answer has {_MOST_TOLD:,} "
+                "at most; score fewer texts, or ask for fewer alternatives",
+                "top" if ask.top else "texts",
+            )
+        tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
+
+        async def begin(backend: LiveBackend) -> list[Score]:
+            return await _backend_of(tree, backend).score(
+                node.context, ask.texts, search, top=ask.top
+            )
+
+        with tree.in_use():
+            scores = await self._call(node, begin, rows=len(ask.texts))
+        if len(scores) < len(ask.texts):
+            raise StoppedError("the server stops, and this call was not done")
+        return ScoreResult(
+            scores=[describe_score(score) for score in scores],
+            usage=usage_of(search),
+            memory=self.store.memory(client),
+        )
+
+    async def reward(self, client: Client, nodes: Sequence[ServedNode]) -> RewardResult:
+        """Return the values that the verifier gives nodes."""
+        verifier = self._verifier
+        if verifier is None:
+            raise StatusError(400, "the server has no verifier; compute the values yourself", "op")
+        texts = []
+        for node in nodes:
+            if node.tree.prompt is None:
+                raise RequestError(
+                    "the verifier reads the text of the prompt, and this root was made of token "
+                    "ids or messages; give the prompt as text",
+                    "nodes",
+                )
+            answer = "".join(above.own_text for above in [*node.ancestors()][-2::-1])
+            texts.append((node.tree.prompt, answer))
+            node.tree.used = time.monotonic()
+        async with self._verifying:
+            values = await asyncio.to_thread(
+                lambda: compute_values(verifier, [verifier.encode(*text) for text in texts])
+            )
+        return RewardResult(rewards=values, memory=self.store.memory(client))
+
+    async def read(self, client: Client, node: ServedNode) -> ReadResult:
+        """Return a node with what it costs, and renew its lease."""
+        tree = node.tree
+
+        async def begin(backend: LiveBackend) -> tuple[int, list[int]]:
+            _backend_of(tree, backend)
+            ids = node.context.segment.path_tokens() if node.parent is None else ()
+            return count_cached(node), list(map(int, ids))
+
+        with tree.in_use():
+            cached, ids = await self._served.call_nodes(begin)
+            self._check_live(node)
+        children = sorted(node.children, key=lambda child: (child.completion is None, child.index))
+        below = list(node.walk())
+        return ReadResult(
+            node=describe_node(node, node.text or self._spell(ids)),
+            children=[child.id for child in children],
+            subtree_nodes=len(below),
+            subtree_tokens=sum(other.num_tokens for other in below),
+            cached_tokens=cached,
+            memory=self.store.memory(client),
+        )
+
+    def drop(self, client: Client, node: ServedNode) -> DropResult:
+        """Drop a node and all nodes below it."""
+        nodes, tokens = self.store.drop(node)
+        return DropResult(
+            id=node.id,
+            dropped_nodes=nodes,
+            dropped_tokens=tokens,
+            memory=self.store.memory(client),
+        )
+
+    # Parts of operations
+
+    @contextmanager
+    def _sampling(
+        self, client: Client, node: ServedNode, ask: SampleFields, changes: Changes
+    ) -> Iterator[tuple[SamplingParams, int]]:
+        """Check a sample operation, and yield its parameters and the index of the first child."""
+        params = merge_params(node.tree.params, ask.params)
+        if ask.n > self.store.limits.max_node_samples:
+            raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
+        if params.temperature == 0 and ask.n > 1:
+            raise RequestError("temperature 0 gives the same child n times; sample with n=1", "n")
+        self.store.check_depth(node)
+        room = max(self._served.llm.spec.context_length - node.context.num_tokens, 0)
+        with (
+            node.tree.in_use(),
+            self.store.reserve(client, ask.n, ask.n * min(params.max_tokens, room)),
+        ):
+            yield params, changes.take(node, "num_drawn", ask.first, ask.n)
+
+    async def _draw(
+        self, node: ServedNode, indices: range, params: SamplingParams
+    ) -> tuple[list[BackendSample], NodeUsage]:
+        """Return one sample per index, and what they took."""
+        tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
+        await self._served.prepare(params)
+        self._check_live(node)
+
+        async def begin(backend: LiveBackend) -> list[BackendSample]:
+            samples = await _backend_of(tree, backend).sample(
+                node.context, node.key, indices, params, search
+            )
+            return [sample for sample in samples if sample is not None]
+
+        drawn = await self._call(
+            node, begin, rows=len(indices), discard=partial(_release_samples, tree.backend)
+        )
+        if len(drawn) == len(indices) and node.is_live:
+            return drawn, usage_of(search)
+        self._release(tree, drawn)
+        self._check_live(node)
+        raise StoppedError("the server stops, and this call was not done")
+
+    async def _call(
+        self, node: ServedNode, begin: Callable[[LiveBackend], Coroutine[Any, Any, T]], **how: Any
+    ) -> T:
+        """Return the result of a call that ends early if the node is dropped.
+
+        Args:
+            node: The node.
+            begin: As for `AsyncLLM.call_nodes`.
+            **how: Further arguments of `AsyncLLM.call_nodes`.
+        """
+        call: asyncio.Task[T] = asyncio.create_task(self._served.call_nodes(begin, **how))
+        node.calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            _abandon(call, partial(self._release, node.tree))
+            self._check_live(node)
+            raise
+        finally:
+            node.calls.discard(call)
+
+    def _add_samples(
+        self, node: ServedNode, first: int, drawn: Sequence[BackendSample], changes: Changes
+    ) -> list[NodeAnswer]:
+        """Add samples as children of a node.
+
+        Args:
+            node: The node above.
+            first: Index of the first sample.
+            drawn: The samples.
+            changes: Records the nodes.
+        """
+        if not node.is_live:
+            self._release(node.tree, drawn)
+            self._check_live(node)
+        answers = []
+        for index, sample in enumerate(drawn, first):
+            assert isinstance(sample.context, LiveContext)
+            child = self.store.add_child(node, index, sample.context, "", sample.completion)
+            changes.nodes.append(child)
+            answers.append(describe_node(child))
+        return answers
+
+    @staticmethod
+    def _check_live(node: ServedNode) -> None:
+        if not node.is_live:
+            raise StatusError(404, f"the node {node.id!r} was dropped during the call", "node")
+
+    def _release(self, tree: Tree, results: Sequence[Any]) -> None:
+        """Release the samples among results."""
+        samples = [result for result in results if isinstance(result, BackendSample)]
+        self._served.release(tree.backend, [sample.context for sample in samples])
+
+    def _spell(self, ids: Sequence[int]) -> str:
+        """Return the text of the token ids of a prompt."""
+        llm = self._served.llm
+        if llm.images is not None:
+            ids = llm.images.restore_placeholders(np.array(ids, dtype=np.int32)).tolist()
+        text: str = llm.tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else ""
+        return text
+
+
+def _abandon(task: asyncio.Future[T], free: Callable[[T], object]) -> None:
+    """Free the result of a task that nobody gets, if it has one."""
+    if task.done() and not task.cancelled() and task.exception() is None:
+        free(task.result())
+
+
+def _backend_of(tree: Tree, backend: LiveBackend) -> LiveBackend:
+    """Return the backend of a tree, which must be the one that computes now."""
+    if tree.backend is not backend:
+        raise StatusError(
+            404,
+            "the engine has failed and restarted, and the node is gone; create it again",
+            "node",
+        )
+    return backend
+
+
+def _release_samples(backend: LiveBackend, samples: Sequence[BackendSample]) -> None:
+    for sample in samples:
+        backend.release(sample.context)

@@ -1,0 +1,247 @@
+"""The routes of nodes: parsing, idempotency keys, and streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from treegen.integrations.server.disconnects import cancel_on_disconnect
+from treegen.integrations.server.errors import (
+    StatusError,
+    describe_error,
+    encode_event,
+    encode_json,
+    json_response,
+    stream_json,
+)
+from treegen.integrations.server.idempotency import StoredAnswers
+from treegen.integrations.server.node_batch import BatchRunner
+from treegen.integrations.server.node_calls import NodeCalls
+from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_types import (
+    IDEMPOTENCY_HEADER,
+    BatchRequest,
+    ExtendRequest,
+    NodeAnswer,
+    NodeSampleRequest,
+    NodeScoreRequest,
+    NodeUsage,
+    RootRequest,
+    TreeList,
+)
+from treegen.integrations.server.nodes import Changes, Client, NodeStore
+from treegen.integrations.server.requests import RequestError
+from treegen.llm.async_llm import AsyncLLM
+from treegen.model.scorers.verifier import Verifier
+
+Handler = Callable[[Request], Awaitable[Response]]
+_Ask = TypeVar("_Ask", bound=BaseModel)
+_TYPES: Final = frozenset({"str", "int", "float", "bool", "dict", "list"})
+_OPERATIONS: Final = frozenset({"root", "sample", "extend", "score", "reward", "read", "drop"})
+
+
+class NodeRoutes:
+    """The handlers of /v1/nodes.
+
+    Attributes:
+        store: The nodes.
+    """
+
+    def __init__(
+        self,
+        served: AsyncLLM,
+        limits: NodeLimits,
+        *,
+        verifier: Verifier | None,
+        read_body: Callable[[Request], Awaitable[dict[str, Any]]],
+        check_model: Callable[[str], None],
+    ) -> None:
+        """Create the handlers.
+
+        Args:
+            served: The model.
+            limits: Limits on the nodes of each client.
+            verifier: Computes rewards; None for none.
+            read_body: Returns the JSON object that a request sends.
+            check_model: Raises an error for the name of another model.
+        """
+        self.store = NodeStore(served, limits)
+        self._calls = NodeCalls(served, self.store, verifier)
+        self._batches = BatchRunner(self._calls)
+        self._read_body, self._check_model = read_body, check_model
+        self._answers: dict[str, StoredAnswers] = {}
+
+    def handlers(self) -> list[tuple[str, str, Handler]]:
+        """Return path, method and handler of each route."""
+        return [
+            ("/v1/nodes", "GET", self._list),
+            ("/v1/nodes", "POST", self._root),
+            ("/v1/nodes/batch", "POST", self._batch),
+            ("/v1/nodes/{id}", "GET", self._read),
+            ("/v1/nodes/{id}", "DELETE", self._drop),
+            ("/v1/nodes/{id}/sample", "POST", self._sample),
+            ("/v1/nodes/{id}/extend", "POST", self._extend),
+            ("/v1/nodes/{id}/score", "POST", self._score),
+        ]
+
+    async def _root(self, request: Request) -> Response:
+        async def run(client: Client, ask: RootRequest, changes: Changes) -> BaseModel:
+            self._check_model(ask.model)
+            return await self._calls.root(client, ask, changes)
+
+        return await self._post(request, RootRequest, run)
+
+    async def _batch(self, request: Request) -> Response:
+        async def run(client: Client, ask: BatchRequest, changes: Changes) -> BaseModel:
+            self._check_model(ask.model)
+            return await self._batches.run(client, ask, changes)
+
+        return await self._post(request, BatchRequest, run)
+
+    async def _extend(self, request: Request) -> Response:
+        async def run(client: Client, ask: ExtendRequest, changes: Changes) -> BaseModel:
+            node = self.store.find(client, request.path_params["id"])
+            return await self._calls.extend(client, node, ask, changes)
+
+        return await self._post(request, ExtendRequest, run)
+
+    async def _score(self, request: Request) -> Response:
+        async def run(client: Client, ask: NodeScoreRequest, changes: Changes) -> BaseModel:
+            node = self.store.find(client, request.path_params["id"])
+            return await self._calls.score(client, node, ask)
+
+        return await self._post(request, NodeScoreRequest, run)
+
+    async def _sample(self, request: Request) -> Response:
+        async def run(client: Client, ask: NodeSampleRequest, changes: Changes) -> BaseModel:
+            node = self.store.find(client, request.path_params["id"])
+            return await self._calls.sample(client, node, ask, changes)
+
+        body = await self._read_body(request)
+        ask = parse(NodeSampleRequest, body)
+        if not ask.stream:
+            return await self._post(request, NodeSampleRequest, run, body)
+        if IDEMPOTENCY_HEADER in request.headers:
+            raise StatusError(
+                400, f"a stream is not stored; leave out {IDEMPOTENCY_HEADER} or stream", "stream"
+            )
+        client = self._client(request)
+        node = self.store.find(client, request.path_params["id"])
+        items = self._calls.stream(client, node, ask)
+        # Await the first item, so that an error becomes the status and not part of the stream.
+        first = await cancel_on_disconnect(request, anext(items))
+        return StreamingResponse(self._events(client, first, items), media_type="text/event-stream")
+
+    async def _events(
+        self,
+        client: Client,
+        first: NodeAnswer | NodeUsage,
+        items: AsyncGenerator[NodeAnswer | NodeUsage, None],
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a stream. The samples are cancelled when the client stops reading."""
+        async with aclosing(items):
+            try:
+                yield self._event(client, first)
+                async for item in items:
+                    yield self._event(client, item)
+            except Exception as error:
+                yield encode_event({"type": "error", "error": describe_error(error)})
+            yield b"data: [DONE]\n\n"
+
+    def _event(self, client: Client, item: NodeAnswer | NodeUsage) -> bytes:
+        if isinstance(item, NodeAnswer):
+            return encode_event({"type": "node", "node": item.model_dump(mode="json")})
+        memory = self.store.memory(client).model_dump()
+        return encode_event({"type": "done", "usage": item.model_dump(), "memory": memory})
+
+    async def _read(self, request: Request) -> Response:
+        client = self._client(request)
+        node = self.store.find(client, request.path_params["id"])
+        result = await cancel_on_disconnect(request, self._calls.read(client, node))
+        return stream_json(_encode(result))
+
+    async def _drop(self, request: Request) -> Response:
+        client = self._client(request)
+        node = self.store.find(client, request.path_params["id"])
+        return json_response(self._calls.drop(client, node).model_dump())
+
+    async def _list(self, request: Request) -> Response:
+        client = self._client(request)
+        answer = TreeList(data=self.store.trees(client), memory=self.store.memory(client))
+        return stream_json(_encode(answer))
+
+    def _client(self, request: Request) -> Client:
+        return self.store.client(request.state.client)
+
+    async def _post(
+        self,
+        request: Request,
+        kind: type[_Ask],
+        run: Callable[[Client, _Ask, Changes], Awaitable[BaseModel]],
+        body: dict[str, Any] | None = None,
+    ) -> Response:
+        """Return the answer to a request, or the stored answer of its idempotency key.
+
+        Args:
+            request: The request.
+            kind: Model of its body.
+            run: Computes the answer.
+            body: Its body, if it was read already.
+        """
+        body = await self._read_body(request) if body is None else body
+        ask, client, changes = parse(kind, body), self._client(request), Changes()
+
+        async def compute() -> bytes:
+            try:
+                answer = await run(client, ask, changes)
+                # Encoding many log-probabilities takes a while.
+                return await asyncio.to_thread(_encode, answer)
+            except BaseException:  # the client gets no answer, so it could not use the nodes
+                changes.undo(self.store)
+                raise
+
+        key = request.headers.get(IDEMPOTENCY_HEADER)
+        if key is None:
+            return stream_json(await cancel_on_disconnect(request, compute()))
+        answers = self._answers.setdefault(
+            client.name,
+            StoredAnswers(self.store.limits.max_stored_answers, self.store.limits.max_node_lease),
+        )
+        content = encode_json([request.url.path, body])
+        return stream_json(await cancel_on_disconnect(request, answers.get(key, content, compute)))
+
+
+def parse(kind: type[_Ask], body: dict[str, Any]) -> _Ask:
+    """Return the body of a request as its model.
+
+    Args:
+        kind: The model.
+        body: The JSON object.
+
+    Raises:
+        RequestError: A field is unknown or malformed.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where: list[str] = []
+        for part in map(str, first["loc"]):
+            if not part.replace("_", "").isalnum() or part in _TYPES:
+                break  # a member of a union
+            if not (len(where) == 2 and where[0] == "operations" and part in _OPERATIONS):
+                where.append(part[:80])
+        name = ".".join(where) or None
+        what = "is not supported; leave it out" if first["type"] == "extra_forbidden" else None
+        message = f"{name or 'the body'} {what}" if what else f"{name or 'body'}: {first['msg']}"
+        raise RequestError(message, name) from None
+
+
+def _encode(answer: BaseModel) -> bytes:
+    return encode_json(answer.model_dump(mode="json"))

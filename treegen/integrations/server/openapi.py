@@ -1,0 +1,147 @@
+"""The OpenAPI document of the routes of nodes, generated from the models of the protocol."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from treegen.common.version import VERSION
+from treegen.integrations.server import node_types as types
+
+_ERRORS: Final = {
+    "400": "The request cannot be used.",
+    "401": "The API key is missing or wrong.",
+    "404": "There is no such node.",
+    "409": "The idempotency key was used for another request.",
+    "413": "The body is too large.",
+    "429": "The client is at a limit, or too many samples wait.",
+    "500": "The server failed.",
+    "503": "The server stops.",
+}
+
+
+class _Route(NamedTuple):
+    path: str
+    method: str
+    name: str
+    summary: str
+    body: type[BaseModel] | None
+    answer: type[BaseModel]
+
+
+ROUTES: Final = (
+    _Route("/v1/nodes", "get", "list_trees", "List trees", None, types.TreeList),
+    _Route(
+        "/v1/nodes", "post", "create_root", "Create a root", types.RootRequest, types.NodeResult
+    ),
+    _Route(
+        "/v1/nodes/batch",
+        "post",
+        "run_batch",
+        "Run several operations",
+        types.BatchRequest,
+        types.BatchAnswer,
+    ),
+    _Route("/v1/nodes/{id}", "get", "read_node", "Read a node", None, types.ReadResult),
+    _Route("/v1/nodes/{id}", "delete", "drop_node", "Drop a subtree", None, types.DropResult),
+    _Route(
+        "/v1/nodes/{id}/sample",
+        "post",
+        "sample_children",
+        "Sample children",
+        types.NodeSampleRequest,
+        types.SampleResult,
+    ),
+    _Route(
+        "/v1/nodes/{id}/extend",
+        "post",
+        "extend_node",
+        "Append given text",
+        types.ExtendRequest,
+        types.NodeResult,
+    ),
+    _Route(
+        "/v1/nodes/{id}/score",
+        "post",
+        "score_texts",
+        "Score continuations",
+        types.NodeScoreRequest,
+        types.ScoreResult,
+    ),
+)
+"""The documented routes."""
+
+
+@functools.cache
+def make_openapi() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    models: set[type[BaseModel]] = {types.ErrorAnswer, types.Event}
+    for route in ROUTES:
+        models |= {model for model in (route.body, route.answer) if model is not None}
+    requests = {route.body for route in ROUTES}
+    ordered = sorted(models, key=lambda model: model.__name__)
+    _, schemas = models_json_schema(
+        [(model, "validation" if model in requests else "serialization") for model in ordered],
+        ref_template="#/components/schemas/{model}",
+    )
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method] = _describe_route(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "treegen nodes", "version": VERSION, "description": types.__doc__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+def _describe_route(route: _Route) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = []
+    if "{id}" in route.path:
+        parameters.append(
+            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+        )
+    if route.method == "post":
+        parameters.append(
+            {
+                "name": types.IDEMPOTENCY_HEADER,
+                "in": "header",
+                "required": False,
+                "schema": {"type": "string", "maxLength": 255},
+                "description": "If the request is sent again with this text, the server returns "
+                "the stored answer.",
+            }
+        )
+    content = {"application/json": {"schema": _reference(route.answer)}}
+    if route.body is types.NodeSampleRequest:
+        content["text/event-stream"] = {"schema": _reference(types.Event)}
+    errors = {
+        status: {
+            "description": description,
+            "content": {"application/json": {"schema": _reference(types.ErrorAnswer)}},
+        }
+        for status, description in _ERRORS.items()
+    }
+    description: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": {"200": {"description": "The result.", "content": content}, **errors},
+    }
+    if route.body is not None:
+        description["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _reference(route.body)}},
+        }
+    return description
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}

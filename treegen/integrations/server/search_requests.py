@@ -1,0 +1,146 @@
+"""Requests for searches: the body of a chat, a budget, and the settings of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from treegen.common.checks import check_int, check_number
+from treegen.common.params import STRUCTURES
+from treegen.errors import InputError, arg
+from treegen.integrations.server.requests import CompletionRequest, RequestError, parse_request
+from treegen.prompts.grammars import REQUESTED
+from treegen.search.budget import Budget
+
+_MAX_ANSWERS: Final = 128
+# Fields of a chat that a search cannot honour, and why.
+_NOT_SEARCHED: Final = {
+    "tools": "a search answers with text",
+    "tool_choice": "a search answers with text",
+    "parallel_tool_calls": "a search answers with text",
+    "logprobs": "the tree has the log-probability of each node",
+    "top_logprobs": "the tree has the log-probability of each node",
+    "prompt_logprobs": "a search does not score its prompt",
+    "return_token_ids": "the tree has the text of each node",
+    "separate_reasoning": "a search answers with the whole text",
+    **dict.fromkeys((*STRUCTURES, *REQUESTED), "a search answers with text"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLimits:
+    """Limits on searches, named as the options of `treegen serve`.
+
+    Raises:
+        InputError: a limit cannot be used.
+    """
+
+    max_searches: int = 16
+    """Maximum number of searches at once; further requests get 429. 0 turns searches off."""
+    max_search_tokens: int = 16_384
+    """Largest budget of decoded tokens of a search, and the budget of requests that name none."""
+    max_search_seconds: float = 600.0
+    """Largest budget of seconds of a search, and the budget of requests that name none."""
+
+    def __post_init__(self) -> None:
+        check_int("max_searches", self.max_searches, least=0)
+        check_int("max_search_tokens", self.max_search_tokens, least=1)
+        check_number("max_search_seconds", self.max_search_seconds)
+        if not self.max_search_seconds > 0:
+            raise InputError(f"{arg('max_search_seconds')} must be more than 0")
+
+
+class _Budget(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    calls: Annotated[int, Field(ge=1)] | None = None
+    nodes: Annotated[int, Field(ge=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """A chat to search, parsed."""
+
+    method: str
+    ask: CompletionRequest
+    messages: Sequence[Any]
+    """The messages as the body has them."""
+    budget: Budget
+    options: Mapping[str, Any]
+    """The settings of the method."""
+    num_answers: int
+    shows_tree: bool
+
+    @property
+    def question(self) -> str:
+        """The text of the last message of the user, which a verifier reads as the question."""
+        for message in reversed(self.messages):
+            if message.get("role") == "user":
+                content = message.get("content")
+                if isinstance(content, str):
+                    return content
+                return "\n".join(part["text"] for part in content or () if "text" in part)
+        return ""
+
+
+def parse_search(method: str, body: Mapping[str, Any], limits: SearchLimits) -> SearchRequest:
+    """Parse the body of a request for a search.
+
+    Args:
+        method: The method, from the path.
+        body: The JSON object.
+        limits: Limits of the budget.
+
+    Raises:
+        RequestError: a field is unknown, malformed or not supported.
+    """
+    chat = {name: value for name, value in body.items() if name not in ("budget", "search")}
+    for name, reason in _NOT_SEARCHED.items():
+        if name in chat and chat[name] not in (False, [], {}):
+            raise RequestError(f"{name} is not supported: {reason}; leave it out", name)
+    ask = parse_request(chat, is_chat=True)
+    ask.prompts()  # checks the messages
+    options = body.get("search", {})
+    if not isinstance(options, dict):
+        raise RequestError(f"search must be an object, got {options!r:.60}", "search")
+    shows_tree = options.get("tree", True)
+    if not isinstance(shows_tree, bool):
+        raise RequestError(f"search.tree must be true or false, got {shows_tree!r:.60}", "search")
+    num = ask.sampling.get("n", 1)
+    if type(num) is not int or not 1 <= num <= _MAX_ANSWERS:
+        raise RequestError(f"n must be from 1 to {_MAX_ANSWERS}, got {num!r:.60}", "n")
+    return SearchRequest(
+        method=method,
+        ask=ask,
+        messages=ask.messages or (),
+        budget=_parse_budget(body.get("budget", {}), limits),
+        options={name: value for name, value in options.items() if name != "tree"},
+        num_answers=num,
+        shows_tree=shows_tree,
+    )
+
+
+def _parse_budget(fields: Any, limits: SearchLimits) -> Budget:
+    try:
+        budget = _Budget.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(["budget", *(str(part)[:80] for part in first["loc"])])
+        raise RequestError(f"{where}: {first['msg']}", where) from None
+    for name in ("tokens", "seconds"):
+        limit, value = getattr(limits, f"max_search_{name}"), getattr(budget, name)
+        if value is not None and value > limit:
+            raise RequestError(
+                f"budget.{name} must be at most {limit:,}, the limit of this server, got {value:,}",
+                f"budget.{name}",
+            )
+    return Budget(
+        tokens=budget.tokens or limits.max_search_tokens,
+        seconds=budget.seconds or limits.max_search_seconds,
+        calls=budget.calls,
+        nodes=budget.nodes,
+    )
