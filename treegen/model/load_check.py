@@ -6,7 +6,8 @@ about a second. Its keys and values stay in that dtype, even if the cache uses F
 
 The toy is shorter than the windows, chunks and the like of a real model. Families that are tested
 (`families.EXACT` and others) are tested beyond them. For any other family, small random copies of
-the model are checked in the same way, with these boundaries so low that the toy crosses them.
+the model are checked in the same way, with these boundaries so low that the toy crosses them. So
+are models that select keys, whatever their family.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from treegen.common.device import without_autocast
-from treegen.errors import ModelError, arg
+from treegen.common.version import tested_versions
+from treegen.errors import ModelError, ModelWarning, arg
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.families import is_tested
 from treegen.model.checkpoint.files import summarize_error
@@ -60,6 +62,8 @@ _COPY_TOY: Final = _Toy(12, (28, 4))
 _LOW: Final = (8, 16)
 """Boundaries of random copies. The toy crosses 8 in its prefix, and 16 in one branch and in the
 decode step of the other."""
+_SELECTED: Final = "index_topk"
+"""The setting with the number of keys that a token selects."""
 _LEAST_CONTEXT: Final = 128
 """A family whose context would be shorter is refused."""
 _COPY_TOLERANCE: Final = 0.01
@@ -97,20 +101,24 @@ def check_model(model: "Model") -> None:
 
 
 def check_boundaries(model: "Model", wrap: _Wrap) -> None:
-    """Check a model of an untested family beyond the boundaries that its configuration declares.
+    """Check a model beyond the boundaries that its configuration declares.
 
-    The context of the model ends at a boundary beyond which the logits may be wrong.
+    A model that selects keys must cross the number of keys that it selects. In an untested family,
+    the context of the model ends at a boundary beyond which the logits may be wrong.
 
     Args:
         model: The model.
         wrap: Makes a model of a transformers module, without a check.
 
     Raises:
-        ModelError: that context would be too short to be of use.
+        ModelError: the model selects other keys than transformers, or its context would be too
+            short to be of use.
     """
     config, declared = model.module.config, model.spec.context_length
     names = config.model_type, config.get_text_config(decoder=True).model_type
     is_stock = type(model.module).__module__.startswith("transformers.")
+    if model.spec.index_topk:
+        _check_selection(model, wrap)
     if is_stock and any(map(is_tested, names)):
         return
     boundaries = find_boundaries(config, declared)
@@ -138,8 +146,31 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     model.spec = replace(model.spec, context_length=length)
 
 
-def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool:
-    """Return whether a random copy with these boundaries gives the logits of stock attention."""
+def _check_selection(model: "Model", wrap: _Wrap) -> None:
+    """Check that a random copy of a model selects the keys that transformers selects."""
+    name, topk = model.spec.model_type, model.spec.index_topk
+    crosses = _crosses(model, {_SELECTED: _LOW[0]}, wrap)
+    if crosses is None:
+        warnings.warn(
+            f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "
+            "tokens are not compared with transformers' own attention",
+            ModelWarning,
+            stacklevel=2,
+        )
+    elif not crosses:
+        raise ModelError(
+            f"{name} models cannot be used: a small random copy that selects few keys does not "
+            "give the logits of transformers' own attention, so samples beyond "
+            f"{topk:,} tokens would be wrong; install '{tested_versions('transformers')}', or "
+            f"report the model. {arg('check', False)} loads it all the same"
+        )
+
+
+def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool | None:
+    """Return whether a random copy with these boundaries gives the logits of stock attention.
+
+    None stands for a model of which no copy can be built or run.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the copy's own context
         for config in iter_small_copies(model.module.config, boundaries):
@@ -154,7 +185,7 @@ def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool
             except Exception:  # the family cannot be built in this size, or does not run
                 continue
             return max(rows.max().item() for rows in _row_errors(got, want)) <= _COPY_TOLERANCE
-    return False
+    return None
 
 
 def _error_and_limit(model: "Model") -> tuple[float, float]:
