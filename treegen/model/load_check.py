@@ -35,7 +35,7 @@ from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import warn_context
 from treegen.model.hook import ATTENTION
 from treegen.model.linear.fp8 import disable_input_rounding
-from treegen.model.recurrent.layer_states import cache_argument
+from treegen.model.recurrent.layer_states import forward_in_two_steps
 from treegen.model.recurrent.state_batch import Piece, states_of_pieces, states_of_rows
 from treegen.ops.attention import Level, prepare
 from treegen.ops.cache.pool import LayerKV
@@ -62,8 +62,6 @@ _COPY_TOY: Final = _Toy(12, (28, 4))
 _LOW: Final = (8, 16)
 """Boundaries of random copies. The toy crosses 8 in its prefix, and 16 in one branch and in the
 decode step of the other."""
-_SELECTED: Final = "index_topk"
-"""The setting with the number of keys that a token selects."""
 _LEAST_CONTEXT: Final = 128
 """A family whose context would be shorter is refused."""
 _COPY_TOLERANCE: Final = 0.01
@@ -149,7 +147,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
 def _check_selection(model: "Model", wrap: _Wrap) -> None:
     """Check that a random copy of a model selects the keys that transformers selects."""
     name, topk = model.spec.model_type, model.spec.index_topk
-    crosses = _crosses(model, {_SELECTED: _LOW[0]}, wrap)
+    crosses = _crosses(model, {"index_topk": _LOW[0]}, wrap)
     if crosses is None:
         warnings.warn(
             f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "
@@ -159,10 +157,10 @@ def _check_selection(model: "Model", wrap: _Wrap) -> None:
         )
     elif not crosses:
         raise ModelError(
-            f"{name} models cannot be used: a small random copy that selects few keys does not "
-            "give the logits of transformers' own attention, so samples beyond "
-            f"{topk:,} tokens would be wrong; install '{tested_versions('transformers')}', or "
-            f"report the model. {arg('check', False)} loads it all the same"
+            f"{name} models cannot be used beyond {topk:,} tokens: a small random copy that "
+            "selects few keys does not give the logits of transformers' own attention; install "
+            f"'{tested_versions('transformers')}', or report the model. {arg('check', False)} "
+            "loads it all the same"
         )
 
 
@@ -404,13 +402,7 @@ def _stock_logits(
     generator = torch.Generator(model.device).manual_seed(0)
 
     def round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-        """Add noise of one rounding error to the embeddings; a forward hook.
-
-        Args:
-            _module: The embedding layer; unused.
-            _inputs: Its inputs; unused.
-            embedded: Its output.
-        """
+        """Add noise of one rounding error to the embeddings; a forward hook."""
         noise = torch.randn(embedded.shape, generator=generator, device=model.device)
         return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
 
@@ -420,7 +412,7 @@ def _stock_logits(
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers use other formulas for single tokens than for a whole text. Follow
     # generate: compute the prompt as a whole, then the last token.
-    forward = _forward_stepwise if model.spec.states else _forward_at_once
+    forward = forward_in_two_steps if model.spec.states else _forward_at_once
     try:
         with without_autocast(model.device), hook:
             return [model.gather_logits(forward(module, s[None])).float() for s in sequences]
@@ -431,22 +423,6 @@ def _stock_logits(
 def _forward_at_once(module: nn.Module, ids_1N: Tensor) -> Tensor:
     logits_NV: Tensor = module(input_ids=ids_1N, use_cache=False).logits[0]
     return logits_NV
-
-
-def _forward_stepwise(module: nn.Module, ids_1N: Tensor) -> Tensor:
-    positions_1N = torch.arange(ids_1N.shape[1], device=ids_1N.device)[None]
-    name = cache_argument(module.forward)
-    if name is None:
-        raise ModelError(f"{type(module).__name__} keeps a state and takes no cache")
-    cache: dict[str, Any] = {}
-    logits = []
-    for part in (slice(None, -1), slice(-1, None)):
-        out = module(
-            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **cache
-        )
-        cache = {name: getattr(out, name)}
-        logits.append(out.logits[0])
-    return torch.cat(logits)
 
 
 def _relative_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
