@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import tiny_models
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from treegen.common.spec import LatentSpec, LayerSpec, ModelSpec
 from treegen.model import memory
 from treegen.model.load import load_model
 
@@ -59,3 +61,14 @@ def test_a_pass_of_a_common_model_takes_about_a_gigabyte() -> None:
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     assert 2**29 < memory.activation_bytes(module, 8192) < 2**30
+
+
+@pytest.mark.parametrize(("num_rows", "measured"), [(256, 646), (2048, 1376), (8192, 3165)])
+def test_selecting_keys_takes_no_more_than_is_left_for_it(num_rows: int, measured: int) -> None:
+    """The peaks in MiB are those of GLM-5 and DeepSeek-V3.2 in bfloat16."""
+    latent = LatentSpec(heads=128, rank=512, rope=64, nope=128, v_dim=128)
+    layer = LayerSpec(1, latent.kept, latent.rank, None, latent, index_dim=128)
+    spec = ModelSpec("m", "m", (layer,), 9, 9, (), 2, index_topk=2048)
+    left = memory.selection_bytes(spec, num_rows, 2) / 2**20
+    assert measured < left < 2 * measured + 1024
+    assert memory.selection_bytes(replace(spec, index_topk=0), num_rows, 2) == 0

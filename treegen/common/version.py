@@ -32,15 +32,18 @@ def warn_untested() -> None:
         # `import treegen` imports this module before the command line can set its signal handlers.
         from treegen.errors import ModelWarning
 
-        names = " ".join(
-            f"'{name}>={_text(lowest)},<{_text((highest[0], highest[1] + 1))}'"
-            for name, (lowest, highest) in TESTED.items()
-        )
+        names = " ".join(f"'{tested_versions(name)}'" for name in TESTED)
         warnings.warn(
             f"{'; '.join(problems)}; models may fail to load or be wrong: pip install {names}",
             ModelWarning,
             stacklevel=3,
         )
+
+
+def tested_versions(name: str) -> str:
+    """Return the versions of a package that treegen was tested with, as a requirement of pip."""
+    lowest, highest = TESTED[name]
+    return f"{name}>={_text(lowest)},<{_text((highest[0], highest[1] + 1))}"
 
 
 def _minor(version: str) -> tuple[int, int]:

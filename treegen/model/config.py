@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from treegen.common.checks import device_name
 from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning, arg
-from treegen.model.checkpoint.families import dense_length, refuse_family, selects_keys
+from treegen.model.checkpoint.families import dense_length, has_loops, refuse_family, selects_keys
 from treegen.model.checkpoint.files import (
     check_trust,
     locate,
@@ -286,6 +286,12 @@ def spec_of(
         recommended=recommended_sampling(directory),
         recommended_note=difference_from_generate(directory),
     )
+    if spec.index_topk and (spec.states or has_loops(text)):
+        also = "recurrent layers" if spec.states else "loops"
+        raise ModelError(
+            f"{config.model_type} selects keys and also has {also}, which is not supported; use "
+            "another model"
+        )
     if spec.latent is None:
         return spec
     return replace(spec, copy_pages=spec.latent.copy_pages(itemsize, dtype.itemsize))

@@ -168,6 +168,12 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
             f"{name} of layer {layer} passes {', '.join(sorted(unknown))} to attention, which is "
             f"not supported; {_OTHER}"
         )
+    if takes_selection(module) and (sliding_window or softcap):
+        also = "window" if sliding_window else "soft cap"
+        raise ModelError(
+            f"{name} of layer {layer} selects keys and has a {also} as well, which is not "
+            f"supported; {_OTHER}"
+        )
     selected: Any = others.get(_SELECTED)
     return AttentionCall(
         layer=layer,
@@ -213,13 +219,13 @@ def write_and_attend(
         The attention output [T, H, V].
     """
     write_kv(keys, values, batch.slots_T, k_TGK, v_TGV)
-    if (selected := _selection(batch, selected_TS)) is not None:
+    if (selected := _get_selection(batch, selected_TS)) is not None:
         scale = options.get("scale") or q_THK.shape[-1] ** -0.5
         return attend_selected(q_THK, keys, values, selected, scale, options.get("sinks"))
     return attend(q_THK, keys, values, batch.levels_of(options.get("window")), **options)
 
 
-def _selection(batch: Batch, selected_TS: Tensor | None) -> SelectedKeys | None:
+def _get_selection(batch: Batch, selected_TS: Tensor | None) -> SelectedKeys | None:
     """Return the selected keys of a batch; None if every token sees all of its keys."""
     if selected_TS is None or count_keys(batch.levels) <= selected_TS.shape[1]:
         return None
@@ -259,7 +265,7 @@ def write_and_attend_latents(
     form = LatentSpec(heads, rank, rope, nope, up_HXR.shape[1] - nope)
     if options["scale"] is None:
         options["scale"] = form.k_dim**-0.5
-    if (selected := _selection(batch, selected_TS)) is not None:
+    if (selected := _get_selection(batch, selected_TS)) is not None:
         scale = options["scale"] or form.k_dim**-0.5
         sinks = options.get("sinks")
         return attend_selected_latents(q_THK, keys, up_HXR, form, selected, scale, sinks)

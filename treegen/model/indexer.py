@@ -16,10 +16,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from treegen.common.version import tested_versions
+from treegen.errors import ModelError
 from treegen.model.batch import current_batch
 from treegen.model.checkpoint.families import selects_keys
 from treegen.model.latent import OURS, LatentLayer, latent_of, make_subclass
@@ -59,15 +62,13 @@ class _SelectingIndexer(_DenseIndexer):
         """Return the positions of the selected keys [1, T, S] if treegen computes attention."""
         if self.treegen_config._attn_implementation != OURS[0]:
             return super().forward(hidden_states, *args, **kwargs)
-        products: list[tuple[Tensor, ...]] = []
+        products = _IndexProducts(type(self).__name__)
         indexer: Any = super(_DenseIndexer, self)
         everything = hidden_states.new_ones((1, 1, 1), dtype=torch.bool)
         args = tuple(everything if _is_empty_tensor(value) else value for value in args)
-        with _IndexProducts(products):
+        with products:
             indexer.forward(hidden_states, *args, **kwargs)
-        (q_1THD, k_11DT), (weights_1T1H, scales_1TH1) = products
-        q_THD, k_TD = q_1THD[0], k_11DT[0, 0].T
-        weights_TH = weights_1T1H[0, :, 0] * scales_1TH1[0, ..., 0]
+        q_THD, k_TD, weights_TH = products.read()
         keys = getattr(self, INDEX_KEYS, None)
         if keys is not None:
             operator = torch.ops.treegen.write_and_select
@@ -79,23 +80,58 @@ class _SelectingIndexer(_DenseIndexer):
 
 
 class _IndexProducts(TorchFunctionMode):
-    """Records the factors of an indexer's two matrix products, and leaves out the keys.
+    """Takes the queries, keys and weights of an indexer from the factors of its matrix products.
 
-    The first product is that of queries [1, T, H, D] and keys [1, 1, D, T]; with ones in its place,
-    only a factor of the scores reaches the second one. That is the product of weights [1, T, 1, H]
-    and scores [1, T, H, 1].
+    The first product is that of queries [1, T, H, D] and keys [1, 1, D, T]. It is not computed:
+    treegen scores the keys of all levels itself. Ones [1, T, H, 1] are returned in its place, as if
+    each head had a product of 1 with a single key. The indexer multiplies them by its scale, if it
+    scales products, so they reach the second product as the scale of each head. That is the
+    product of weights [1, T, 1, H] and scores [1, T, H, 1], and is computed as usual.
+
+    Products of other shapes, and more or fewer of them, are an error. What the indexer computes
+    between and after the products is left to the load check.
     """
 
-    def __init__(self, products: list[tuple[Tensor, ...]]) -> None:
+    def __init__(self, name: str) -> None:
+        """Set up the mode.
+
+        Args:
+            name: The name of the indexer's class, for messages.
+        """
         super().__init__()
-        self.products = products
+        self._name = name
+        self._products: list[tuple[Tensor, ...]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.matmul and args[0].dim() == 4:
-            self.products.append(args)
-            if len(self.products) == 1:
-                return args[0].new_ones((*args[0].shape[:-1], 1))
-        return func(*args, **(kwargs or {}))
+        if func is not torch.matmul or args[0].dim() != 4:
+            return func(*args, **(kwargs or {}))
+        left, right = args
+        self._products.append((left, right))
+        _, num_tokens, num_heads, dim = self._products[0][0].shape
+        if len(self._products) == 1:
+            self._check(left.shape[0] == 1 and right.shape == (1, 1, dim, num_tokens))
+            return left.new_ones((1, num_tokens, num_heads, 1))
+        shapes = (1, num_tokens, 1, num_heads), (1, num_tokens, num_heads, 1)
+        self._check((left.shape, right.shape) == shapes and len(self._products) == 2)
+        return func(left, right)
+
+    def read(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries [T, H, D], the keys [T, D] and the weight of each head [T, H].
+
+        Raises:
+            ModelError: the indexer has not made both products.
+        """
+        self._check(len(self._products) == 2)
+        (q_1THD, k_11DT), (weights_1T1H, scales_1TH1) = self._products
+        return q_1THD[0], k_11DT[0, 0].T, weights_1T1H[0, :, 0] * scales_1TH1[0, ..., 0]
+
+    def _check(self, is_known: bool) -> None:
+        if not is_known:
+            raise ModelError(
+                f"the code of {self._name} in transformers {transformers.__version__} is not the "
+                "one that treegen knows, so it would select other keys; install "
+                f"'{tested_versions('transformers')}'"
+            )
 
 
 def write_and_select(

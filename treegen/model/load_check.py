@@ -6,7 +6,8 @@ about a second. Its keys and values stay in that dtype, even if the cache uses F
 
 The toy is shorter than the windows, chunks and the like of a real model. Families that are tested
 (`families.EXACT` and others) are tested beyond them. For any other family, small random copies of
-the model are checked in the same way, with these boundaries so low that the toy crosses them.
+the model are checked in the same way, with these boundaries so low that the toy crosses them. So
+are models that select keys, whatever their family.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from treegen.common.device import without_autocast
-from treegen.errors import ModelError, arg
+from treegen.common.version import tested_versions
+from treegen.errors import ModelError, ModelWarning, arg
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.families import is_tested
 from treegen.model.checkpoint.files import summarize_error
@@ -33,7 +35,7 @@ from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import warn_context
 from treegen.model.hook import ATTENTION
 from treegen.model.linear.fp8 import disable_input_rounding
-from treegen.model.recurrent.layer_states import cache_argument
+from treegen.model.recurrent.layer_states import forward_in_two_steps
 from treegen.model.recurrent.state_batch import Piece, states_of_pieces, states_of_rows
 from treegen.ops.attention import Level, prepare
 from treegen.ops.cache.pool import LayerKV
@@ -97,20 +99,24 @@ def check_model(model: "Model") -> None:
 
 
 def check_boundaries(model: "Model", wrap: _Wrap) -> None:
-    """Check a model of an untested family beyond the boundaries that its configuration declares.
+    """Check a model beyond the boundaries that its configuration declares.
 
-    The context of the model ends at a boundary beyond which the logits may be wrong.
+    A model that selects keys must cross the number of keys that it selects. In an untested family,
+    the context of the model ends at a boundary beyond which the logits may be wrong.
 
     Args:
         model: The model.
         wrap: Makes a model of a transformers module, without a check.
 
     Raises:
-        ModelError: that context would be too short to be of use.
+        ModelError: the model selects other keys than transformers, or its context would be too
+            short to be of use.
     """
     config, declared = model.module.config, model.spec.context_length
     names = config.model_type, config.get_text_config(decoder=True).model_type
     is_stock = type(model.module).__module__.startswith("transformers.")
+    if model.spec.index_topk:
+        _check_selection(model, wrap)
     if is_stock and any(map(is_tested, names)):
         return
     boundaries = find_boundaries(config, declared)
@@ -138,8 +144,31 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     model.spec = replace(model.spec, context_length=length)
 
 
-def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool:
-    """Return whether a random copy with these boundaries gives the logits of stock attention."""
+def _check_selection(model: "Model", wrap: _Wrap) -> None:
+    """Check that a random copy of a model selects the keys that transformers selects."""
+    name, topk = model.spec.model_type, model.spec.index_topk
+    crosses = _crosses(model, {"index_topk": _LOW[0]}, wrap)
+    if crosses is None:
+        warnings.warn(
+            f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "
+            "tokens are not compared with transformers' own attention",
+            ModelWarning,
+            stacklevel=2,
+        )
+    elif not crosses:
+        raise ModelError(
+            f"{name} models cannot be used beyond {topk:,} tokens: a small random copy that "
+            "selects few keys does not give the logits of transformers' own attention; install "
+            f"'{tested_versions('transformers')}', or report the model. {arg('check', False)} "
+            "loads it all the same"
+        )
+
+
+def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool | None:
+    """Return whether a random copy with these boundaries gives the logits of stock attention.
+
+    None stands for a model of which no copy can be built or run.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the copy's own context
         for config in iter_small_copies(model.module.config, boundaries):
@@ -154,7 +183,7 @@ def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool
             except Exception:  # the family cannot be built in this size, or does not run
                 continue
             return max(rows.max().item() for rows in _row_errors(got, want)) <= _COPY_TOLERANCE
-    return False
+    return None
 
 
 def _error_and_limit(model: "Model") -> tuple[float, float]:
@@ -373,13 +402,7 @@ def _stock_logits(
     generator = torch.Generator(model.device).manual_seed(0)
 
     def round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-        """Add noise of one rounding error to the embeddings; a forward hook.
-
-        Args:
-            _module: The embedding layer; unused.
-            _inputs: Its inputs; unused.
-            embedded: Its output.
-        """
+        """Add noise of one rounding error to the embeddings; a forward hook."""
         noise = torch.randn(embedded.shape, generator=generator, device=model.device)
         return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
 
@@ -389,7 +412,7 @@ def _stock_logits(
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers use other formulas for single tokens than for a whole text. Follow
     # generate: compute the prompt as a whole, then the last token.
-    forward = _forward_stepwise if model.spec.states else _forward_at_once
+    forward = forward_in_two_steps if model.spec.states else _forward_at_once
     try:
         with without_autocast(model.device), hook:
             return [model.gather_logits(forward(module, s[None])).float() for s in sequences]
@@ -400,22 +423,6 @@ def _stock_logits(
 def _forward_at_once(module: nn.Module, ids_1N: Tensor) -> Tensor:
     logits_NV: Tensor = module(input_ids=ids_1N, use_cache=False).logits[0]
     return logits_NV
-
-
-def _forward_stepwise(module: nn.Module, ids_1N: Tensor) -> Tensor:
-    positions_1N = torch.arange(ids_1N.shape[1], device=ids_1N.device)[None]
-    name = cache_argument(module.forward)
-    if name is None:
-        raise ModelError(f"{type(module).__name__} keeps a state and takes no cache")
-    cache: dict[str, Any] = {}
-    logits = []
-    for part in (slice(None, -1), slice(-1, None)):
-        out = module(
-            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **cache
-        )
-        cache = {name: getattr(out, name)}
-        logits.append(out.logits[0])
-    return torch.cat(logits)
 
 
 def _relative_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:

@@ -30,7 +30,7 @@ _LOGITS: Final = 2**28  # bytes to leave for logits
 _ROW_TOKENS: Final = 512  # tokens of keys that a row is assumed to have next to its state
 _SPARE_STATES: Final = 64  # for the segments above the rows
 _FEWEST_STATES: Final = 4
-_SELECTION_TENSORS: Final = 4
+_SELECTION_TENSORS: Final = 6
 """Temporary tensors that are in memory together, in float32."""
 
 
@@ -127,9 +127,25 @@ def recurrence_bytes(spec: ModelSpec, num_rows: int) -> int:
     return state_bytes_together([sum_bytes(states) for states in spec.states], num_rows)
 
 
-def selection_bytes(spec: ModelSpec) -> int:
-    """Estimate the bytes of temporary tensors with which rows select keys."""
-    return _SELECTION_TENSORS * PIECE * 4 if spec.index_topk else 0
+def selection_bytes(spec: ModelSpec, num_rows: int, itemsize: int) -> int:
+    """Estimate the bytes of temporary tensors with which rows select keys and attend to them.
+
+    Args:
+        spec: The shape of the model.
+        num_rows: The rows of a pass.
+        itemsize: Bytes of a number of the type to compute in.
+    """
+    if not spec.index_topk:
+        return 0
+    # Queries of each head as wide as stored keys, twice, and its results in float32, twice.
+    sizes = [
+        (layer.kv_heads, layer.k_dim, layer.v_dim)
+        if layer.latent is None
+        else (layer.latent.heads, layer.k_dim, layer.latent.v_dim)
+        for layer in spec.layers
+    ]
+    row = max(heads * (2 * k_dim * itemsize + 8 * v_dim) for heads, k_dim, v_dim in sizes)
+    return _SELECTION_TENSORS * PIECE * 4 + num_rows * (row + 16 * spec.index_topk)
 
 
 def empty_device_cache(device: torch.device) -> None:
@@ -240,8 +256,9 @@ def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0)
     if size is None:
         activations = activation_bytes(model.module, prefill_chunk)
         activations += recurrence_bytes(model.spec, max_rows)
-        activations += scratch_bytes(model.module, max(prefill_chunk, max_rows))
-        activations += selection_bytes(model.spec)
+        num_rows = max(prefill_chunk, max_rows)
+        activations += scratch_bytes(model.module, num_rows)
+        activations += selection_bytes(model.spec, num_rows, model.dtype.itemsize)
         size = default_bytes(model.device, activations)
     size = subtract_draft_cache(size, model.spec, draft_token_bytes)
     num_pages, num_states, num_windows = cache_size(size, model.spec, page_size, max_rows)

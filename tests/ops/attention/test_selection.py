@@ -92,18 +92,18 @@ def test_rows_attend_to_the_keys_with_the_highest_scores(
     q_THK, sinks_H = randn(ROWS, 4, 5), randn(4)
     index = index.float()
     assert selection.count_keys(prepared) == max(LENGTHS)
-    found_TS = selection.select_keys(q_THD, weights_TH, index, prepared, positions_T, num)
-    own_T = torch.tensor([row[-1] if row else 0 for row in slots])
-    chosen = selected.SelectedKeys(found_TS, own_T, prepared)
+    selected_TS = selection.select_keys(q_THD, weights_TH, index, prepared, positions_T, num)
+    own_slot_T = torch.tensor([row[-1] if row else 0 for row in slots])
+    chosen = selected.SelectedKeys(selected_TS, own_slot_T, prepared)
     out_THV = selected.attend_selected(q_THK, keys, values, chosen, 0.3, sinks_H)
     for row, its in enumerate(slots):
         if not its:
-            assert (found_TS[row] == -1).all() and not out_THV[row].any()
+            assert (selected_TS[row] == -1).all() and not out_THV[row].any()
             continue
         k_LD = index.flatten(0, 1)[its]
         scores_L = weights_TH[row] @ (q_THD[row] @ k_LD.T).relu()
         best_S = scores_L.sort(descending=True, stable=True).indices[:num]
-        assert found_TS[row].tolist() == [*best_S.tolist(), *[-1] * (num - len(best_S))]
+        assert selected_TS[row].tolist() == [*best_S.tolist(), *[-1] * (num - len(best_S))]
         k_SHK, v_SHV = (
             pool.flatten(0, 1)[its][best_S].repeat_interleave(2, 1) for pool in (keys, values)
         )
@@ -118,7 +118,7 @@ def test_nothing_is_scored_if_every_key_is_selected(monkeypatch: pytest.MonkeyPa
     levels, slots, num_pages = make_levels(torch.Generator().manual_seed(0))
     positions_T = torch.zeros(ROWS, dtype=torch.int64)
     index = pool_of(slots, num_pages, (3,), 0).float()
-    found_TS = selection.select_keys(
+    selected_TS = selection.select_keys(
         torch.ones(ROWS, 2, 3),
         torch.ones(ROWS, 2),
         index,
@@ -126,4 +126,4 @@ def test_nothing_is_scored_if_every_key_is_selected(monkeypatch: pytest.MonkeyPa
         positions_T,
         max(LENGTHS),
     )
-    assert found_TS.shape == (ROWS, max(LENGTHS))
+    assert selected_TS.shape == (ROWS, max(LENGTHS))

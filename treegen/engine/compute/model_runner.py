@@ -220,7 +220,7 @@ class ModelRunner:
             device, cache = self._model.device, self._cache
             images = None if inputs.images is None else inputs.images.on(device)
             arrays = [inputs.tokens, inputs.positions, inputs.slots, inputs.wanted]
-            prefills = None if self._selects(inputs.positions) else self._prefills
+            prefills = None if self._exceeds_topk(inputs.positions) else self._prefills
             has_images = images is not None or inputs.rotary is not None
             if prefills is not None and (
                 has_images or not prefills.can_capture(self._implementation)
@@ -282,7 +282,7 @@ class ModelRunner:
             message = replace(inputs, rows=None)
         with self._begin_collective("decode", message):
             device, cache, graphs = self._model.device, self._cache, self.graphs
-            if self._selects(inputs.inputs[POSITION]):
+            if self._exceeds_topk(inputs.inputs[POSITION]):
                 graphs = None
             if inputs.rows is not None and inputs.rows is not self._rows:
                 self._rows = inputs.rows
@@ -332,7 +332,7 @@ class ModelRunner:
                 self._record_drawn(draws, inputs.number)
             return draws, prepared
 
-    def _selects(self, positions: Ints) -> bool:
+    def _exceeds_topk(self, positions: Ints) -> bool:
         """Return whether rows see more keys than they select, which is not part of CUDA graphs."""
         return 0 < self._index_topk <= int(positions.max(initial=0))
 

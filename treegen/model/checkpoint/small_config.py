@@ -33,6 +33,10 @@ _COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
 _WIDTH: Final = re.compile(r"(^|_)(hidden_size|intermediate_size|n_embd|d_model|ffn_dim)$")
 _HEADS: Final = re.compile(r"(^|_)(heads|n_head)$")
 _ATTENTION_HEADS: Final = re.compile(r"(^|_)(attention_heads|key_value_heads|n_head)$")
+_INDEX_HEADS: Final = "index_n_heads"
+_NUM_INDEX_HEADS: Final = 16
+"""With fewer heads, some keys have no positive product in any head. Their scores are all zero, and
+which of them transformers selects depends on the device."""
 _EXPERTS: Final = re.compile(r"^(num|n)_(local_|routed_)?experts$")
 _MOST_EXPERTS: Final = 16
 _LEAST_WIDTH: Final = 32
@@ -96,12 +100,13 @@ def iter_small_copies(
     Yields:
         Configurations. Some families cannot be built from some of them.
     """
-    for factor, heads, vocab_size in (
-        (64, _HEADS, _VOCAB_SIZE),
-        (64, _ATTENTION_HEADS, _VOCAB_SIZE),
-        (8, _HEADS, _VOCAB_SIZE),
-        (1, _HEADS, _VOCAB_SIZE),
-        (64, _HEADS, None),
+    for factor, heads, vocab_size, tower_factor in (
+        (64, _HEADS, _VOCAB_SIZE, 1),
+        (64, _ATTENTION_HEADS, _VOCAB_SIZE, 1),
+        (8, _HEADS, _VOCAB_SIZE, 1),
+        (1, _HEADS, _VOCAB_SIZE, 1),
+        (64, _HEADS, None, 1),
+        (64, _HEADS, _VOCAB_SIZE, 64),
     ):
         small = copy.deepcopy(config)
         if getattr(small, "quantization_config", None) is not None:
@@ -110,7 +115,7 @@ def iter_small_copies(
         try:
             _lower(text, boundaries)
             _keep_first_layers(text)
-            _shrink_towers(small, text)
+            _shrink_towers(small, text, tower_factor)
             _divide_widths(text, factor, heads)
             if vocab_size is not None:
                 for part in {id(part): part for part in (small, text)}.values():
@@ -160,14 +165,22 @@ def _keep_first_layers(text: PretrainedConfig) -> None:
         setattr(text, name, value[:kept])
 
 
-def _shrink_towers(config: PretrainedConfig, text: PretrainedConfig) -> None:
-    """Keep one layer of each tower for images or sound, which text does not reach."""
+def _shrink_towers(config: PretrainedConfig, text: PretrainedConfig, factor: int) -> None:
+    """Keep one layer of each tower for images or sound, which text does not reach.
+
+    Args:
+        config: The configuration to change.
+        text: Its text part, which stays.
+        factor: A power of two by which the widths of towers are divided, as far as that fits.
+    """
     towers = [getattr(config, name, None) for name in config.sub_configs]
     for tower in towers:
         if isinstance(tower, PretrainedConfig) and tower is not text:
             for name in _DEPTHS:
                 if type(getattr(tower, name, None)) is int:
                     setattr(tower, name, 1)
+            if factor > 1:
+                _divide_widths(tower, factor, _HEADS)
 
 
 def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) -> None:
@@ -187,6 +200,8 @@ def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) 
             continue
         if _EXPERTS.search(name):
             setattr(text, name, min(value, _MOST_EXPERTS))
+        elif name == _INDEX_HEADS:
+            setattr(text, name, _NUM_INDEX_HEADS)
         elif factor > 1 and _WIDTH.search(name):
             width = value // factor // _WIDTH_MULTIPLE * _WIDTH_MULTIPLE
             setattr(text, name, max(width, _LEAST_WIDTH))

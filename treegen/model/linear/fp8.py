@@ -27,6 +27,9 @@ LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
 MULTIPLE: Final = 16  # the GPU's product needs multiples of this many inputs and outputs
 _CAPABILITY: Final = (8, 9)
 _PIECE: Final = 2**24  # numbers of a matrix quantised at once
+_TYPED: Final = ("indexer.weights_proj",)
+"""Layers whose inputs transformers casts to the type of their weights. Some families do not say
+that these stay in float32."""
 
 
 class Fp8Linear(nn.Linear):
@@ -91,18 +94,23 @@ def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the name and module of each linear layer that may run in FP8.
 
     Excluded are the output matrix, routers of experts, layers whose sizes are not multiples of 16,
-    and up-projections of latents, because queries and results are multiplied by these. Fused
-    experts are handled by `treegen.model.linear.fp8_experts`.
+    layers that the family keeps in float32, and up-projections of latents, because queries and
+    results are multiplied by these. Fused experts are handled by
+    `treegen.model.linear.fp8_experts`.
     """
-    head, num_experts = None, None
+    head, num_experts, float32_names = None, None, set(_TYPED)
     if isinstance(module, PreTrainedModel):
         head, config = module.get_output_embeddings(), module.config.get_text_config(decoder=True)
         num_experts = getattr(config, "num_experts", getattr(config, "num_local_experts", None))
+        float32_names |= {*(module._keep_in_fp32_modules or ())}
+        float32_names |= {*(module._keep_in_fp32_modules_strict or ())}
     ups = [part.kv_b_proj for part in module.modules() if is_latent_layer(part)]
     for name, part in module.named_modules():
         if type(part) is not nn.Linear or part is head or part.out_features == num_experts:
             continue
         if any(part is up for up in ups):
+            continue
+        if any(f".{kept}." in f".{name}.weight." for kept in float32_names):
             continue
         if not any(size % MULTIPLE for size in part.weight.shape):
             yield name, part

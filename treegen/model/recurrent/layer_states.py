@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from treegen.errors import ModelError
+
 StateKey = tuple[str, int]
 """Kind and index of a layer's state, as in StateSpec."""
 
@@ -151,3 +153,20 @@ class _SameLayerList:
 
     def __getitem__(self, _layer: int) -> LayerStates:
         return self._states
+
+
+def forward_in_two_steps(module: nn.Module, ids_1N: Tensor) -> Tensor:
+    """Return the logits [N, V] of a text: those of its last token from the state before it."""
+    positions_1N = torch.arange(ids_1N.shape[1], device=ids_1N.device)[None]
+    name = cache_argument(module.forward)
+    if name is None:
+        raise ModelError(f"{type(module).__name__} keeps a state and takes no cache")
+    cache: dict[str, Any] = {}
+    logits = []
+    for part in (slice(None, -1), slice(-1, None)):
+        out = module(
+            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **cache
+        )
+        cache = {name: getattr(out, name)}
+        logits.append(out.logits[0])
+    return torch.cat(logits)

@@ -46,7 +46,7 @@ class SelectedKeys:
 
     positions_TS: Tensor
     """int32, the positions of the selected keys, or -1."""
-    own_T: Tensor
+    own_slot_T: Tensor
     """The cache slot of each row's own key, which is read in place of missing keys."""
     levels: PreparedLevels
     """The levels of the pass."""
@@ -133,7 +133,7 @@ def attend_selected_latents(
     q_THD = torch.cat([torch.bmm(q_THN.transpose(0, 1), up_HNR).transpose(0, 1), q_THP], -1)
     whole = _empty(q_THK, form.v_dim)
 
-    def raise_latents(part: _Part) -> _Part:
+    def expand_results(part: _Part) -> _Part:
         out_NHR, lse_NH = part
         out_HNV = torch.bmm(out_NHR.to(q_THK.dtype).transpose(0, 1), up_HVR.mT)
         return out_HNV.transpose(0, 1).to(whole[0].dtype), lse_NH
@@ -147,12 +147,12 @@ def attend_selected_latents(
                 part = _attend_masked(q_THK[rows], k_LHK, v_LHV, mask_NL, scale)
             else:
                 k_L1D, v_L1R = stored_LD[:, None], stored_LD[:, None, : form.rank]
-                part = raise_latents(_attend_masked(q_THD[rows], k_L1D, v_L1R, mask_NL, scale))
+                part = expand_results(_attend_masked(q_THD[rows], k_L1D, v_L1R, mask_NL, scale))
             _add(whole, rows, part)
     for rows, slots_NS, mask_NS in _gathers(reads, selected, pool):
         k_NS1D = read_slots(pool, slots_NS, q_THK.dtype)
         part = _attend_gathered(q_THD[rows], k_NS1D, k_NS1D[..., : form.rank], mask_NS, scale)
-        _add(whole, rows, raise_latents(part))
+        _add(whole, rows, expand_results(part))
     return _finish(whole, sinks, q_THK.dtype)
 
 
@@ -232,7 +232,7 @@ def _gathers(
     reads: _Reads, selected: SelectedKeys, pool: Tensor
 ) -> list[tuple[slice, Tensor, Tensor]]:
     """Return rows, the slots of their gathered keys [N, S] and a mask of those that exist."""
-    num_rows, page_size = len(selected.own_T), pool.shape[1]
+    num_rows, page_size = len(selected.own_slot_T), pool.shape[1]
     if not reads.most:
         return []
     size = max(PIECE // (reads.most * pool[0, 0].numel()), 1)
@@ -250,7 +250,9 @@ def _gathers(
             order_NS = (slots_NS < 0).to(torch.uint8).argsort(dim=1, stable=True)
             slots_NS = slots_NS.gather(1, order_NS[:, : reads.most])
         mask_NS = slots_NS >= 0
-        gathers.append((rows, torch.where(mask_NS, slots_NS, selected.own_T[rows, None]), mask_NS))
+        gathers.append(
+            (rows, torch.where(mask_NS, slots_NS, selected.own_slot_T[rows, None]), mask_NS)
+        )
     return gathers
 
 

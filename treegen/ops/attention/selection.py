@@ -3,7 +3,7 @@
 An indexer gives each token a short key, and each row short queries with a weight for each head. The
 score of a key for a row is the weighted sum, over the heads, of the positive parts of their
 products. A row attends to the keys with the highest scores. Among equal scores, earlier keys are
-selected first, as `torch.topk` does on a GPU.
+selected first on a CPU. On a GPU, `torch.topk` selects any of them.
 
 The index keys of a group with many rows are scored by one matrix product. Groups with few rows are
 scored together. Each row then has the scores of all of its keys, in order of their positions, so
@@ -132,10 +132,10 @@ def select_keys(
 
     Returns:
         int32 positions [T, S], from the highest score on; -1 where a row sees fewer keys. Without
-        a row that sees more than S keys, every key is selected and the positions are undefined.
+        a row that sees more than S keys, every key is selected and all positions are -1.
     """
     num_rows, most = len(q_THD), count_keys(levels)
-    selected_TS = q_THD.new_empty((num_rows, num), dtype=torch.int32)
+    selected_TS = q_THD.new_full((num_rows, num), -1, dtype=torch.int32)
     if most <= num:
         return selected_TS
     rows = keys_by_row(levels, num_rows, pool.shape[1])
@@ -167,7 +167,7 @@ def read_slots(pool: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def find_slots(level: LevelKeys, rows: Tensor | slice, offsets: Tensor, page_size: int) -> Tensor:
-    """Return the cache slots of keys; some slot of the level for offsets that are out of range.
+    """Return the cache slots of keys; those of the group's first or last key for other offsets.
 
     Args:
         level: The level.
@@ -175,10 +175,10 @@ def find_slots(level: LevelKeys, rows: Tensor | slice, offsets: Tensor, page_siz
         offsets: Places of keys among those of the row's group [N, L] or [1, L].
         page_size: Tokens per page.
     """
-    num_pages = level.pages_GP.shape[1]
-    pages = (offsets // page_size).clamp(0, max(num_pages - 1, 0))
-    page = level.pages_GP[level.group_T[rows][:, None], pages]
-    return page * page_size + offsets.clamp(min=0) % page_size
+    last_N1 = (level.len_T[rows][:, None] - 1).clamp(min=0)
+    offsets = torch.minimum(offsets.clamp(min=0), last_N1)
+    page = level.pages_GP[level.group_T[rows][:, None], offsets // page_size]
+    return page * page_size + offsets % page_size
 
 
 def _all_levels(levels: PreparedLevels) -> list[HostLevel]:

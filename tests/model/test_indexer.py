@@ -1,0 +1,152 @@
+"""Indexers of sparse layers: unknown code is refused, and weights of heads keep their type."""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import EXACT, known, save_tiny_model
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from treegen.errors import ModelError, ModelWarning
+from treegen.model.checkpoint.small_config import iter_small_copies
+from treegen.model.linear.fp4_checkpoint import replace_with_empty_fp4
+from treegen.model.linear.fp8 import Fp8Linear, iter_fp8_linears
+from treegen.model.load import load_model
+
+if not known(EXACT["deepseek_v32"][0]):
+    pytest.skip("this transformers has no deepseek_v32", allow_module_level=True)
+
+from transformers.models.deepseek_v32 import modeling_deepseek_v32 as modeling
+
+NUM = 16
+PRODUCT = (
+    "scores = torch.matmul(q.float(), k.transpose(-1, -2).float().unsqueeze(1)) "
+    "* self.softmax_scale"
+)
+RELU = "scores = F.relu(scores)"
+SUM = "index_scores = torch.matmul(weights.unsqueeze(-2), scores).squeeze(-2)"
+UNKNOWN_CODE = "code of DeepseekV32Indexer .* is not the one that treegen knows.*transformers>="
+OTHER_KEYS = "small random copy that selects few keys does not give the logits"
+CHANGES = {
+    "per-key scale": (PRODUCT, f"{PRODUCT} * k.abs().amax(-1)[:, None, None, :]", UNKNOWN_CODE),
+    "relu squared": (RELU, "scores = F.relu(scores).square()", OTHER_KEYS),
+    "no relu": (RELU, "pass", OTHER_KEYS),
+    "bias of keys": (SUM, f"{SUM} + k.float().sum(-1)[:, None, :]", OTHER_KEYS),
+    "abs after": (SUM, f"{SUM}.abs()", OTHER_KEYS),
+    "operator": (
+        PRODUCT,
+        "scores = (q.float() @ k.transpose(-1, -2).float().unsqueeze(1)) * self.softmax_scale",
+        UNKNOWN_CODE,
+    ),
+    "einsum": (PRODUCT, "scores = torch.einsum('bshd,btd->bsht', q, k)", UNKNOWN_CODE),
+    "both by einsum": (
+        f"{PRODUCT}\n    {RELU}",
+        "scores = F.relu(torch.einsum('bshd,btd->bsht', q, k))",
+        UNKNOWN_CODE,
+    ),
+    "third product": (
+        PRODUCT,
+        f"q = torch.matmul(q, torch.eye(self.head_dim)[None, None])\n    {PRODUCT}",
+        UNKNOWN_CODE,
+    ),
+    "product after": (
+        SUM,
+        f"{SUM}\n    torch.matmul(weights.unsqueeze(-2), scores)",
+        UNKNOWN_CODE,
+    ),
+}
+
+
+def save(directory: Path, **settings: object) -> Path:
+    sizes = {"index_topk": NUM, "index_n_heads": 16, "max_position_embeddings": 10 * NUM}
+    return save_tiny_model(directory, "deepseek_v32", seed=1, **{**sizes, **settings})
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_indexer_is_refused(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, message = CHANGES[change]
+    code = textwrap.dedent(inspect.getsource(modeling.DeepseekV32Indexer.forward))
+    code = code[code.index("def forward") :].replace("\n        scores", "\n    scores")
+    assert old in code
+    names = dict(vars(modeling))
+    exec(code.replace(old, new), names)
+    changed: Callable[..., torch.Tensor] = names["forward"]
+    monkeypatch.setattr(modeling.DeepseekV32Indexer, "forward", torch.no_grad()(changed))
+    with pytest.raises(ModelError, match=message):
+        load_model(save(tmp_path), device="cpu")
+
+
+def test_copies_have_enough_index_heads() -> None:
+    config = CONFIG_MAPPING["deepseek_v32"]()
+    for small in iter_small_copies(config, {"index_topk": 8}):
+        assert (small.index_n_heads, small.index_topk) == (16, 8)
+
+
+def index_layers(module: PreTrainedModel) -> list[nn.Module]:
+    return [layer.self_attn.indexer.weights_proj for layer in module.model.layers]
+
+
+def test_weights_of_index_heads_stay_in_their_type(tmp_path: Path) -> None:
+    """transformers casts hidden states to the type of these weights."""
+    path = save(tmp_path)
+    module = load_model(path, device="cpu", check=False).module
+    names = [name for name, _ in iter_fp8_linears(module)]
+    assert any(name.endswith("indexer.wq_b") for name in names)
+    assert not any("weights_proj" in name for name in names)
+    in_fp8 = load_model(path, device="cpu", quantization="fp8").module
+    assert {type(part) for part in index_layers(in_fp8)} == {nn.Linear}
+    assert isinstance(in_fp8.model.layers[0].self_attn.indexer.wq_b, Fp8Linear)
+    replace_with_empty_fp4(module)
+    assert {type(part) for part in index_layers(module)} == {nn.Linear}
+    assert type(module.model.layers[0].self_attn.indexer.wq_b) is not nn.Linear
+
+
+def test_what_a_family_keeps_in_float32_is_not_quantised(tmp_path: Path) -> None:
+    module = load_model(save(tmp_path), device="cpu", check=False).module
+    before = {name for name, _ in iter_fp8_linears(module)}
+    module._keep_in_fp32_modules_strict = {"wq_b"}
+    left = {name for name, _ in iter_fp8_linears(module)}
+    assert before - left == {name for name in before if name.endswith("indexer.wq_b")} != set()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("sliding_window", "selects keys and has a window"),
+        ("softcap", "selects keys and has a soft"),
+    ],
+)
+def test_windows_and_soft_caps_of_selecting_layers_are_refused(
+    option: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = modeling.DeepseekV32Attention.forward
+
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+        return stock(self, *args, **kwargs, **{option: 4})
+
+    monkeypatch.setattr(modeling.DeepseekV32Attention, "forward", forward)
+    with pytest.raises(ModelError, match=message):
+        load_model(save(tmp_path), device="cpu", check=False)
+
+
+def test_a_selecting_model_with_loops_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treegen.model.config.has_loops", lambda _: True)
+    with pytest.raises(ModelError, match="selects keys and also has loops"):
+        load_model(save(tmp_path), device="cpu", check=False)
+
+
+def test_a_model_without_a_small_copy_loads_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treegen.model.load_check.build_random_model", lambda *_: None)
+    with pytest.warns(ModelWarning, match="no small copy of this deepseek_v32 model"):
+        load_model(save(tmp_path), device="cpu")
