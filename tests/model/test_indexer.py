@@ -4,6 +4,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,8 +63,12 @@ CHANGES = {
 }
 
 
-def save(directory: Path, **settings: object) -> Path:
-    sizes = {"index_topk": NUM, "index_n_heads": 16, "max_position_embeddings": 10 * NUM}
+def save(directory: Path, **settings: Any) -> Path:
+    sizes: dict[str, Any] = {
+        "index_topk": NUM,
+        "index_n_heads": 16,
+        "max_position_embeddings": 10 * NUM,
+    }
     return save_tiny_model(directory, "deepseek_v32", seed=1, **{**sizes, **settings})
 
 
