@@ -1,6 +1,7 @@
 """Right runs that look strange: no finding on them is high or medium, and no audit ends them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from treegen import evaluate
 from treegen.cli.main import cli
 from treegen.report.audit.audit import audit_run
 from treegen.report.audit.findings import Audit
+from treegen.report.audit.prompt_checks import audit_prompts
+from treegen.report.load import load_run
 
 _GAS = "Which gas do plants take in?\nA) oxygen\nB) carbon dioxide\nC) helium\nD) neon"
 _STEM = "Which of the following statements is true?"
@@ -190,6 +193,39 @@ def test_names_of_models(tmp_path: Path, model: str, is_chat: bool) -> None:
     prompt = "Question: how many?\nAnswer:"
     audit = audit_run(import_run(tmp_path, [_APPLES], _RIGHT, model=model, prompt=prompt))
     assert _severe(audit) == ({"template-not-applied"} if is_chat else set())
+
+
+def test_a_begin_token_by_hand(tmp_path: Path) -> None:
+    view = load_run(import_run(tmp_path, [_APPLES], _RIGHT, prompt="<bos>Q: {question}\nA:"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    identity = {name: value for name, value in view.info.identity.items() if name != "imported"}
+    info = replace(view.info, identity=identity, free={**view.info.free, "model": str(tmp_path)})
+    prompts = {"0": "<bos>Q: How many apples?\nA:"}
+    for adds, wanted in ((False, []), (True, ["begin-token-twice"])):
+        settings = {"bos_token": "<bos>", "add_bos_token": adds}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        findings = audit_prompts(replace(view, info=info), "number", prompts)
+        assert [f.kind for f in findings if f.severity != "low"] == wanted
+
+
+def test_a_llama_without_a_begin_token_may_be_right(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    settings = {"bos_token": "<s>", "add_bos_token": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    more = {"model": str(tmp_path), "prompt": "Q: {question}\nA:"}
+    assert not _severe(audit_run(import_run(tmp_path / "log", [_APPLES], _RIGHT, **more)))
+
+
+def test_reasoning_that_the_scorer_left_out(tmp_path: Path) -> None:
+    samples = [[("It may be 1,017 or 5.</think>The answer is 1,018.", "1018", False)]]
+    assert not _severe(audit_run(import_run(tmp_path, [("How many?", "7")], samples)))
+
+
+def test_questions_without_an_answer(tmp_path: Path) -> None:
+    problems = [("Who wrote it?", "Lem"), ("Who wrote the other one?", "")]
+    samples = [[("Lem", "Lem", True)], [("", "", True)]]
+    kinds = {f.kind for f in audit_run(import_run(tmp_path, problems, samples)).findings}
+    assert "no-reference" not in kinds
 
 
 def test_a_template_may_end_with_a_space(tmp_path: Path) -> None:

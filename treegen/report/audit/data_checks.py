@@ -12,9 +12,10 @@ from treegen.evals.job import Job
 from treegen.evals.problem import Problem
 from treegen.evals.task_calls import wrap_task_method
 from treegen.report.audit.answers import references_of
-from treegen.report.audit.findings import Finding, Severity, find
+from treegen.report.audit.findings import Finding, find
+from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form, value_of
-from treegen.report.view import ProblemView, RunView
+from treegen.report.view import ProblemView, RunView, Sample
 
 # Forms in which a text may state a reference; a scorer should read one of them.
 _STATED: Final = (
@@ -86,11 +87,11 @@ def _duplicates(
         more = {
             p.id: [*p.candidates, *(i.sha256 for i in p.images)] for p in view.job.data.problems
         }
-    groups: dict[tuple[str, ...], list[ProblemView]] = defaultdict(list)
+    groups: dict[tuple[str | int, ...], list[ProblemView]] = defaultdict(list)
     for problem in problems:
         question = " ".join(problem.question.casefold().split())
         prompt = " ".join(prompts.get(problem.id, "").casefold().split())
-        groups[(question, prompt, *more.get(problem.id, ()))].append(problem)
+        groups[(question, hash(prompt), *more.get(problem.id, ()))].append(problem)
     alike = [group for group in groups.values() if len(group) > 1]
     copies = [p for group in alike if len({p.answer for p in group}) == 1 for p in group[1:]]
     unlike = [p for group in alike if len({p.answer for p in group}) > 1 for p in group]
@@ -102,8 +103,12 @@ def _duplicates(
 def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]:
     golds = {p.id: references_of(p.answer) for p in problems}
     empty = [p for p in problems if not any(gold.strip() for gold in golds[p.id])]
+    # Of a question without an answer, the empty text is the answer.
+    scored = {s.problem_id for p in empty for s in p.samples if _is_right_anywhere(s)}
+    unusable = [p for p in empty if p.id not in scored]
     if len(empty) < len(problems):
-        yield from _find("no-reference", empty, problems)
+        severity: Severity | None = "low" if kind in ("text", "none") else None
+        yield from _find("no-reference", unusable, problems, severity)
     several = [p for p in problems if len({squad_form(gold) for gold in golds[p.id]}) > 1]
     yield from _find("several-references", several, problems)
     if kind == "number":
@@ -117,6 +122,10 @@ def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]
         if len(problems) >= 20 and most >= 0.8 * len(problems):
             same = [p for p in problems if p.answer == letter]
             yield from _find("one-letter-is-right", same, problems)
+
+
+def _is_right_anywhere(sample: Sample) -> bool:
+    return any(verdict.correct for verdict in (sample.verdicts or {}).values())
 
 
 def _has_equal_choices(problem: ProblemView) -> bool:

@@ -2,19 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError
 from treegen.evals.statistics.tables import Cell, Table
-from treegen.report.audit.kinds import KINDS
+from treegen.report.audit.kinds import KINDS, SEVERITIES, Severity
 from treegen.report.tables import PrintableTable, table_listing
 from treegen.report.view import Sample
 
-Severity = Literal["high", "medium", "low"]
-SEVERITIES: Final[tuple[Severity, ...]] = ("high", "medium", "low")
-"""High: read the example before you report the number. Medium: the number may mislead. Low: a
-reader should know."""
 _SHOWN: Final = 240
 _KEPT: Final = 4000  # last characters of an example
 

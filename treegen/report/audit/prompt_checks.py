@@ -12,7 +12,8 @@ from treegen.common.files.reading import read_text
 from treegen.errors import TreegenError
 from treegen.prompts.tree import prompts_of
 from treegen.report.audit.answers import references_of
-from treegen.report.audit.findings import Finding, Severity, find
+from treegen.report.audit.findings import Finding, find
+from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form
 from treegen.report.prompt_tree import content_text
 from treegen.report.view import ProblemView, RunView
@@ -77,9 +78,13 @@ def _of_texts(view: RunView, texts: Mapping[str, str], is_chat: bool) -> Iterato
     begun = [(name, text) for name, text in texts.items() if _BOS.match(text)]
     twice = [(name, text) for name, text in begun if _BOS.match(_BOS.sub("", text, count=1))]
     imported = "imported" in view.info.identity
-    # treegen's tokenizers add the token themselves.
-    yield from _find("begin-token-twice", twice if imported else begun, texts)
-    if imported and not twice:
+    if not imported:  # the tokenizer adds the token, unless its settings say that it does not
+        config = _tokenizer_config(str(view.info.free.get("model") or ""))
+        token = config.get("bos_token")
+        if isinstance(token, str) and token and config.get("add_bos_token") is not False:
+            twice = [(name, text) for name, text in begun if text.lstrip().startswith(token)]
+    yield from _find("begin-token-twice", twice, texts)
+    if not twice:
         yield from _find("begin-token-in-text", begun, texts)
     formatted = [(name, text) for name, text in texts.items() if _TEMPLATE.search(text)]
     if is_chat:
@@ -142,7 +147,8 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
     for name, text in texts.items():
         at = text.rfind(questions.get(name) or "\0")
         line = text[:at].rpartition("\n")[2] if at > 0 else ""
-        if not line.strip() or len(line) > 40 or any(stop in f"\n\n{line}" for stop in stops):
+        is_header = line.strip().endswith(":") and len(line) <= 40
+        if not is_header or any(stop in f"\n\n{line}" for stop in stops):
             return
         header = line.strip()
         ran = [s for s in view.samples if f"\n{header}" in s.text]

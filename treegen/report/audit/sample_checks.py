@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from treegen.report.audit.findings import Finding, Severity, find
+from treegen.report.audit.findings import Finding, find
+from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import is_bare, next_problem
 from treegen.report.view import RunView, Sample
 
@@ -19,6 +20,7 @@ _MARKUP: Final = re.compile(
 )
 _LANGUAGE_LETTERS: Final = 40  # letters of a text from which its script is known
 _LONG: Final = 20  # tokens from which equal samples are surprising
+_SHORT_ANSWERS: Final = ("number", "choice", "mathematics")
 _LEAST_TOKENS: Final = 32  # tokens in which a sample could have ended
 _STATED: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
 _ANSWER_LINE: Final = re.compile(r"\n\s{0,4}(?:A|Answer|Solution|Response)\s?:")
@@ -38,7 +40,8 @@ def audit_samples(view: RunView, kind: str, *, is_scored: bool) -> Iterator[Find
     num = len(samples)
     cut = [s for s in samples if s.finish_reason == "length" or _is_open(s)]
     if is_scored:
-        yield from _cut(view, samples, cut)
+        yield from _cut(view, samples, cut, kind)
+        yield from _reasoning(view, samples, kind)
     yield from find("empty-sample", [s for s in samples if not s.text.strip()], num)
     yield from find(
         "repeats-to-the-end",
@@ -46,8 +49,6 @@ def audit_samples(view: RunView, kind: str, *, is_scored: bool) -> Iterator[Find
         num,
     )
     yield from find("end-token-in-text", [s for s in samples if _MARKUP.search(s.text)], num)
-    unread = [s for s in samples if s.thinking is None and "</think>" in s.text]
-    yield from find("reasoning-read-as-answer", unread, num)
     ran = [s for s in samples if _runs_into_next(s.parts[1])]
     # A text without a short answer may have been asked to write problems.
     severity: Severity | None = "low" if kind in ("text", "none") else None
@@ -68,7 +69,42 @@ def _runs_into_next(text: str) -> bool:
     return at is not None and _ANSWER_LINE.search(text, at) is not None
 
 
-def _cut(view: RunView, samples: Sequence[Sample], cut: Sequence[Sample]) -> Iterator[Finding]:
+def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[Finding]:
+    """Yield a finding on samples whose reasoning the scorer read.
+
+    An answer that stands after the reasoning was probably read there. Other kinds of answers than
+    numbers and letters change their form when they are read.
+    """
+    headline = view.filters[0]
+
+    def is_read_after(sample: Sample) -> bool:
+        verdict = (sample.verdicts or {}).get(headline)
+        if verdict is None or verdict.answer is None:
+            return False
+        after = sample.text.rpartition("</think>")[2]
+        return _plain(verdict.answer) in _plain(after)
+
+    unread = [s for s in samples if s.thinking is None and "</think>" in s.text]
+    unread = [s for s in unread if not is_read_after(s)]
+    severity: Severity | None = None if kind in ("number", "choice") else "low"
+    yield from find("reasoning-read-as-answer", unread, len(samples), severity=severity)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s,$]", "", text).casefold()
+
+
+def _cut(
+    view: RunView, samples: Sequence[Sample], cut: Sequence[Sample], kind: str
+) -> Iterator[Finding]:
+    """Yield findings on samples that ended before their answer.
+
+    Args:
+        view: The run.
+        samples: All samples.
+        cut: Those that ended at max_tokens or during their reasoning.
+        kind: The kind of the answers.
+    """
     headline, num = view.filters[0] if view.filters else "", len(samples)
     thinking = [s for s in cut if _is_open(s)]
     yield from find("thinking-cut-off", thinking, num)
@@ -77,9 +113,11 @@ def _cut(view: RunView, samples: Sequence[Sample], cut: Sequence[Sample]) -> Ite
         verdict = (sample.verdicts or {}).get(headline)
         if verdict is None:
             return True
-        # A short or marked answer came before the end; the text of a program is its own answer.
+        if verdict.answer is None:
+            return not verdict.correct
+        # A short or marked answer came before the end; other kinds may have begun with it.
         is_stated = is_bare(sample.text) or _STATED.search(sample.text) is not None
-        return not verdict.correct and (verdict.answer is None or not is_stated)
+        return not verdict.correct and not is_stated and kind in _SHORT_ANSWERS
 
     open_ones = {id(sample) for sample in thinking}
     unanswered = [s for s in cut if id(s) not in open_ones and is_unanswered(s)]
