@@ -28,7 +28,7 @@ def command(
     """
     from treegen.cli.terminal.render import echo, in_flags, json_line, tell
     from treegen.common.formatting import safe_text
-    from treegen.report.audit.audit import audit_view
+    from treegen.report.audit.audit import audit_quickly
     from treegen.report.load import find_runs, load_run
     from treegen.report.page import check_name, write_page
 
@@ -43,7 +43,10 @@ def command(
             tell(f"{path}: {in_flags(line)}")
         views.append(view)
     default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
-    audits = [audit_view(view, quick=True) for view in views]
+    audits = [audit_quickly(view) for view in views]
+    for audit in audits:
+        if audit.failure is not None:
+            tell(safe_text(audit.failure))
     page, *plots = write_page(views, output_path or default, plots=not no_plots, audits=audits)
     echo(f"page: {safe_text(str(page))} ({page.stat().st_size / 2**20:,.1f} MiB)")
     for folder in sorted({plot.parent for plot in plots}):

@@ -14,12 +14,28 @@ def import_run(
     *,
     prompt: str = "",
     finish: str = "stop",
+    num_tokens: int = 40,
     **log: Any,
 ) -> Path:
-    """Write an imported run and return its directory."""
+    """Write an imported run and return its directory.
+
+    Args:
+        folder: Where it is written.
+        problems: Questions and references.
+        samples: For each problem, texts with the answer that was read and its verdict.
+        prompt: The prompt, in which {question} and {answer} stand for those of the problem.
+        finish: Why the samples ended.
+        num_tokens: The tokens of each sample.
+        log: Further fields of the log.
+    """
     content = {
         "problems": tuple(
-            {"id": str(number), "question": question, "answer": answer, "prompt": prompt}
+            {
+                "id": str(number),
+                "question": question,
+                "answer": answer,
+                "prompt": prompt.replace("{question}", question).replace("{answer}", answer),
+            }
             for number, (question, answer) in enumerate(problems)
         ),
         "samples": tuple(
@@ -27,7 +43,7 @@ def import_run(
                 "problem_id": str(number),
                 "index": index,
                 "text": text,
-                "num_tokens": 40,
+                "num_tokens": num_tokens,
                 "finish_reason": finish,
                 "verdicts": {"score": {"answer": answer, "correct": correct}},
             }

@@ -6,8 +6,7 @@ from typing import Any
 import click
 
 from treegen.cli.options.options import QUIET, RUNS, add_option_groups, option
-
-_SEVERITIES = ("high", "medium", "low")  # as in treegen.report.audit.findings
+from treegen.report.audit.kinds import SEVERITIES
 
 
 @click.command("audit")
@@ -16,14 +15,15 @@ _SEVERITIES = ("high", "medium", "low")  # as in treegen.report.audit.findings
 @option(
     "--fail-on SEVERITY",
     "End with exit code 1 if a finding is this severe: high, medium or low.",
-    type=click.Choice(_SEVERITIES),
+    type=click.Choice(SEVERITIES),
 )
 @QUIET
 def command(runs: tuple[Path, ...], fail_on: str | None, **reading: Any) -> None:
     """Look for what may make the scores of the directories RUN mislead, without a model.
 
     Public rules read the answers again beside the run's own verdicts; prompts, samples and data are
-    checked too. Each finding has a severity, a count, an example and advice. Nothing is run.
+    checked too. Each finding has a severity, a count, an example and advice. No model and no
+    program is run.
     """
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.common.formatting import safe_text

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -91,3 +92,28 @@ def test_the_interval_of_effective_votes_covers() -> None:
         votes = effective_votes(errors.tolist(), list(range(40)))
         hits += votes is not None and votes.low <= 1.8 <= votes.high
     assert 270 <= hits <= 297
+
+
+def test_effective_votes_are_the_jackknife_over_clusters() -> None:
+    draw = np.random.default_rng(1)
+    errors = 5 + draw.standard_normal((40, 3)) + draw.standard_normal((40, 1))
+    clusters = draw.integers(0, 9, 40)
+
+    def ratio(table: np.ndarray) -> float:
+        return float(table.var(axis=0, ddof=1).mean() / table.mean(axis=1).var(ddof=1))
+
+    votes = effective_votes(errors.tolist(), clusters.tolist())
+    logs = [math.log(ratio(errors[clusters != name])) for name in np.unique(clusters)]
+    error = math.sqrt((len(logs) - 1) * np.var(logs))
+    assert votes is not None and votes.value == pytest.approx(ratio(errors))
+    assert votes.stderr == pytest.approx(error * votes.value)
+    assert effective_votes([], []) is None
+
+
+def test_many_samples_and_answers_take_little_time() -> None:
+    start = time.process_time()
+    for right in range(0, 1000, 20):
+        mean_g_pass_at_k(1000, right, 500)
+    errors = np.random.default_rng(0).standard_normal((6000, 3))
+    assert effective_votes(errors.tolist(), range(6000)) is not None
+    assert time.process_time() - start < 5

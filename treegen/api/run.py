@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from treegen.api.judge_plan import JudgingPlan
 from treegen.common.files.paths import file_name, given_path
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, TreegenError, arg
+from treegen.errors import InputError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
 from treegen.evals.judging.models import JudgeLoader
 from treegen.evals.pipeline.evaluation import evaluate_all
@@ -22,7 +22,7 @@ from treegen.evals.pipeline.program_scoring import make_execution_options
 from treegen.evals.pipeline.search import search_all
 from treegen.evals.registry import LM_EVAL, code_of, get_task, get_task_name
 from treegen.evals.task import Task
-from treegen.report.audit.audit import audit_view
+from treegen.report.audit.audit import audit_quickly, audit_view
 from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison, compare_runs
 from treegen.report.frames import Frames
@@ -92,13 +92,17 @@ class Run(Frames):
             InputError: the page cannot be written.
         """
         page = self.path / "report.html" if path is None else given_path("path", path)
-        return write_page([self.view], page, plots=plots, audits=[self.audit(quick=True)])[0]
+        return write_page([self.view], page, plots=plots, audits=[audit_quickly(self.view)])[0]
 
     def audit(self, *, quick: bool = False) -> Audit:
         """Return what may make the score mislead; see `treegen.report.audit.audit.audit_run`.
 
         Args:
-            quick: Whether to leave out what may take minutes: formulas and programs.
+            quick: Whether to leave out what may take minutes or calls the task's scorer: formulas,
+                programs, and references.
+
+        Raises:
+            TreegenError: the audit fails.
         """
         return audit_view(self.view, quick=quick)
 
@@ -264,10 +268,9 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
 
 
 def _warn_of_findings(run: Run, is_shown: bool) -> Run:
-    """Print one line if findings on a run are high; return the run."""
-    with suppress(TreegenError):  # the run is complete, whatever its audit meets
-        if is_shown and (warning := run.audit(quick=True).warning) is not None:
-            BarListener().warn(safe_text(warning))
+    """Print one line if findings on a run are high, or if its audit fails; return the run."""
+    if is_shown and (warning := audit_quickly(run.view).warning) is not None:
+        BarListener().warn(safe_text(warning))
     return run
 
 

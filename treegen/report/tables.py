@@ -19,7 +19,7 @@ _MEANINGS: Final = {
     "pass@": "the probability that at least one of k samples is right",
     "pass^": "the probability that all k samples are right",
     "G-Pass@": "the probability that at least this share of k samples is right",
-    "mG-Pass@": "the mean of G-Pass@k over the shares above one half",
+    "mG-Pass@": "2 / k times the sum of G-Pass@k over the shares above one half",
     "maj@": "the probability that a majority vote over k samples is right (ties: that several "
     "answers have the most votes)",
 }

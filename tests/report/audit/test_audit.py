@@ -148,10 +148,11 @@ def test_findings_on_votes_samples_and_data(tmp_path: Path) -> None:
         [(story, "1000", False)] * 3,
         [("\u042d\u0442\u043e " * 30, "x", False), ("", "x", False), ("No.", "x", False)],
     ]
-    run = import_run(tmp_path, problems, samples, sampling={"temperature": 0.7})
+    more: dict[str, Any] = {"prompt": "{question}", "sampling": {"temperature": 0.7}}
+    run = import_run(tmp_path, problems, samples, **more)
     kinds = _kinds(audit_run(run))
     assert kinds["votes-split"] == "high"
-    assert kinds["equal-samples"] == "medium"
+    assert kinds["equal-samples"] == "low"
     assert kinds["contradicting-references"] == "high"
     assert kinds["no-reference"] == "high"
     assert {"other-language", "empty-sample"} <= set(kinds)

@@ -116,5 +116,4 @@ def test_clean_runs_have_no_severe_findings(
     audit = audit_run(tmp_path / "run")
     assert audit.answers == answers
     severe = {finding.kind for finding in audit.findings if finding.severity != "low"}
-    # The published prompt of this task does end with a space.
-    assert severe == ({"trailing-space"} if task == "mmlu-generate" else set()), str(audit)
+    assert not severe, str(audit)

@@ -66,18 +66,28 @@ def g_pass_at_k(num_samples: int, num_correct: int, k: int, share: float) -> flo
 
 
 def mean_g_pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return mG-Pass@k: the mean of G-Pass@k over the shares above one half, for k from 2.
+    """Return mG-Pass@k: 2 / k times the sum of G-Pass@k over shares above one half, for k from 2.
 
-    It is 2 / k times the sum of G-Pass@k over the shares i / k with i above ceil(k / 2), as
-    published. For odd k it stays below 1 even if all samples are right.
+    As published, the sum is over the shares i / k with i above ceil(k / 2). It is the mean of these
+    values for even k; for odd k it stays below 1 even if all samples are right. It equals 2 / k
+    times the mean of max(0, x - ceil(k / 2)), where x of k drawn samples are right.
 
     Args:
         num_samples: Samples of the problem.
         num_correct: Right samples of the problem.
         k: Samples that are drawn, at least 2.
+
+    Returns:
+        The value; NaN if there are fewer than k samples.
     """
-    shares = [right / k for right in range(math.ceil(k / 2) + 1, k + 1)]
-    return 2 / k * math.fsum(g_pass_at_k(num_samples, num_correct, k, share) for share in shares)
+    if math.isnan(g_pass_at_k(num_samples, num_correct, k, 1.0)):  # checks the arguments too
+        return math.nan
+    half, wrong = math.ceil(k / 2), num_samples - num_correct
+    ways = sum(
+        (right - half) * math.comb(num_correct, right) * math.comb(wrong, k - right)
+        for right in range(max(half + 1, k - wrong), min(k, num_correct) + 1)
+    )
+    return 2 * ways / (k * math.comb(num_samples, k))
 
 
 def reliability_values(counts: Sequence[tuple[int, int]], k: int) -> Mapping[str, list[float]]:
@@ -102,9 +112,10 @@ def effective_votes(
     """Return how many independent judges would err as little as the mean of these judges.
 
     It is the mean variance of one judge's error over the variance of the jury's error (Kish's
-    design effect): the number of judges if their errors are independent, 1 if all err alike. Both
-    variances are unbiased, with answers as the unit. The interval is the jackknife over clusters of
-    the logarithm of the ratio, by Student's t.
+    design effect): the number of judges if their errors are independent, 1 if all err alike, apart
+    from a bias that all judges share: it is no part of a variance. Both variances are unbiased,
+    with answers as the unit. The interval is the jackknife over clusters of the logarithm of the
+    ratio, by Student's t.
 
     Args:
         errors: For each answer, each judge's value minus the label.
@@ -116,13 +127,21 @@ def effective_votes(
     """
     table = np.asarray(errors, dtype=np.float64)
     names = np.unique(np.asarray([str(cluster) for cluster in clusters]), return_inverse=True)[1]
-    num = int(names.max()) + 1 if len(table) else 0
+    num = int(names.max()) + 1 if len(names) else 0
     if table.ndim != 2 or table.shape[1] < 2 or num < 3:
         return None
-    whole = _variance_ratio(table)
-    left_out = [_variance_ratio(table[names != place]) for place in range(num)]
+    # The ratio without a cluster follows from sums of squares, so each answer is read once. The
+    # means are subtracted first, because sums of squares of far values lose digits.
+    centred = np.column_stack([table - table.mean(axis=0), table.mean(axis=1) - table.mean()])
+    counts, sums, squares = _sums(centred, names, num)
+    size, total, total_squares = float(len(table)), sums.sum(axis=0), squares.sum(axis=0)
+    whole = _variance_ratio(size, total, total_squares)
     if whole is None:
         return None
+    left_out = [
+        _variance_ratio(size - counts[i], total - sums[i], total_squares - squares[i])
+        for i in range(num)
+    ]
     ratios = [math.log(ratio) for ratio in left_out if ratio is not None]
     if len(ratios) < num:
         return None
@@ -133,10 +152,34 @@ def effective_votes(
     return Estimate(whole, error * whole, math.exp(low), math.exp(high), num)
 
 
-def _variance_ratio(table: npt.NDArray[np.float64]) -> float | None:
-    """Return the mean variance of a column over the variance of the mean; None without spread."""
-    if len(table) < 2:
+def _sums(
+    table: npt.NDArray[np.float64], names: npt.NDArray[np.intp], num: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the rows of each cluster, their sums and their sums of squares.
+
+    Args:
+        table: The rows.
+        names: The cluster of each row, from 0.
+        num: The number of clusters.
+    """
+    sums, squares = np.zeros((2, num, table.shape[1]))
+    np.add.at(sums, names, table)
+    np.add.at(squares, names, table**2)
+    return np.bincount(names, minlength=num).astype(np.float64), sums, squares
+
+
+def _variance_ratio(
+    num: float, sums: npt.NDArray[np.float64], squares: npt.NDArray[np.float64]
+) -> float | None:
+    """Return the mean variance of a judge over the variance of the jury; None without spread.
+
+    Args:
+        num: The number of answers.
+        sums: For each judge and, last, their mean: the sum over answers.
+        squares: The sum of squares over answers.
+    """
+    if num < 2:
         return None
-    single = float(table.var(axis=0, ddof=1).mean())
-    together = float(table.mean(axis=1).var(ddof=1))
+    variances = (squares - sums**2 / num) / (num - 1)
+    single, together = float(variances[:-1].mean()), float(variances[-1])
     return single / together if together > 1e-12 and single > 1e-12 else None

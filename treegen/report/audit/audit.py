@@ -1,19 +1,23 @@
 """Audits a finished run or an imported log, without a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 from treegen.common.garbage_collection import pause_gc
+from treegen.errors import TreegenError
 from treegen.evals.config.base import OpenRunOptions
+from treegen.evals.task_calls import format_error
 from treegen.report.audit.answers import answer_kind, audit_answers
 from treegen.report.audit.data_checks import audit_data
-from treegen.report.audit.findings import Audit, sort_findings
+from treegen.report.audit.findings import Audit, Finding, RuleEffect, sort_findings
 from treegen.report.audit.programs import audit_programs
-from treegen.report.audit.prompt_checks import audit_prompts
+from treegen.report.audit.prompt_checks import audit_prompts, prompt_texts
 from treegen.report.audit.sample_checks import audit_samples
 from treegen.report.load import load_run
 from treegen.report.view import RunView
+from treegen.runs import RunDir
 
 _SLOW: Final = ("mathematics", "code")
 
@@ -30,8 +34,20 @@ def audit_run(run: str | Path, **options: Unpack[OpenRunOptions]) -> Audit:
     Raises:
         RunError: there is no run, or it is damaged.
         InputError: `data` or `task` are not the problems or the task of the run.
+        TreegenError: the audit fails.
     """
     return audit_view(load_run(Path(run), **options))
+
+
+def audit_quickly(view: RunView) -> Audit:
+    """Return the quick audit of a loaded run; if it fails, an audit that says why.
+
+    The run is complete, so whatever its audit meets must not hide its results.
+    """
+    try:
+        return audit_view(view, quick=True)
+    except TreegenError as error:
+        return _make_audit(view, "none", [], [], notices=[], failure=str(error))
 
 
 @pause_gc()
@@ -40,32 +56,88 @@ def audit_view(view: RunView, *, quick: bool = False) -> Audit:
 
     Args:
         view: The run.
-        quick: Whether to leave out what may take minutes: formulas, programs, and references that
-            a user's own task scores.
+        quick: Whether to leave out what may take minutes or calls the task's scorer: formulas,
+            programs, and references.
+
+    Raises:
+        TreegenError: the audit fails.
     """
+    try:
+        return _audit(view, quick)
+    except TreegenError:
+        raise
+    except Exception as error:
+        raise TreegenError(
+            f"the audit of {view.path} fails: {format_error(error)}; please report this with the "
+            "sample that causes it"
+        ) from error
+
+
+def _audit(view: RunView, quick: bool) -> Audit:
+    is_scored = _is_scored(view)
     kind = answer_kind(view)
+    if not is_scored and kind != "code":  # programs are read without their verdicts
+        kind = "none"
     is_read = not (quick and kind in _SLOW)
-    findings, rules = audit_answers(view, kind) if is_read else ([], [])
-    if kind == "code" and is_read:
-        findings += audit_programs(view)
-    findings += [*audit_prompts(view, kind), *audit_samples(view)]
-    findings += audit_data(view, kind if is_read else "none", quick=quick)
+    findings: list[Finding] = []
+    rules: list[RuleEffect] = []
+    notices = list(_notices(view, kind, is_read, is_scored))
+    if is_read:
+        try:
+            findings, rules = audit_answers(view, kind)
+            if kind == "code":
+                findings += audit_programs(view)
+        except TreegenError as error:  # such as a program for formulas that does not start
+            notices.append(f"the answers were not read again: {error}")
+    prompts = prompt_texts(view)
+    findings += [
+        *audit_prompts(view, kind, prompts),
+        *audit_samples(view, kind, is_scored=is_scored),
+    ]
+    findings += audit_data(view, kind if is_read else "none", prompts, quick=quick)
+    return _make_audit(view, kind, findings, rules, notices=notices)
+
+
+def _make_audit(
+    view: RunView,
+    kind: str,
+    findings: Sequence[Finding],
+    rules: Sequence[RuleEffect],
+    *,
+    notices: Sequence[str],
+    failure: str | None = None,
+) -> Audit:
+    """Return an audit of a run; the arguments are as the fields of `Audit`."""
     return Audit(
         run=str(view.path),
         task=view.task,
+        is_scored=_is_scored(view),
         answers=kind,
         num_samples=view.num_done,
         findings=sort_findings(findings),
         rules=tuple(rules),
-        notices=tuple(_notices(view, kind, is_read)),
+        notices=tuple(notices),
+        failure=failure,
     )
 
 
-def _notices(view: RunView, kind: str, is_read: bool) -> Iterator[str]:
+def _is_scored(view: RunView) -> bool:
+    """Return whether a run has scores; a run with score=False is only scored when it is loaded."""
+    if view.info.free.get("score") is not False or view.report is None:
+        return view.report is not None
+    with suppress(TreegenError), RunDir.open(view.path) as run:
+        results: Any = run.results()
+        return isinstance(results, dict) and results.get("report") is not None
+    return False
+
+
+def _notices(view: RunView, kind: str, is_read: bool, is_scored: bool) -> Iterator[str]:
     yield from map(str, view.notices)
     if not is_read:
         yield f"the {kind} was not read again here; treegen audit {view.path} does that"
-    if kind == "none":
+    if not is_scored and kind == "none":
+        yield "the run has no scores, so its answers were not read again"
+    elif kind == "none":
         yield f"no public rule reads answers like those of {view.task}, so they were not read again"
     if kind == "code" and is_read:
         yield "programs were not run, so reference solutions were not checked"

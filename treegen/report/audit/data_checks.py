@@ -1,16 +1,21 @@
 """Finds duplicate problems, unusable references, and references that the scorer rejects."""
 
+import json
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 from treegen.errors import TreegenError
+from treegen.evals.job import Job
 from treegen.evals.problem import Problem
 from treegen.evals.task_calls import wrap_task_method
 from treegen.report.audit.answers import references_of
 from treegen.report.audit.findings import Finding, find
-from treegen.report.audit.readers import choices_of, squad_form, value_of
-from treegen.report.view import ProblemView, RunView
+from treegen.report.audit.kinds import Severity
+from treegen.report.audit.readers import squad_form, value_of
+from treegen.report.view import ProblemView, RunView, Sample
 
 # Forms in which a text may state a reference; a scorer should read one of them.
 _STATED: Final = (
@@ -21,66 +26,89 @@ _STATED: Final = (
     "#### {}",
     "Final Answer: The final answer is ${}$. I hope it is correct.",
 )
-# Items with a faulty prompt, example or solution, according to openai/human-eval (pull request 23)
-# and evalplus/evalplus (issue 12) on GitHub.
-_FAULTY: Final = {f"HumanEval/{n}" for n in (32, 38, 41, 47, 50, 57, 64, 67, 75, 83, 116)}
+# Items with a faulty example, test or solution, according to openai/human-eval (pull request 23)
+# and evalplus/evalplus (issue 12) on GitHub; items whose prompt has only a spelling error are left
+# out.
+_FAULTY: Final = {f"HumanEval/{n}" for n in (38, 41, 47, 50, 57, 64, 75, 83, 95, 116, 163)}
 _CHECKED: Final = 2000  # references that are scored, because comparing formulas takes time
+_TRIED: Final = 20  # references without an accepted form after which the format is unknown
+_KNOWN: Final = 0.9  # the share of accepted references from which a rejected one is an error
+_LETTER: Final = re.compile(r"^[ \t(]{0,4}([A-J])[).:]", re.MULTILINE)
 
 
-def audit_data(view: RunView, kind: str, *, quick: bool = False) -> Iterator[Finding]:
+def audit_data(
+    view: RunView, kind: str, prompts: Mapping[str, str], *, quick: bool = False
+) -> Iterator[Finding]:
     """Yield the findings on the problems of a run.
 
     Args:
         view: The run.
         kind: The kind of its answers.
-        quick: Whether to leave out references that a user's own task scores.
+        prompts: Its prompts, from `prompt_texts`.
+        quick: Whether to leave out references, which the task scores.
     """
     problems = [problem for problem in view.problems if problem.question]
     if not problems:
         return
-    yield from _duplicates(view, problems)
+    yield from _duplicates(view, problems, prompts)
     yield from _references(problems, kind)
     faulty = [p for p in problems if p.id in _FAULTY]
     yield from _find("known-faulty-items", faulty, problems)
     is_scored_by_text = kind in ("number", "choice", "mathematics", "text")
-    if is_scored_by_text and view.job is not None and "imported" not in view.info.identity:
-        if quick and not type(view.job.task).__module__.startswith("treegen.tasks."):
-            return
-        checked = view.job.data.problems[:_CHECKED]
-        rejected = [(p.id, f"{p.answer!r}: {p.question}") for p in checked if _rejects(view, p)]
-        yield from find("reference-rejected", rejected, len(checked), unit="problems")
+    if is_scored_by_text and not quick and view.job is not None and not _is_imported(view):
+        yield from _rejected(view.job)
+
+
+def _is_imported(view: RunView) -> bool:
+    return "imported" in view.info.identity
 
 
 def _find(
-    name: str, cases: Sequence[ProblemView], problems: Sequence[ProblemView]
+    name: str,
+    cases: Sequence[ProblemView],
+    problems: Sequence[ProblemView],
+    severity: Severity | None = None,
 ) -> Iterator[Finding]:
-    """Yield a finding on problems."""
+    """Yield a finding on problems; the arguments are as those of `find`."""
     texts = [(p.id, f"{p.reference}: {p.question}") for p in cases]
-    yield from find(name, texts, len(problems), unit="problems")
+    yield from find(name, texts, len(problems), unit="problems", severity=severity)
 
 
-def _duplicates(view: RunView, problems: Sequence[ProblemView]) -> Iterator[Finding]:
+def _duplicates(
+    view: RunView, problems: Sequence[ProblemView], prompts: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yield findings on problems with equal questions, prompts, choices and images.
+
+    The question alone may be a stem whose choices or passage only the prompt has. An imported log
+    may have no prompts, and then its findings are low.
+    """
     more: dict[str, list[str]] = {}
     if view.job is not None:  # choices and images also make a problem
         more = {
             p.id: [*p.candidates, *(i.sha256 for i in p.images)] for p in view.job.data.problems
         }
-    groups: dict[tuple[str, ...], list[ProblemView]] = defaultdict(list)
+    groups: dict[tuple[str | int, ...], list[ProblemView]] = defaultdict(list)
     for problem in problems:
         question = " ".join(problem.question.casefold().split())
-        groups[(question, *more.get(problem.id, ()))].append(problem)
+        prompt = " ".join(prompts.get(problem.id, "").casefold().split())
+        groups[(question, hash(prompt), *more.get(problem.id, ()))].append(problem)
     alike = [group for group in groups.values() if len(group) > 1]
     copies = [p for group in alike if len({p.answer for p in group}) == 1 for p in group[1:]]
-    apart = [p for group in alike if len({p.answer for p in group}) > 1 for p in group]
-    yield from _find("duplicate-problems", copies, problems)
-    yield from _find("contradicting-references", apart, problems)
+    unlike = [p for group in alike if len({p.answer for p in group}) > 1 for p in group]
+    for name, cases in (("duplicate-problems", copies), ("contradicting-references", unlike)):
+        is_whole = not _is_imported(view) or all(p.id in prompts for p in cases)
+        yield from _find(name, cases, problems, None if is_whole else "low")
 
 
 def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]:
     golds = {p.id: references_of(p.answer) for p in problems}
     empty = [p for p in problems if not any(gold.strip() for gold in golds[p.id])]
+    # Of a question without an answer, the empty text is the answer.
+    scored = {s.problem_id for p in empty for s in p.samples if _is_right_anywhere(s)}
+    unusable = [p for p in empty if p.id not in scored]
     if len(empty) < len(problems):
-        yield from _find("no-reference", empty, problems)
+        severity: Severity | None = "low" if kind in ("text", "none") else None
+        yield from _find("no-reference", unusable, problems, severity)
     several = [p for p in problems if len({squad_form(gold) for gold in golds[p.id]}) > 1]
     yield from _find("several-references", several, problems)
     if kind == "number":
@@ -88,7 +116,7 @@ def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]
         unclear = [p for p in unclear if p not in empty]
         yield from _find("ambiguous-reference", unclear, problems)
     if kind == "choice":
-        equal = [p for p in problems if _has_equal_choices(p.question)]
+        equal = [p for p in problems if _has_equal_choices(p)]
         yield from _find("equal-choices", equal, problems)
         letter, most = Counter(p.answer for p in problems).most_common(1)[0]
         if len(problems) >= 20 and most >= 0.8 * len(problems):
@@ -96,24 +124,91 @@ def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]
             yield from _find("one-letter-is-right", same, problems)
 
 
-def _has_equal_choices(question: str) -> bool:
-    texts = [*choices_of(question).values()]
-    return len(texts) > 1 and (len(set(texts)) < len(texts) or "" in texts)
+def _is_right_anywhere(sample: Sample) -> bool:
+    return any(verdict.correct for verdict in (sample.verdicts or {}).values())
 
 
-def _rejects(view: RunView, problem: Problem) -> bool:
-    """Return whether the scorer finds no form of a reference right."""
-    if (job := view.job) is None:
+def _has_equal_choices(problem: ProblemView) -> bool:
+    """Return whether two choices of a question are equal, or some but not all are empty."""
+    begins = list(_LETTER.finditer(problem.question))
+    letters = "".join(match[1] for match in begins)
+    if len(letters) < 2 or letters != "ABCDEFGHIJ"[: len(letters)] or problem.images:
         return False
-    golds, solution = references_of(problem.answer), problem.metadata.get("solution")
-    texts = [form.format(gold) for form in _STATED for gold in golds]
-    texts += [solution] if isinstance(solution, str) else []
-    score = wrap_task_method(job.task.score, job.task.name)
-    for text in texts:
-        try:
-            verdict = score(problem, text).get(job.task.filters[0])
-        except TreegenError:
-            return False  # this task cannot score a text
-        if verdict is None or verdict.correct:
-            return False
-    return bool(texts)
+    ends = [*(match.start() for match in begins[1:]), len(problem.question)]
+    pairs = zip(begins, ends, strict=True)
+    texts = [" ".join(problem.question[match.end() : end].split()) for match, end in pairs]
+    return any(texts) and (len(set(texts)) < len(texts) or "" in texts)
+
+
+def _rejected(job: Job) -> Iterator[Finding]:
+    """Yield a finding on references that the scorer does not find right in any form.
+
+    Each form that accepted a reference is tried first for the next one. If the scorer accepts few
+    references, it reads a form that is unknown here, so only solutions of the data count.
+    """
+    forms, checked = list(_STATED), job.data.problems[:_CHECKED]
+    rejected: list[Problem] = []
+    for place, problem in enumerate(checked):
+        golds = references_of(problem.answer)
+        if not golds or _is_object(problem.answer):
+            continue
+        if place < _TRIED or len(rejected) <= (1 - _KNOWN) * place:
+            accepting = _accepting_form(job, problem, forms, golds)
+            if accepting is None:
+                return  # this task cannot score a text
+            if accepting:
+                forms.remove(accepting)
+                forms.insert(0, accepting)
+                continue
+        rejected.append(problem)
+    if len(rejected) > (1 - _KNOWN) * len(checked):
+        rejected = [problem for problem in rejected if _rejects_solution(job, problem)]
+    cases = [(p.id, f"{p.answer!r}: {p.question}") for p in rejected]
+    yield from find("reference-rejected", cases, len(checked), unit="problems")
+
+
+def _is_object(answer: str) -> bool:
+    """Return whether a reference is a JSON object, whose form only its task knows."""
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.loads(answer), dict)
+    return False
+
+
+def _accepting_form(
+    job: Job, problem: Problem, forms: Sequence[str], golds: Sequence[str]
+) -> str | None:
+    """Return the first form of a reference that is scored right; "" if none is.
+
+    Args:
+        job: The run's task and problems.
+        problem: The problem.
+        forms: The forms of texts.
+        golds: The references.
+
+    Returns:
+        The form; None if the task cannot score a text.
+    """
+    for form in forms:
+        for gold in golds:
+            is_right = _is_right(job, problem, form.format(gold))
+            if is_right is None:
+                return None
+            if is_right:
+                return form
+    return ""
+
+
+def _rejects_solution(job: Job, problem: Problem) -> bool:
+    solution: Any = problem.metadata.get("solution")
+    is_text = isinstance(solution, str) and bool(solution)
+    return is_text and _is_right(job, problem, solution) is False
+
+
+def _is_right(job: Job, problem: Problem, text: str) -> bool | None:
+    """Return the verdict of the first filter; None if there is none."""
+    try:
+        verdict = wrap_task_method(job.task.score, job.task.name)(problem, text)
+    except TreegenError:
+        return None
+    first = verdict.get(job.task.filters[0])
+    return None if first is None else first.correct

@@ -2,18 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError
 from treegen.evals.statistics.tables import Cell, Table
-from treegen.report.audit.kinds import KINDS
+from treegen.report.audit.kinds import KINDS, SEVERITIES, Severity
 from treegen.report.tables import PrintableTable, table_listing
 from treegen.report.view import Sample
 
-Severity = Literal["high", "medium", "low"]
-SEVERITIES: Final[tuple[Severity, ...]] = ("high", "medium", "low")
-"""High: the number is probably wrong. Medium: it may be. Low: a reader should know."""
 _SHOWN: Final = 240
 _KEPT: Final = 4000  # last characters of an example
 
@@ -80,6 +77,8 @@ class Audit:
     run: str
     """The directory of the run."""
     task: str
+    is_scored: bool
+    """Whether the run has scores."""
     answers: str
     """How answers were read again: number, choice, mathematics, text, code, or none."""
     num_samples: int
@@ -87,6 +86,8 @@ class Audit:
     rules: tuple[RuleEffect, ...] = ()
     notices: tuple[str, ...] = ()
     """What was not checked and why."""
+    failure: str | None = None
+    """Why the run could not be audited; None if it was."""
 
     def count(self, severity: Severity) -> int:
         """Return the number of findings of a severity."""
@@ -110,9 +111,11 @@ class Audit:
 
     @property
     def warning(self) -> str | None:
-        """One line about the findings of high severity; None if there is none."""
+        """One line about a failure or the findings of high severity on a score; None without."""
+        if self.failure is not None:
+            return f"the run is complete, but {self.failure}"
         high = [finding for finding in self.findings if finding.severity == "high"]
-        if not high:
+        if not high or not self.is_scored:
             return None
         kinds = ", ".join(f"{finding.kind} ({finding.share})" for finding in high)
         return f"the score may mislead: {kinds}; treegen audit {self.run} shows why"
@@ -128,8 +131,9 @@ class Audit:
             [f.severity, f.kind, f.share, f.message, excerpt(f.example), f.advice]
             for f in self.findings
         ]
-        title = f"Audit: {self.summary}"
-        tables = [PrintableTable(head, rows, title=title, lines=[*self.agreement, *self.notices])]
+        title = f"Audit: {self.summary}" if self.failure is None else "Audit: not made"
+        lines = [*([] if self.failure is None else [self.failure]), *self.agreement, *self.notices]
+        tables = [PrintableTable(head, rows, title=title, lines=lines)]
         moved = [rule for rule in self.rules if rule.differing]
         for metric in dict.fromkeys(name for rule in moved for name in rule.values):
             tables.append(table_listing(self._effects(metric, moved)))
@@ -161,7 +165,17 @@ class Audit:
         return Table(f"{name} if another rule read the answers", head, tuple(rows))
 
     def lines(self) -> Iterator[str]:
-        """Yield the audit as lines for a terminal."""
+        """Yield the audit as lines for a terminal, each safe to display."""
+        for line in self._finding_lines():
+            yield _one_line(line)
+        for table in self.tables()[1:]:
+            yield ""
+            yield from safe_text(str(table)).split("\n")
+        if notes := [*self.agreement, *self.notices]:
+            yield ""
+            yield from map(_one_line, notes)
+
+    def _finding_lines(self) -> Iterator[str]:
         yield f"{self.task}: {self.num_samples:,} samples; findings: {self.summary}"
         for finding in self.findings:
             yield ""
@@ -171,17 +185,13 @@ class Audit:
                 place = f"{finding.place}: " if finding.place else ""
                 yield f"  example: {place}{excerpt(finding.example)}"
             yield f"  what to do: {finding.advice}"
-        for table in self.tables()[1:]:
-            yield ""
-            yield str(table)
-        if notes := [*self.agreement, *self.notices]:
-            yield ""
-            yield from notes
 
     def __str__(self) -> str:
-        return "\n".join(
-            line if "\n" in line else safe_text(line).replace("\n", " ") for line in self.lines()
-        )
+        return "\n".join(self.lines())
+
+
+def _one_line(text: str) -> str:
+    return safe_text(text).replace("\n", " ")
 
 
 def excerpt(text: str) -> str:

@@ -3,7 +3,12 @@
 import json
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final
+from typing import Final, Literal
+
+Severity = Literal["high", "medium", "low"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("high", "medium", "low")
+"""High: read the example before you report the number. Medium: the number may mislead. Low: a
+reader should know."""
 
 
 @dataclass(frozen=True, slots=True)

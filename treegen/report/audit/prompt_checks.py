@@ -1,6 +1,5 @@
 """Finds defects of the prompts: special tokens, chat templates, examples, separators, cuts."""
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +12,11 @@ from treegen.common.files.reading import read_text
 from treegen.errors import TreegenError
 from treegen.prompts.tree import prompts_of
 from treegen.report.audit.answers import references_of
-from treegen.report.audit.findings import Finding, Severity, find
+from treegen.report.audit.findings import Finding, find
+from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form
 from treegen.report.prompt_tree import content_text
-from treegen.report.view import RunView
+from treegen.report.view import ProblemView, RunView
 from treegen.runs import RunDir
 
 _BOS: Final = re.compile(
@@ -25,26 +25,29 @@ _BOS: Final = re.compile(
 _TEMPLATE: Final = re.compile(
     r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\uff5cUser\uff5c>|<\|user\|>"
 )
+# Parts of the last component of a model's path or name.
 _CHAT_NAME: Final = re.compile(
-    r"(?:^|[-_/.])(?:instruct|chat|it|assistant|sft|dpo)\d*(?=$|[-_/.])", re.I
+    r"(?:^|[-_.])(?:instruct|chat|it|assistant|sft|dpo)\d*(?=$|[-_.])", re.I
 )
-_BASE_NAME: Final = re.compile(r"(?:^|[-_/.])(?:base|pt|pretrain(?:ed)?)(?=$|[-_/.])", re.I)
-_NEEDS_BOS: Final = ("gemma", "llama", "mistral")
+_BASE_NAME: Final = re.compile(r"(?:^|[-_.])(?:base|pt|pretrain(?:ed)?)(?=$|[-_.])", re.I)
+_NEEDS_BOS: Final = "gemma"
+# Other models of these types, such as Yi, were trained without the token.
+_MAY_NEED_BOS: Final = ("llama", "mistral")
 _LEAST_QUESTION: Final = 30  # characters from which a repeated question is no chance
 _EXCERPT: Final = 200  # characters of a prompt's end
 _MARKER: Final = "zqx system text zqx"
 
 
-def audit_prompts(view: RunView, kind: str) -> Iterator[Finding]:
+def audit_prompts(view: RunView, kind: str, texts: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings on the prompts of a run.
 
     Args:
         view: The run.
         kind: The kind of its answers.
+        texts: Its prompts, from `prompt_texts`.
     """
     if view.searched:
         return
-    texts = dict(_texts(view))
     settings: Any = view.info.identity.get("prompt") or {}
     is_chat = bool(settings.get("apply_chat_template"))
     yield from _of_texts(view, texts, is_chat)
@@ -55,8 +58,12 @@ def audit_prompts(view: RunView, kind: str) -> Iterator[Finding]:
     yield from _find_shortened(view)
 
 
-def _texts(view: RunView) -> Iterator[tuple[str, str]]:
-    """Yield the id and the prompt of each problem whose prompt is known."""
+def prompt_texts(view: RunView) -> dict[str, str]:
+    """Return the prompts of a run by problem; problems whose prompt is unknown are left out."""
+    return dict(_prompt_pairs(view))
+
+
+def _prompt_pairs(view: RunView) -> Iterator[tuple[str, str]]:
     if view.job is not None and "imported" in view.info.identity:
         for problem in view.job.data.problems:
             if prompt := problem.metadata.get("prompt"):
@@ -71,33 +78,63 @@ def _of_texts(view: RunView, texts: Mapping[str, str], is_chat: bool) -> Iterato
     begun = [(name, text) for name, text in texts.items() if _BOS.match(text)]
     twice = [(name, text) for name, text in begun if _BOS.match(_BOS.sub("", text, count=1))]
     imported = "imported" in view.info.identity
-    # treegen's tokenizers add the token themselves.
-    yield from _find("begin-token-twice", twice if imported else begun, texts)
-    if imported and not twice:
+    if not imported:  # the tokenizer adds the token, unless its settings say that it does not
+        config = _tokenizer_config(str(view.info.free.get("model") or ""))
+        token = config.get("bos_token")
+        if isinstance(token, str) and token and config.get("add_bos_token") is not False:
+            twice = [(name, text) for name, text in begun if text.lstrip().startswith(token)]
+    yield from _find("begin-token-twice", twice, texts)
+    if not twice:
         yield from _find("begin-token-in-text", begun, texts)
     formatted = [(name, text) for name, text in texts.items() if _TEMPLATE.search(text)]
-    spaced = [(name, text) for name, text in texts.items() if text.endswith((" ", "\t"))]
     if is_chat:
         yield from _find("template-applied-twice", formatted, texts)
-    else:
-        yield from _find("trailing-space", spaced, texts)
+    elif view.job is not None and not view.job.choices and not formatted:
+        spaced = [(name, text) for name, text in texts.items() if text.endswith((" ", "\t"))]
+        # Many published prompts, such as those of treegen's and lm-eval's tasks, end like this.
+        severity: Severity | None = None if imported else "low"
+        yield from _find("trailing-space", spaced, texts, severity=severity)
 
 
 def _examples(view: RunView, texts: Mapping[str, str], kind: str) -> Iterator[Finding]:
     if view.job is None or not view.job.data.num_fewshot:
         return
-    asked = {p.id: p.question for p in view.problems if len(p.question) >= _LEAST_QUESTION}
-    repeated = [(n, t) for n, t in texts.items() if n in asked and t.count(asked[n]) > 1]
+    repeated = [
+        (problem.id, texts[problem.id])
+        for problem in view.problems
+        if problem.id in texts
+        and len(problem.question) >= _LEAST_QUESTION
+        and _is_among_examples(problem, texts[problem.id])
+    ]
     yield from _find("problem-among-examples", repeated, texts)
-    if kind in ("text", "mathematics"):
-        solved = {squad_form(answer) for _, answer in view.job.data.turns}
-        solved = {form for form in solved if len(form) > 5}
-        known = [
-            (p.id, f"{p.reference}: {p.question}")
-            for p in view.problems
-            if any(squad_form(gold) in solved for gold in references_of(p.answer))
-        ]
-        yield from find("reference-among-examples", known, len(view.problems), unit="problems")
+    # A letter, a number or a label such as "positive" is the answer of other problems by chance.
+    is_label = len({p.answer for p in view.problems}) < len(view.problems) / 2
+    if kind not in ("text", "mathematics") or is_label:
+        return
+    solved = {squad_form(answer) for _, answer in view.job.data.turns}
+    solved = {form for form in solved if len(form) > 5}
+    known = [
+        (p.id, f"{p.reference}: {p.question}")
+        for p in view.problems
+        if any(squad_form(gold) in solved for gold in references_of(p.answer))
+    ]
+    yield from find("reference-among-examples", known, len(view.problems), unit="problems")
+
+
+def _is_among_examples(problem: ProblemView, prompt: str) -> bool:
+    """Return whether a prompt shows its problem with the reference before it asks the problem.
+
+    The choices and the text that asks for the answer must be the same too: examples may have an
+    equal stem, and a prompt may say the question twice.
+    """
+    question, prompt = " ".join(problem.question.split()), " ".join(prompt.split())
+    at = prompt.rfind(question)
+    if at < 0:
+        return False
+    first = prompt.find(prompt[at:])
+    between = prompt[first + len(prompt) - at : at]
+    golds = references_of(problem.answer)
+    return first < at and any(" ".join(gold.split()) in between for gold in golds)
 
 
 def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
@@ -110,7 +147,8 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
     for name, text in texts.items():
         at = text.rfind(questions.get(name) or "\0")
         line = text[:at].rpartition("\n")[2] if at > 0 else ""
-        if not line.strip() or len(line) > 40 or any(stop in f"\n\n{line}" for stop in stops):
+        is_header = line.strip().endswith(":") and len(line) <= 40
+        if not is_header or any(stop in f"\n\n{line}" for stop in stops):
             return
         header = line.strip()
         ran = [s for s in view.samples if f"\n{header}" in s.text]
@@ -132,17 +170,24 @@ def _of_model(
     is_drawn = view.job is not None and not view.job.choices
     config = _tokenizer_config(model)
     template = config.get("chat_template")
-    is_named_chat = bool(_CHAT_NAME.search(model.rstrip("/"))) and not _BASE_NAME.search(model)
+    name = model.rstrip("/").rpartition("/")[2]
+    has_chat_name, has_base_name = bool(_CHAT_NAME.search(name)), bool(_BASE_NAME.search(name))
     is_formatted = any(_TEMPLATE.search(text) for text in texts.values())
     prompt = [("", next(iter(texts.values()), "")[-_EXCERPT:])]
     is_known = bool(texts) or "imported" not in identity
-    if is_drawn and is_known and not is_chat and not is_formatted and (is_named_chat or template):
+    is_named_chat = has_chat_name and not has_base_name
+    is_plain = is_drawn and is_known and not is_chat and not is_formatted
+    if is_plain and (is_named_chat or template):
         has_examples = view.job is not None and view.job.data.num_fewshot > 0
-        severity: Severity = "medium" if is_named_chat and not has_examples else "low"
         yield from find(
-            "template-not-applied", prompt, 1, unit="runs", severity=severity, model=model
+            "template-not-applied",
+            prompt,
+            1,
+            unit="runs",
+            severity="medium" if is_named_chat and not has_examples else "low",
+            model=model,
         )
-    if is_chat and _BASE_NAME.search(model.rstrip("/")):
+    if is_chat and has_base_name and not has_chat_name:
         yield from find("template-on-base-model", prompt, 1, unit="runs", model=model)
     if is_chat and system and isinstance(template, str):
         messages = [
@@ -155,10 +200,17 @@ def _of_model(
             shown = render_source(template, messages, special, add_generation_prompt=True)
             if _MARKER not in shown:
                 yield from find("system-text-dropped", [("", system)], 1, unit="runs")
-    needs = any(name in str(config.get("model_type")) for name in _NEEDS_BOS)
+    model_type = str(config.get("model_type"))
+    needs, may_need = _NEEDS_BOS in model_type, any(kind in model_type for kind in _MAY_NEED_BOS)
     lacks = config.get("add_bos_token") is False and bool(config.get("bos_token")) and not is_chat
-    if needs and lacks and not any(_BOS.match(text) for text in texts.values()):
-        yield from find("begin-token-missing", prompt, 1, unit="runs")
+    if (needs or may_need) and lacks and not any(_BOS.match(text) for text in texts.values()):
+        yield from find(
+            "begin-token-missing",
+            prompt,
+            1,
+            unit="runs",
+            severity="medium" if needs else "low",
+        )
 
 
 def _tokenizer_config(model: str) -> dict[str, Any]:
@@ -166,10 +218,11 @@ def _tokenizer_config(model: str) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if not model or not os.path.isdir(model):
         return config
+    from treegen.model.checkpoint.files import read_object
+
     for name in ("config.json", "tokenizer_config.json"):
-        with suppress(OSError, ValueError, TreegenError):
-            content = json.loads(read_text(Path(model) / name))
-            config |= content if isinstance(content, dict) else {}
+        with suppress(TreegenError):
+            config |= read_object(Path(model) / name)
     with suppress(OSError, ValueError, TreegenError):
         config["chat_template"] = read_text(Path(model) / "chat_template.jinja")
     bos = config.get("bos_token")
@@ -185,7 +238,10 @@ def _find_shortened(view: RunView) -> Iterator[Finding]:
 
 
 def _find(
-    name: str, cases: Sequence[tuple[str, str]], texts: Mapping[str, str]
+    name: str,
+    cases: Sequence[tuple[str, str]],
+    texts: Mapping[str, str],
+    severity: Severity | None = None,
 ) -> Iterator[Finding]:
-    """Yield a finding on prompts."""
-    yield from find(name, cases, len(texts), unit="problems")
+    """Yield a finding on prompts; the arguments are as those of `find`."""
+    yield from find(name, cases, len(texts), unit="problems", severity=severity)

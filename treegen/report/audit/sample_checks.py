@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from treegen.report.audit.findings import Finding, find
-from treegen.report.audit.readers import next_problem
+from treegen.report.audit.kinds import Severity
+from treegen.report.audit.readers import is_bare, next_problem
 from treegen.report.view import RunView, Sample
 
 _TAIL: Final = 600  # characters at the end of a text in which a repetition is looked for
@@ -19,28 +20,39 @@ _MARKUP: Final = re.compile(
 )
 _LANGUAGE_LETTERS: Final = 40  # letters of a text from which its script is known
 _LONG: Final = 20  # tokens from which equal samples are surprising
+_SHORT_ANSWERS: Final = ("number", "choice", "mathematics")
+_LEAST_TOKENS: Final = 32  # tokens in which a sample could have ended
+_STATED: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
+_ANSWER_LINE: Final = re.compile(r"\n\s{0,4}(?:A|Answer|Solution|Response)\s?:")
 
 
-def audit_samples(view: RunView) -> Iterator[Finding]:
-    """Yield the findings on the samples of a run, whose answers are not read here."""
+def audit_samples(view: RunView, kind: str, *, is_scored: bool) -> Iterator[Finding]:
+    """Yield the findings on the samples of a run, whose answers are not read here.
+
+    Args:
+        view: The run.
+        kind: The kind of its answers.
+        is_scored: Whether the run has scores, so that a cut answer counts as wrong.
+    """
     if view.job is not None and view.job.choices:
         return  # nothing was drawn
     samples = list(view.samples)
     num = len(samples)
     cut = [s for s in samples if s.finish_reason == "length" or _is_open(s)]
-    yield from _cut(view, samples, cut)
+    if is_scored:
+        yield from _cut(view, samples, cut, kind)
+        yield from _reasoning(view, samples, kind)
     yield from find("empty-sample", [s for s in samples if not s.text.strip()], num)
     yield from find(
         "repeats-to-the-end",
-        [s for s in samples if s.num_tokens != 1 and is_repetition(s.text)],
+        [s for s in samples if s.finish_reason != "stop" and is_repetition(s.text)],
         num,
     )
     yield from find("end-token-in-text", [s for s in samples if _MARKUP.search(s.text)], num)
-    unread = [s for s in samples if s.thinking is None and "</think>" in s.text]
-    yield from find("reasoning-read-as-answer", unread, num)
-    yield from find(
-        "runs-into-next-problem", [s for s in samples if next_problem(s.parts[1]) is not None], num
-    )
+    ran = [s for s in samples if _runs_into_next(s.parts[1])]
+    # A text without a short answer may have been asked to write problems.
+    severity: Severity | None = "low" if kind in ("text", "none") else None
+    yield from find("runs-into-next-problem", ran, num, severity=severity)
     yield from _equal(view)
     yield from _language(view, samples)
 
@@ -48,32 +60,80 @@ def audit_samples(view: RunView) -> Iterator[Finding]:
 def _is_open(sample: Sample) -> bool:
     if sample.thinking is not None:
         return not sample.thinking.is_closed
-    return sample.text.count("<think>") > sample.text.count("</think>")
+    return sample.text.lstrip().startswith("<think>") and "</think>" not in sample.text
 
 
-def _cut(view: RunView, samples: Sequence[Sample], cut: Sequence[Sample]) -> Iterator[Finding]:
+def _runs_into_next(text: str) -> bool:
+    """Return whether a text states its answer, and then another problem with an answer."""
+    at = next_problem(text)
+    return at is not None and _ANSWER_LINE.search(text, at) is not None
+
+
+def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[Finding]:
+    """Yield a finding on samples whose reasoning the scorer read.
+
+    An answer that stands after the reasoning was probably read there. Other kinds of answers than
+    numbers and letters change their form when they are read.
+    """
+    headline = view.filters[0]
+
+    def is_read_after(sample: Sample) -> bool:
+        verdict = (sample.verdicts or {}).get(headline)
+        if verdict is None or verdict.answer is None:
+            return False
+        after = sample.text.rpartition("</think>")[2]
+        return _plain(verdict.answer) in _plain(after)
+
+    unread = [s for s in samples if s.thinking is None and "</think>" in s.text]
+    unread = [s for s in unread if not is_read_after(s)]
+    severity: Severity | None = None if kind in ("number", "choice") else "low"
+    yield from find("reasoning-read-as-answer", unread, len(samples), severity=severity)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s,$]", "", text).casefold()
+
+
+def _cut(
+    view: RunView, samples: Sequence[Sample], cut: Sequence[Sample], kind: str
+) -> Iterator[Finding]:
+    """Yield findings on samples that ended before their answer.
+
+    Args:
+        view: The run.
+        samples: All samples.
+        cut: Those that ended at max_tokens or during their reasoning.
+        kind: The kind of the answers.
+    """
     headline, num = view.filters[0] if view.filters else "", len(samples)
     thinking = [s for s in cut if _is_open(s)]
     yield from find("thinking-cut-off", thinking, num)
 
     def is_unanswered(sample: Sample) -> bool:
         verdict = (sample.verdicts or {}).get(headline)
-        # The text of a sample with choices or a program is its own answer.
-        return verdict is None or not verdict.correct
+        if verdict is None:
+            return True
+        if verdict.answer is None:
+            return not verdict.correct
+        # A short or marked answer came before the end; other kinds may have begun with it.
+        is_stated = is_bare(sample.text) or _STATED.search(sample.text) is not None
+        return not verdict.correct and not is_stated and kind in _SHORT_ANSWERS
 
     open_ones = {id(sample) for sample in thinking}
     unanswered = [s for s in cut if id(s) not in open_ones and is_unanswered(s)]
     yield from find("cut-off", unanswered, num)
-    drawn = [s for s in samples if s.num_tokens != 1]
-    if len(drawn) >= 5 and len(cut) >= 0.95 * len(drawn) and len(unanswered) >= len(drawn) / 2:
+    drawn = [s for s in samples if s.num_tokens >= _LEAST_TOKENS]
+    if len(drawn) >= 5 and len(cut) >= 0.95 * num and len(unanswered) >= num / 2:
         yield from find("end-never-reached", cut, num)
 
 
 def is_repetition(text: str) -> bool:
     """Return whether the end of a text consists of copies of one piece."""
     tail = text[-_TAIL:].strip()
-    if len(tail) < _LEAST_REPEATED or len(set(tail)) == 1:
-        return len(tail) >= _LEAST_REPEATED
+    if len(tail) < _LEAST_REPEATED or tail.startswith("|") or tail.endswith("|"):
+        return False  # short, or a table
+    if len(set(tail)) == 1:
+        return True
     if tail.count(tail[-20:]) < 3:  # a quick check that most texts fail
         return False
     # The smallest period of the reversed end, by the failure function of Knuth, Morris and Pratt.
@@ -93,19 +153,36 @@ def is_repetition(text: str) -> bool:
 def _equal(view: RunView) -> Iterator[Finding]:
     sampling: Any = view.info.identity.get("sampling") or {}
     temperature = sampling.get("temperature") or 0
-    groups = [p.samples for p in view.problems if len(p.samples) > 1]
-    if not temperature or not groups or view.searched:
+    groups = [p.samples for p in view.problems if len(p.samples) > 2]
+    if not groups or view.searched or not _is_random(sampling):
         return
-    # A text of probability 1e-6 is not drawn twice by chance.
-    equal = [
-        group
-        for group in groups
-        if len({s.text for s in group}) == 1
-        and group[0].num_tokens >= _LONG
-        and (len(group) > 2 if (logprob := group[0].logprob) is None else logprob < -14)
-    ]
-    first = [group[0] for group in equal]
-    yield from find("equal-samples", first, len(groups), unit="problems", temperature=temperature)
+    long = [group for group in groups if group[0].num_tokens >= _LONG]
+    equal = [group for group in long if len({s.text for s in group}) == 1]
+    severity: Severity | None = None
+    if any(group[0].logprob is None for group in equal):
+        # A sure model may repeat a text, but not for all problems.
+        severity = "medium" if len(equal) == len(long) > 2 else "low"
+    elif temperature < 1:
+        # Log-probabilities are those at temperature 1, at which other texts are likelier.
+        equal = [group for group in equal if (group[0].logprob or 0) < -40]
+    else:  # a text of probability 1e-6 is not drawn three times by chance
+        equal = [group for group in equal if (group[0].logprob or 0) < -14]
+    yield from find(
+        "equal-samples",
+        [group[0] for group in equal],
+        len(groups),
+        unit="problems",
+        severity=severity,
+        temperature=temperature,
+    )
+
+
+def _is_random(sampling: Any) -> bool:
+    """Return whether settings of sampling let several tokens follow at most places."""
+    top_p, top_k = sampling.get("top_p") or 1, sampling.get("top_k") or 0
+    min_p = sampling.get("min_p") or 0
+    is_wide = top_p >= 0.7 and not 0 < top_k < 5 and min_p <= 0.2
+    return is_wide and (sampling.get("temperature") or 0) >= 0.5
 
 
 def _language(view: RunView, samples: Sequence[Sample]) -> Iterator[Finding]:
@@ -113,10 +190,10 @@ def _language(view: RunView, samples: Sequence[Sample]) -> Iterator[Finding]:
     script_of_problem = {p.id: main_script(p.question) for p in view.problems}
     strange = []
     for sample in samples:
-        asked = script_of_problem.get(sample.problem_id)
-        if asked is not None and not (sample.text.isascii() and asked == "LATIN"):
-            mine = main_script(sample.parts[1])
-            if mine is not None and mine != asked:
+        expected = script_of_problem.get(sample.problem_id)
+        if expected is not None and not (sample.text.isascii() and expected == "LATIN"):
+            script = main_script(sample.parts[1])
+            if script is not None and script != expected:
                 strange.append(sample)
     yield from find("other-language", strange, num)
 
