@@ -8,6 +8,7 @@ from treegen.common.garbage_collection import pause_gc
 from treegen.evals.config.base import OpenRunOptions
 from treegen.report.audit.answers import answer_kind, audit_answers
 from treegen.report.audit.data_checks import audit_data
+from treegen.report.audit.equivalence import limit_time
 from treegen.report.audit.findings import Audit, sort_findings
 from treegen.report.audit.programs import audit_programs
 from treegen.report.audit.prompt_checks import audit_prompts
@@ -45,9 +46,10 @@ def audit_view(view: RunView, *, quick: bool = False) -> Audit:
     """
     kind = answer_kind(view)
     is_read = not (quick and kind in _SLOW)
-    findings, rules = audit_answers(view, kind) if is_read else ([], [])
-    if kind == "code" and is_read:
-        findings += audit_programs(view)
+    with limit_time() as limit:
+        findings, rules = audit_answers(view, kind) if is_read else ([], [])
+        if kind == "code" and is_read:
+            findings += audit_programs(view)
     findings += [*audit_prompts(view, kind), *audit_samples(view)]
     findings += audit_data(view, kind if is_read else "none", quick=quick)
     return Audit(
@@ -57,7 +59,7 @@ def audit_view(view: RunView, *, quick: bool = False) -> Audit:
         num_samples=view.num_done,
         findings=sort_findings(findings),
         rules=tuple(rules),
-        notices=tuple(_notices(view, kind, is_read)),
+        notices=(*_notices(view, kind, is_read), *limit.notices),
     )
 
 
