@@ -27,6 +27,7 @@ from treegen.report.audit.readers import (
     TEXT_RULES,
     Rule,
     choices_of,
+    is_bare,
     is_in_words,
     is_same_number,
     is_unclear,
@@ -299,7 +300,9 @@ def _judge_marked(
             for answer, same in marked
             if same is not None and (same or not _is_same_answer(answer, verdict.answer))
         ]
-        if all(second) and (second or not marked):
+        # Without a mark, rules that read the last number agree by construction.
+        is_said = bool(_is_same_value(verdict.answer, golds, kind)) or is_bare(reading.text)
+        if all(second) and (second or (not marked and is_said)):
             opinions.rejected.append(case)
     if verdict.correct and marked and decided.count(False) >= 2 and True not in decided:
         # A value that is unclear, or a reference that follows the mark, leaves a doubt.

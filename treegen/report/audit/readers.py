@@ -87,7 +87,7 @@ _REPLY: Final = re.compile(r"\n\s{0,4}(?:A|Answer|Solution|Response)\s?\d{0,3}:"
 _MARKS: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
 _ANY_MARK: Final = re.compile(
     rf"####|\\boxed|</?\w{{0,20}}answer>|{_WORD}|\*\*[^*\n]{{1,80}}\*\*|__[^_\n]{{1,80}}__|"
-    r"(?i:\b(?:option|choice|result|solution|total|final|therefore|hence|thus|so)\b)|[=\u2248\u2234\u21d2]"
+    r"(?i:\b(?:option|choice|choose|pick|select|result|solution|total|final|therefore|hence|thus|so)\b)|[=\u2248\u2234\u21d2]"
 )
 _MARKED_LETTER: Final = r"[(\[*_\"'{{<:\uff1a\n]\s?{0}(?![A-Za-z])|(?<![A-Za-z]){0}\s?[)\]:\uff09]"
 _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b")
