@@ -85,8 +85,8 @@ def answer_kind(view: RunView) -> str:
     if view.job is not None and view.job.choices:
         return "none"
     kind = kind_of([gold for p in view.problems if p.samples for gold in references_of(p.answer)])
-    headline = view.job.task.answer_types.get(view.filters[0]) if view.job is not None else None
-    return "mathematics" if type(headline).__name__ == "MathAnswer" else kind
+    is_math = view.job is not None and view.job.task.compares_formulas
+    return "mathematics" if is_math else kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,13 @@ def is_unclear(text: str) -> bool:
 
 
 def may_state(text: str, gold: str, *, is_letter: bool) -> bool:
-    """Return whether a reference stands anywhere after the first mark of a text."""
+    """Return whether a reference stands anywhere after the first mark of a text.
+
+    Args:
+        text: The text.
+        gold: The reference.
+        is_letter: Whether the reference is a letter; otherwise it is a number.
+    """
     mark = re.search(rf"####|\\boxed|<answer>|{_WORD}", text, re.IGNORECASE)
     text = text[mark.start() if mark else 0 :]
     if is_letter:
