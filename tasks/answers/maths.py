@@ -39,6 +39,8 @@ class MathAnswer:
     finds none, needs more than SECONDS, or finds one with more than MAX_ANSWER characters.
     """
 
+    compares_formulas: Final = True
+
     def __init__(self) -> None:
         """Start with empty caches."""
         self._verdicts: dict[bytes, Verdict] = {}

@@ -23,8 +23,9 @@ from treegen.evals.verdict import Verdict
 class AnswerType(Protocol):
     """The kind of answer that a filter reads; treegen.tasks.answers has some.
 
-    One more member is optional: a method `ready`, which raises InputError if something that the
-    type needs is not installed. It is called before a model is loaded.
+    Two more members are optional: a method `ready`, which raises InputError if something that the
+    type needs is not installed, and which is called before a model is loaded; and an attribute
+    `compares_formulas`, True if answers are compared as mathematics.
     """
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:

@@ -125,7 +125,7 @@ class Task(ABC):
     member that is no method may be a class attribute or a property.
 
     The other members have defaults: `arguments`, `answer_types`, `shorter`, `limits_parts`,
-    `executes_code`, `rubric`, `place`, `configure`, `requests` and `verdicts`.
+    `executes_code`, `compares_formulas`, `rubric`, `place`, `configure`, `requests` and `verdicts`.
     """
 
     @property
@@ -201,6 +201,12 @@ class Task(ABC):
         Such a task is a `treegen.evals.scoring.code_execution.CodeExecutionTask`.
         """
         return False
+
+    @property
+    def compares_formulas(self) -> bool:
+        """Whether the first filter compares answers as mathematics."""
+        kind = self.answer_types.get(self.filters[0]) if self.filters else None
+        return bool(getattr(kind, "compares_formulas", False))
 
     @property
     def rubric(self) -> str:

@@ -29,9 +29,32 @@ _NUMBERS = (
     "{t}\nThe answer is {a}.",
     "{t}\n#### {a}",
     "{t} \\boxed{{{a}}}",
+    "{t}\n\n<answer>{a}</answer>",
+    '```json\n{{"reasoning": "{t}", "answer": {a}}}\n```',
+    "Wir addieren alle Teile. Die Antwort ist {a}.",
+    "La respuesta correcta es {a}",
+    "{t}\n\n**{a} apples**",
+    "{t}\n\nThere are {a} apples in the box.",
+    "{t}\n\n### Final Answer\n\n**Answer:** ${a}",
+    "{t} That makes {a} km in all.",
 )
-_LETTERS = ("{t}\nAnswer: {a}", "{t} The answer is ({a}).", "**Answer:** {a}\n\n{t}", "{a}")
-_FORMULAS = ("{t} Hence \\boxed{{{a}}}.", "{t}\n\n$$\\boxed{{{a}}}$$")
+_LETTERS = (
+    "{t}\nAnswer: {a}",
+    "{t} The answer is ({a}).",
+    "**Answer:** {a}\n\n{t}",
+    "{a}",
+    "{t}\nANSWER: {a}",
+    "The correct answer is {a}. {t}",
+    "{a}) because of that. {t}",
+)
+_BOXES = ("{t} \\boxed{{{a}}}", "Die Antwort ist $\\boxed{{{a}}}$.", "{t}\n\\[\\boxed{{{a}}}\\]")
+_FORMULAS = (
+    "{t} Hence \\boxed{{{a}}}.",
+    "{t}\n\n$$\\boxed{{{a}}}$$",
+    "Also ist die Antwort $\\boxed{{{a}}}$.",
+    "\u6240\u4ee5\u7b54\u6848\u662f $\\boxed{{{a}}}$\u3002",
+    "**Final answer**\n\n\\[\n\\boxed{{{a}}}\n\\]\n\nThis completes the solution.",
+)
 
 Writer = Callable[[random.Random, Problem], str]
 
@@ -56,11 +79,16 @@ def _other_letter(draw: random.Random, answer: str) -> str:
     return draw.choice("ABCD".replace(answer, ""))
 
 
+def _other_formula(draw: random.Random, answer: str) -> str:
+    others = (f"{answer}+{draw.randint(1, 9)}", f"-{answer}", r"\text{no solution}", "(0, 1)", "x")
+    return draw.choice(others)
+
+
 # The script of simple-evals, which GPQA's first filter is, reads this form only.
 _marked_letter = _stating(_LETTERS[:1], _other_letter)
 _number = _stating(_NUMBERS, _other_number)
 _letter = _stating(_LETTERS, _other_letter)
-_formula = _stating(_FORMULAS, lambda draw, answer: f"{answer}+{draw.randint(1, 9)}")
+_formula = _stating(_FORMULAS, _other_formula)
 
 
 def _say(draw: random.Random, problem: Problem) -> str:
@@ -80,7 +108,7 @@ def _shared(name: str) -> str | None:
         ("gsm8k", _shared("gsm8k"), _number, "number"),
         ("mmlu-generate", _shared("mmlu"), _letter, "choice"),
         ("gpqa", None, _marked_letter, "choice"),
-        ("aime", None, _stating(_NUMBERS[3:], _other_number), "mathematics"),
+        ("aime", None, _stating(_BOXES, _other_number), "mathematics"),
         ("math", None, _formula, "mathematics"),
         ("math500", None, _formula, "mathematics"),
         ("hmmt", None, _formula, "mathematics"),

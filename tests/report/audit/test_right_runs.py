@@ -61,7 +61,10 @@ def test_an_audit_that_fails_is_a_notice(
 def test_names_with_escape_sequences_cannot_steer_a_terminal(tmp_path: Path) -> None:
     hostile = "x\n\x1b[2J"
     samples = [[("The answer is 18.", "17", False)]]
-    more = {"prompt": "Question: how many?\nAnswer:", "model": f"{hostile}-instruct"}
+    more: dict[str, Any] = {
+        "prompt": "Question: how many?\nAnswer:",
+        "model": f"{hostile}-instruct",
+    }
     shown = str(audit_run(import_run(tmp_path, [_APPLES], samples, task=hostile, **more)))
     assert "right-answer-rejected" in shown and "template-not-applied" in shown
     assert "\x1b" not in shown
@@ -212,7 +215,7 @@ def test_a_llama_without_a_begin_token_may_be_right(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     settings = {"bos_token": "<s>", "add_bos_token": False}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    more = {"model": str(tmp_path), "prompt": "Q: {question}\nA:"}
+    more: dict[str, Any] = {"model": str(tmp_path), "prompt": "Q: {question}\nA:"}
     assert not _severe(audit_run(import_run(tmp_path / "log", [_APPLES], _RIGHT, **more)))
 
 

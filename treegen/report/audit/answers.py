@@ -2,9 +2,10 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from treegen.errors import TreegenError
@@ -13,7 +14,12 @@ from treegen.evals.statistics.estimators import difference_interval, estimate, p
 from treegen.evals.statistics.metrics import clusters_of
 from treegen.evals.statistics.votes import tally_of
 from treegen.evals.verdict import Verdict
-from treegen.report.audit.equivalence import MATH_RULES, compare, expression_of
+from treegen.report.audit.equivalence import (
+    MATH_RULES,
+    compare,
+    expression_of,
+    run_limited,
+)
 from treegen.report.audit.findings import Finding, RuleEffect, find
 from treegen.report.audit.readers import (
     CHOICE_RULES,
@@ -23,7 +29,12 @@ from treegen.report.audit.readers import (
     choices_of,
     is_bare,
     is_in_words,
+    is_same_number,
+    is_unclear,
     kind_of,
+    marks_answer,
+    may_state,
+    squad_form,
     value_of,
     visible,
 )
@@ -57,7 +68,7 @@ def references_of(answer: str) -> tuple[str, ...]:
     Of a solution that ends in "#### N", as in logs on GSM8K, the answer is N.
     """
     if answer.startswith("["):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             answers = json.loads(answer)
             if answers and all(isinstance(each, str) for each in answers):
                 return tuple(answers)
@@ -74,8 +85,8 @@ def answer_kind(view: RunView) -> str:
     if view.job is not None and view.job.choices:
         return "none"
     kind = kind_of([gold for p in view.problems if p.samples for gold in references_of(p.answer)])
-    headline = view.job.task.answer_types.get(view.filters[0]) if view.job is not None else None
-    return "mathematics" if type(headline).__name__ == "MathAnswer" else kind
+    is_math = view.job is not None and view.job.task.compares_formulas
+    return "mathematics" if is_math else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +108,23 @@ class _Case:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A sample with its verdict in the run, and with what each rule reads."""
+
+    sample: Sample
+    text: str
+    """The part of the sample that rules read."""
+    verdict: Verdict
+    answers: Sequence[tuple[str | None, bool]]
+    """By rule, the answer and whether it is right."""
+
+
 @dataclass(slots=True)
 class _Opinions:
     """What the rules say about a run."""
 
+    kind: str
     rules: Sequence[Rule]
     counts: dict[str, dict[str, Counts]] = field(default_factory=lambda: defaultdict(dict))
     """By rule and problem, how many samples gave each answer; rule "" is the run itself."""
@@ -125,11 +149,11 @@ def audit_answers(view: RunView, kind: str) -> tuple[list[Finding], list[RuleEff
     if kind not in _RULES:
         return [], []
     rules = [*_RULES[kind], *([] if kind != "mathematics" else _math_verify(view))]
-    opinions = _Opinions(rules)
+    opinions = _Opinions(kind, rules)
     for problem in view.problems:
         golds = references_of(problem.answer)
         if golds and problem.samples:
-            _read_problem(view, problem, golds, kind, opinions)
+            _read_problem(view, problem, golds, opinions)
     if not opinions.total:
         return [], []
     names = [(rule.name, rule.source) for rule in rules]
@@ -155,90 +179,140 @@ def _math_verify(view: RunView) -> list[Rule]:
     kind: Any = task.answer_types["math-verify"]
 
     def is_right(answer: str, gold: str) -> bool:
-        return bool(kind.verdict(f"$\\boxed{{{answer}}}$", [gold]).correct)
+        verdict = run_limited(lambda: kind.verdict(f"$\\boxed{{{answer}}}$", [gold]))
+        return bool(verdict and verdict.correct)
 
     return [Rule("math-verify", "Hugging Face", expression_of, is_right, True)]
 
 
 def _read_problem(
-    view: RunView, problem: ProblemView, golds: tuple[str, ...], kind: str, opinions: _Opinions
+    view: RunView, problem: ProblemView, golds: tuple[str, ...], opinions: _Opinions
 ) -> None:
-    """Add the samples of a problem to the opinions. Equal texts are read once."""
+    """Add the samples of a problem to the opinions."""
     headline, most = view.filters[0], view.fixed
-    read: dict[str, list[tuple[str | None, bool]]] = {}
-    verified: dict[tuple[int, str], bool] = {}
     texts: dict[str, set[str]] = defaultdict(set)  # by the run's answer, the independent ones
+    choices = choices_of(problem.question) if opinions.kind == "choice" else {}
+    read = _reader(opinions.rules, golds)
     for sample in problem.samples:
         if sample.verdicts is None or headline not in sample.verdicts:
             continue
         if most is not None and sample.index >= most:
             continue
         verdict, text = sample.verdicts[headline], visible(sample.parts[1])
-        if (answers := read.get(text)) is None:
-            answers = []
-            for place, rule in enumerate(opinions.rules):
-                answer = rule.read(text)
-                if answer is not None and (place, answer) not in verified:
-                    right = any(rule.is_right(answer, gold) for gold in golds)
-                    verified[place, answer] = right
-                answers.append((answer, answer is not None and verified[place, answer]))
-            read[text] = answers
-        named = [("", (verdict.answer, verdict.correct))]
-        named += [(rule.name, a) for rule, a in zip(opinions.rules, answers, strict=True)]
-        for name in view.filters[1:]:
-            if (other := sample.verdicts.get(name)) is not None:
-                named.append((_key(name), (other.answer, other.correct)))
-        for name, pair in named:
-            counts = opinions.counts[name].setdefault(problem.id, {})
-            counts[pair] = counts.get(pair, 0) + 1
-            opinions.differing[name] += pair[1] != verdict.correct
-        _judge(sample, text, verdict, answers, golds, problem.question, kind, opinions)
-        own = expression_of(text) if kind == "mathematics" else None
-        if verdict.answer is not None and own is not None:
-            texts[verdict.answer].add(own)
-    _compare_classes(problem.id, opinions, kind, texts)
+        reading = _Reading(sample, text, verdict, read(text))
+        _count(view, problem.id, reading, opinions)
+        _judge(reading, golds, choices, opinions)
+        expression = expression_of(text) if opinions.kind == "mathematics" else None
+        if verdict.answer is not None and expression is not None:
+            texts[verdict.answer].add(expression)
+    _compare_classes(problem.id, opinions, texts)
+
+
+def _reader(
+    rules: Sequence[Rule], golds: tuple[str, ...]
+) -> Callable[[str], Sequence[tuple[str | None, bool]]]:
+    """Return a function that reads a text by all rules; equal texts and answers only once."""
+    is_right = cache(
+        lambda place, answer: any(rules[place].is_right(answer, gold) for gold in golds)
+    )
+
+    @cache
+    def read(text: str) -> Sequence[tuple[str | None, bool]]:
+        answers = [rule.read(text) for rule in rules]
+        return [
+            (answer, answer is not None and is_right(place, answer))
+            for place, answer in enumerate(answers)
+        ]
+
+    return read
+
+
+def _count(view: RunView, problem_id: str, reading: _Reading, opinions: _Opinions) -> None:
+    """Add the verdicts of the run, of each rule, and of the run's other filters."""
+    verdict = reading.verdict
+    named = [("", (verdict.answer, verdict.correct))]
+    named += [(rule.name, pair) for rule, pair in zip(opinions.rules, reading.answers, strict=True)]
+    for name in view.filters[1:]:
+        if (other := (reading.sample.verdicts or {}).get(name)) is not None:
+            named.append((_key(name), (other.answer, other.correct)))
+    for name, pair in named:
+        counts = opinions.counts[name].setdefault(problem_id, {})
+        counts[pair] = counts.get(pair, 0) + 1
+        opinions.differing[name] += pair[1] != verdict.correct
 
 
 def _judge(
-    sample: Sample,
-    text: str,
-    verdict: Verdict,
-    answers: Sequence[tuple[str | None, bool]],
-    golds: tuple[str, ...],
-    question: str,
-    kind: str,
-    opinions: _Opinions,
+    reading: _Reading, golds: tuple[str, ...], choices: Mapping[str, str], opinions: _Opinions
 ) -> None:
     """Compare the verdict on a sample with what the other rules agree on."""
     opinions.total += 1
+    kind, verdict, text = opinions.kind, reading.verdict, reading.text
     if verdict.answer is None:
-        opinions.unread.append(sample)
-    rules = zip(opinions.rules, answers, strict=True)
-    others = next((a for rule, (a, _) in rules if rule.marks and a is not None), None)
+        opinions.unread.append(reading.sample)
+    pairs = [*zip(opinions.rules, reading.answers, strict=True)]
+    others = next((a for rule, (a, _) in pairs if rule.marks and a is not None), None)
     if others is None:
-        others = next((a for a, _ in answers if a is not None), None)
-    case = _Case(sample, golds[0], verdict.answer, others)
-    if kind == "text":  # the whole text or its first line, without case and punctuation
-        if not verdict.correct and any(right for _, right in answers):
+        others = next((a for a, _ in reading.answers if a is not None), None)
+    case = _Case(reading.sample, golds[0], verdict.answer, others)
+    if kind == "text":
+        if not verdict.correct and sum(right for _, right in reading.answers) >= 2:
             opinions.rejected.append(case)
         return
-    is_equal = [_is_same_value(answer, golds, kind) for answer, _ in answers]
-    pairs = zip(opinions.rules, answers, is_equal, strict=True)
-    marked = [(a, same) for rule, (a, _), same in pairs if rule.marks and same is not None]
-    # The run may use one of the rules; the others have a second opinion.
-    apart = [s for answer, s in marked if s or not _is_same_answer(answer, verdict.answer)]
-    known = [same for same in is_equal if same is not None]
-    if not verdict.correct and known.count(True) >= 2 and all(apart) and (apart or not marked):
-        opinions.rejected.append(case)
-    if verdict.correct and marked and known.count(False) >= 2 and not any(known):
-        opinions.accepted.append(case)
-    if verdict.answer is not None and kind in ("number", "choice"):
-        if not marked and not (kind == "number" and is_bare(text)):
-            opinions.fallback.append(case)
-        if kind == "choice" and is_in_words(text, verdict.answer):
-            choice = choices_of(question).get(verdict.answer)
-            if not choice or choice.casefold() not in text.casefold():
-                opinions.in_words.append(case)
+    if kind == "mathematics" or not is_unclear(text):
+        _judge_marked(case, reading, golds, opinions)
+    if verdict.answer is None or kind == "mathematics":
+        return
+    if kind == "choice" and _may_name_choice(text, choices.get(verdict.answer)):
+        return
+    is_marked = any(rule.marks and answer is not None for rule, (answer, _) in pairs)
+    if not is_marked and not marks_answer(text, verdict.answer):
+        opinions.fallback.append(case)
+    if kind == "choice" and is_in_words(text, verdict.answer):
+        opinions.in_words.append(case)
+
+
+def _may_name_choice(text: str, choice: str | None) -> bool:
+    """Return whether the tool may know the letter from the text of its choice."""
+    if choice is None:
+        return True
+    words = squad_form(choice).split()
+    return any(
+        word in squad_form(text) for word in words if not word.isascii() or len(word) > 3
+    ) or (len(words) == 1 and words[0] in squad_form(text).split())
+
+
+def _judge_marked(
+    case: _Case, reading: _Reading, golds: tuple[str, ...], opinions: _Opinions
+) -> None:
+    """Add a case whose verdict differs from what the marked answers of its text say."""
+    kind, verdict = opinions.kind, reading.verdict
+    pairs = [*zip(opinions.rules, reading.answers, strict=True)]
+    decided = [_is_same_value(answer, golds, kind) for answer, _ in reading.answers]
+    marked = [
+        (answer, same)
+        for (rule, (answer, _)), same in zip(pairs, decided, strict=True)
+        if rule.marks and answer is not None
+    ]
+    if not verdict.correct and decided.count(True) >= 2:
+        # The run may use one of the rules; the others have a second opinion.
+        second = [
+            same
+            for answer, same in marked
+            if same is not None and (same or not _is_same_answer(answer, verdict.answer))
+        ]
+        # Without a mark, rules that read the last number agree by construction.
+        is_said = bool(_is_same_value(verdict.answer, golds, kind)) or is_bare(reading.text)
+        if all(second) and (second or (not marked and is_said)):
+            opinions.rejected.append(case)
+    if verdict.correct and marked and decided.count(False) >= 2 and True not in decided:
+        # A value that is unclear, or a reference that follows the mark, leaves a doubt.
+        is_clear = all(same is False for _, same in marked)
+        is_letter = kind == "choice"
+        if is_clear and (
+            kind == "mathematics"
+            or not any(may_state(reading.text, gold, is_letter=is_letter) for gold in golds)
+        ):
+            opinions.accepted.append(case)
 
 
 def _is_same_answer(first: str | None, second: str | None) -> bool:
@@ -254,17 +328,15 @@ def _is_same_value(answer: str | None, golds: tuple[str, ...], kind: str) -> boo
     if kind == "choice":
         return any(answer == gold.strip("() .").upper() for gold in golds)
     if kind == "number":
-        value = value_of(answer.rstrip(".,"))
-        return None if value is None else any(value == value_of(gold) for gold in golds)
-    results = [compare(answer, gold)[0] for gold in golds]
+        results = [is_same_number(answer.rstrip(".,"), gold) for gold in golds]
+    else:
+        results = [compare(answer, gold)[0] for gold in golds]
     return True if True in results else None if None in results else False
 
 
-def _compare_classes(
-    problem_id: str, opinions: _Opinions, kind: str, texts: Mapping[str, set[str]]
-) -> None:
+def _compare_classes(problem_id: str, opinions: _Opinions, texts: Mapping[str, set[str]]) -> None:
     """Add pairs of answers that the run's votes count as one or as two, unlike their values."""
-    counts = Counter[str]()
+    kind, counts = opinions.kind, Counter[str]()
     for (answer, _), times in opinions.counts[""].get(problem_id, {}).items():
         if answer is not None:
             counts[answer] += times
@@ -279,10 +351,10 @@ def _compare_classes(
             if same:
                 opinions.split.append((problem_id, f"{second} and {first}"))
     for answer in answers if kind == "mathematics" else ():
-        mine = sorted(texts[answer])[:_MOST_ANSWERS]
-        different = [other for other in mine[1:] if False in compare(mine[0], other)]
+        members = sorted(texts[answer])[:_MOST_ANSWERS]
+        different = [other for other in members[1:] if False in compare(members[0], other)]
         if different:
-            opinions.merged.append((problem_id, f"{mine[0]} and {different[0]}"))
+            opinions.merged.append((problem_id, f"{members[0]} and {different[0]}"))
 
 
 def _findings(opinions: _Opinions) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from treegen.evals.config.base import OpenRunOptions
 from treegen.evals.task_calls import format_error
 from treegen.report.audit.answers import answer_kind, audit_answers
 from treegen.report.audit.data_checks import audit_data
+from treegen.report.audit.equivalence import limit_time
 from treegen.report.audit.findings import Audit, Finding, RuleEffect, sort_findings
 from treegen.report.audit.programs import audit_programs
 from treegen.report.audit.prompt_checks import audit_prompts, prompt_texts
@@ -83,12 +84,14 @@ def _audit(view: RunView, quick: bool) -> Audit:
     rules: list[RuleEffect] = []
     notices = list(_notices(view, kind, is_read, is_scored))
     if is_read:
-        try:
-            findings, rules = audit_answers(view, kind)
-            if kind == "code":
-                findings += audit_programs(view)
-        except TreegenError as error:  # such as a program for formulas that does not start
-            notices.append(f"the answers were not read again: {error}")
+        with limit_time() as limit:
+            try:
+                findings, rules = audit_answers(view, kind)
+                if kind == "code":
+                    findings += audit_programs(view)
+            except TreegenError as error:  # such as a program for formulas that does not start
+                notices.append(f"the answers were not read again: {error}")
+        notices += limit.notices
     prompts = prompt_texts(view)
     findings += [
         *audit_prompts(view, kind, prompts),

@@ -1,19 +1,25 @@
-r"""Compares mathematical answers without math-verify, and finds programs as evalplus does.
+r"""Compares mathematical answers without math-verify, and finds programs like evalplus.
 
 Texts of a model are untrusted: sympy and Python's parser read them in a process with a limit of CPU
-time and memory.
+time and memory. All requests of an audit together have a limit of time too.
 """
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from treegen.common.bounded.worker import FileWorker
-from treegen.report.audit.readers import Rule, last_boxed, value_of
+from treegen.report.audit.readers import Rule, is_same_number, last_boxed, value_of
 
 SECONDS: Final = 1.0
+MAX_SECONDS: Final = 300.0
+"""Wall-clock seconds that all slow comparisons of one audit may take."""
 _MEMORY: Final = 2 << 30
 _MAX_ANSWER: Final = 400
 _FILE: Final = Path(__file__).with_name("equivalence_worker.py")
@@ -25,9 +31,10 @@ def _worker(kind: str, what: str) -> FileWorker:
 
 _MATHS: Final = _worker("maths", "that compares answers for an audit")
 _PROGRAMS: Final = _worker("programs", "that finds programs for an audit")
-_REMOVED: Final = re.compile(
-    r"\\left|\\right|\\[,;!: ]|\\displaystyle|\$|\^\{?\\circ\}?|\\text\{[^{}]*\}|\\mathrm\{[^{}]*\}"
-)
+_REMOVED: Final = re.compile(r"\\left|\\right|\\[,;!: ]|\\displaystyle|\\?\$|\^\{?\\circ\}?")
+_UNIT: Final = re.compile(r"(?<=[\d}])\s*\\(?:text|mathrm)\{([^{}]*)\}\s*\.?\s*$")
+# A mixed number, or two numbers.
+_AMBIGUOUS: Final = re.compile(r"\d\\frac|\d\s+\.?\d")
 # sympy's parser skips what it does not know, such as the base in 202_7.
 _READABLE: Final = re.compile(
     r"(?:\\(?:frac|sqrt|pi|cdot|times|div|ln|sin|cos|tan)(?![a-zA-Z])|[0-9a-zA-Z+\-*/^{}().!\[\]])+"
@@ -35,12 +42,97 @@ _READABLE: Final = re.compile(
 _EXPRESSION: Final = re.compile(r"answer\s{1,4}is:?\s{0,4}(.{1,200}?)(?:\.\s|\.?$)", re.MULTILINE)
 
 
+class _OutOfTimeError(Exception):
+    """The time of the audit is used up."""
+
+
+@dataclass(slots=True)
+class TimeLimit:
+    """How much time the slow comparisons of an audit may still take."""
+
+    seconds: float
+    num_left_out: int = 0
+    """Comparisons that were not done, because no time was left."""
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """A line about what was left out; empty if nothing was."""
+        if not self.num_left_out:
+            return ()
+        return (
+            f"{self.num_left_out:,} comparisons of formulas or programs were left out, because "
+            f"those before took {MAX_SECONDS:.0f} seconds; the findings on answers may be "
+            "incomplete",
+        )
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Return what a function returns, and count its time.
+
+        Raises:
+            _OutOfTimeError: no time is left.
+        """
+        if self.seconds <= 0:
+            self.num_left_out += 1
+            raise _OutOfTimeError
+        start = time.monotonic()
+        try:
+            return function()
+        finally:
+            self.seconds -= time.monotonic() - start
+
+
+_LIMIT: ContextVar[TimeLimit] = ContextVar("_LIMIT")
+
+
+@contextmanager
+def limit_time(seconds: float = MAX_SECONDS) -> Iterator[TimeLimit]:
+    """Limit the time of all slow comparisons within the context together."""
+    token = _LIMIT.set(limit := TimeLimit(seconds))
+    try:
+        yield limit
+    finally:
+        _LIMIT.reset(token)
+
+
+def run_limited(function: Callable[[], Any]) -> Any:
+    """Return what a slow comparison returns; None if the time of the audit is used up."""
+    limit = _LIMIT.get(None)
+    if limit is None:
+        return function()
+    try:
+        return limit.run(function)
+    except _OutOfTimeError:
+        return None
+
+
 def plain_form(answer: str) -> str:
-    """Return an answer without spaces, sizes, units and dollar signs, as MATH's authors do."""
+    """Return an answer without sizes, dollar signs, its unit and spaces that mean nothing."""
     text = _REMOVED.sub("", answer.replace("dfrac", "frac").replace("tfrac", "frac"))
-    text = re.sub(r"\s+", "", text).removesuffix(".").replace("\\%", "%")
-    head, equals, tail = text.rpartition("=")
-    return tail if equals and len(head) <= 3 else text
+    text = _UNIT.sub("", text).strip()
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).removesuffix(".").replace("\\%", "%")
+
+
+def _pair_of(first: str, second: str) -> tuple[str, str] | None:
+    """Return the plain forms of two answers; None if their units differ.
+
+    Of x=5 and 5, both are 5; x=5 and y=5 stay as they are.
+    """
+    units = [_UNIT.search(_REMOVED.sub("", answer)) for answer in (first, second)]
+    names = {unit[1].strip() for unit in units if unit}
+    if len(names) > 1:
+        return None
+    one, other = plain_form(first), plain_form(second)
+    heads = [re.match(r"[^=]{1,3}=(?=[^=]+$)", text) for text in (one, other)]
+    if heads[0] and not heads[1]:
+        one = one[heads[0].end() :]
+    if heads[1] and not heads[0]:
+        other = other[heads[1].end() :]
+    return one, other
+
+
+def _equals_as_text(answer: str, gold: str) -> bool:
+    pair = _pair_of(answer, gold)
+    return pair is not None and pair[0] == pair[1]
 
 
 def expression_of(text: str) -> str | None:
@@ -52,30 +144,42 @@ def expression_of(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-@lru_cache(maxsize=1 << 16)
 def compare(first: str, second: str) -> tuple[bool | None, bool | None]:
     """Return whether two answers are equal as numbers, and as formulas.
 
     None means that they are not both numbers, or that it is not decided within the limits.
     """
-    one, other = plain_form(first), plain_form(second)
+    pair = _pair_of(first, second)
+    if pair is None or max(map(len, pair)) > _MAX_ANSWER:
+        return None, None
+    one, other = pair
     if one == other:
         return True, True
-    if "%" in one + other:  # 50% is 50 to some and 0.5 to others
+    if "%" in one + other or _AMBIGUOUS.search(one) or _AMBIGUOUS.search(other):
+        return None, None  # 50% is 50 to some and 0.5 to others
+    if value_of(one) is not None and value_of(other) is not None:
+        same = is_same_number(one, other)
+        return same, same
+    if not (_READABLE.fullmatch(one) and _READABLE.fullmatch(other)):
         return None, None
-    values = value_of(one), value_of(other)
-    if values[0] is not None and values[1] is not None:
-        return values[0] == values[1], values[0] == values[1]
-    if not all(
-        text and len(text) <= _MAX_ANSWER and _READABLE.fullmatch(text) for text in (one, other)
-    ):
+    try:
+        return _compare_formulas(one, other)
+    except _OutOfTimeError:  # an error, so that it is not kept for other audits
         return None, None
-    reply = _MATHS.ask([one, other])
+
+
+@lru_cache(maxsize=1 << 16)
+def _compare_formulas(first: str, second: str) -> tuple[bool | None, bool | None]:
+    def ask() -> Any:
+        return _MATHS.ask([first, second])
+
+    limit = _LIMIT.get(None)
+    reply = ask() if limit is None else limit.run(ask)
     return (None, None) if reply is None else (reply[0], reply[1])
 
 
 def find_programs(text: str, names: Sequence[str]) -> dict[str, str | None] | None:
-    """Return the programs in a text by rule: the first and last block, and evalplus' sanitizer.
+    """Return the programs in a text: the first block, the last one, and one as evalplus might.
 
     Args:
         text: The sample.
@@ -84,12 +188,13 @@ def find_programs(text: str, names: Sequence[str]) -> dict[str, str | None] | No
     Returns:
         The program by the name of the rule; None if finding them takes too long.
     """
-    programs: dict[str, str | None] | None = _PROGRAMS.ask([text[-20_000:], [*names]])
+    request = [text[-20_000:], [*names]]
+    programs: dict[str, str | None] | None = run_limited(lambda: _PROGRAMS.ask(request))
     return programs
 
 
 MATH_RULES: Final = (
-    Rule("boxed text", "MATH", last_boxed, lambda a, b: plain_form(a) == plain_form(b), True),
-    Rule("sympy, values", "Minerva", expression_of, lambda a, b: compare(a, b)[0] is True, True),
-    Rule("sympy, formulas", "Minerva", expression_of, lambda a, b: compare(a, b)[1] is True, True),
+    Rule("boxed text", "like MATH", last_boxed, _equals_as_text, True),
+    Rule("values", "sympy", expression_of, lambda a, b: compare(a, b)[0] is True, True),
+    Rule("formulas", "sympy", expression_of, lambda a, b: compare(a, b)[1] is True, True),
 )

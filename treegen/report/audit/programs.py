@@ -1,4 +1,4 @@
-"""Compares the programs that a run has read from its samples with those of public sanitizers."""
+"""Compares the programs that a run has read from its samples with those of other readers."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
     headline = view.filters[0] if view.filters else ""
     missed: list[Sample] = []
     broken: list[Sample] = []
-    several: list[Sample] = []
+    redefined: list[Sample] = []
     found: dict[tuple[str, ...], dict[str, str | None] | None] = {}
     for problem in view.problems:
         names = re.findall(r"^\s*(?:def|class)\s+(\w{1,80})", problem.question, re.MULTILINE)[-1:]
@@ -36,11 +36,11 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
             elif "compile" in outcome and best and sample.finish_reason != "length":
                 broken.append(sample)
             elif _differ(programs, names):
-                several.append(sample)
+                redefined.append(sample)
     for name, cases in (
         ("program-not-found", missed),
         ("program-does-not-compile", broken),
-        ("several-programs", several),
+        ("several-programs", redefined),
     ):
         yield from find(name, cases, view.num_done)
 

@@ -1,16 +1,16 @@
-r"""Public rules that read an answer from a text, independent of treegen's tasks.
+r"""Rules that read an answer from a text as other tools do, independent of treegen's tasks.
 
-Each rule is as its authors publish it, up to the length of the text that it reads. All take time
-linear in the text:
+A rule is named after the tool whose rule it follows. It may differ from that tool in rare forms,
+and it reads only the end of a long text. All take time linear in the text:
 
-- lm-eval: `strict-match` and `flexible-extract` of its GSM8K tasks, compared as its `exact_match`
-  does.
-- Inspect: `match(numeric=True)`, and the last "ANSWER: X" of its choice and answer scorers.
-- simple-evals: "Answer: X" of its MMLU, GPQA and MGSM scripts.
-- MMLU-Pro: "answer is (X)", else "Answer: X". Artificial Analysis (also NeMo-Skills): the last
-  "**Answer:** X". lighteval: the last "answer is X" or "answer: X".
-- verl: the last "#### N".
-- SQuAD: texts without case, punctuation and articles.
+- like lm-eval: `strict-match` of its tasks gsm8k and gsm8k_cot, and `flexible-extract`, compared as
+  its `exact_match` does.
+- like Inspect: `match(numeric=True)`, and the last "ANSWER: X" of its choice and answer scorers.
+- like simple-evals: "Answer: X" of its MMLU, GPQA and MGSM scripts, in many languages.
+- like MMLU-Pro: "answer is (X)", else "Answer: X". Like NeMo-Skills: the last "**Answer:** X". Like
+  lighteval: the last "answer is X" or "answer: X", here in many languages and in JSON.
+- like verl: the last "#### N". Like DeepSeek-R1: the last <answer>X</answer>.
+- like SQuAD: texts without case, punctuation and articles.
 
 A rule that "marks" reads only a place that a text marks as its answer; the others fall back to the
 last number or to the whole text.
@@ -28,18 +28,35 @@ MAX_TEXT: Final = 100_000
 """Number of last characters of a text that rules read."""
 _MAX_DIGITS: Final = 60
 _BARE: Final = 60  # characters
+_POWERS: Final = frozenset(10**power for power in range(13))
 
 _STRICT: Final = (re.compile(r"#### (-?[0-9.,]+)"), re.compile(r"The answer is (-?[0-9.,]+)."))
 _FLEXIBLE: Final = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 _NUMBER: Final = re.compile(r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?", re.ASCII)
-_THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))", re.ASCII)
+_GROUPED: Final = re.compile(r"[^\d.,]*[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?[^\d,]*", re.ASCII)
+_SPACED: Final = re.compile(r"\d\s+\.?\d|\d\s*\\[dt]?frac", re.ASCII)
 _MGSM: Final = re.compile(r"-?\d[\d,]*\.?\d*", re.ASCII)
-_STATED_NUMBER: Final = re.compile(
-    r"answer[*_]{0,2}(?:\s{1,4}is|\s?:)[\s:*_$\\(]{0,8}(-?[$\u20ac\u00a3]?\d[\d,]*(?:\.\d+)?)",
-    re.IGNORECASE,
+# "Answer" in the languages of simple-evals and some more.
+_WORD: Final = (
+    r"(?i:answer|antwort|respuesta|r\u00e9ponse|resposta|risposta|jawaban|jibu|cevap|"
+    r"odpowied\u017a|\u043e\u0442\u0432\u0435\u0442|\u0432\u0456\u0434\u043f\u043e\u0432\u0456\u0434\u044c|"
+    r"\u7b54\u6848|\u7b54\u3048|\u56de\u7b54|\u89e3\u7b54|\u7b54|\uc815\ub2f5|\ub2f5\ubcc0|\ub2f5|"
+    r"\u0627\u0644\u0625\u062c\u0627\u0628\u0629|\u0627\u0644\u062c\u0648\u0627\u0628|"
+    r"\u0989\u09a4\u09cd\u09a4\u09b0|\u0909\u0924\u094d\u0924\u0930|"
+    r"\u0e04\u0e33\u0e15\u0e2d\u0e1a|\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02)"
 )
+_STATED: Final = (
+    rf"{_WORD}(?:\s[^\W\d]{{1,12}})?[*_\"']{{0,3}}"
+    r"(?:\s{1,4}(?i:is|ist|lautet|es|est|\u00e8|\u00e9|adalah)(?=[\s:*_$\\(])|\s?[:\uff1a]|\s?[\u662f\u4e3a\u306f\uc740])"
+    r"[\s:\uff1a*_$\\(\"'{]{0,8}"
+)
+_NUMERAL: Final = r"(-?[$\u20ac\u00a3]?(?:\d[\d,]*(?:\.\d+)?|\.\d+))"
+_STATED_NUMBER: Final = re.compile(_STATED + _NUMERAL)
 _BOXED: Final = "\\boxed{"
 _MMLU: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-J])\$?")
+_MULTILINGUAL: Final = re.compile(
+    _WORD + r"[*_]{0,2}\s?[:\uff1a][\s*_(]{0,4}([A-J])(?![a-zA-Z0-9'\u2019])"
+)
 _INSPECT: Final = re.compile(r"(?i)^[ \t]*ANSWER\s*:\s*\(?([A-Za-z])\)?(?=[^\w]|$)", re.MULTILINE)
 _AAI: Final = re.compile(
     r"(?i)[*_]{0,2}Answer[*_]{0,2}\s*:[\s*_]{0,2}\s*(?:\\boxed\{)?\(?([A-Z])(?![a-zA-Z0-9])"
@@ -48,17 +65,31 @@ _MMLU_PRO: Final = (
     re.compile(r"answer is \(?([A-J])\)?(?![a-zA-Z'])"),
     re.compile(r"[aA]nswer:\s*([A-J])(?![a-zA-Z'])"),
 )
-_STATED_LETTER: Final = re.compile(
-    r"(?i:answer)[*_]{0,2}(?:\s{1,4}is|\s?:)[\s:*_$\\({]{0,8}([A-J])(?![a-zA-Z0-9'\u2019])"
-)
+_STATED_LETTER: Final = re.compile(_STATED + r"([A-J])(?![a-zA-Z0-9'\u2019])")
+_TAG: Final = re.compile(r"<answer>\s{0,9}([^<>]{1,100}?)\s{0,9}</answer>", re.IGNORECASE)
 _LETTER_BOX: Final = re.compile(r"(?:\\text\w*\{)?\s*\(?([A-Z])\)?\s*\}?(?:[:).-].*)?", re.DOTALL)
 _LEADING: Final = re.compile(r"\s*[*_(\[]{0,3}([A-Z])(?:[)\].:*_]|\s*\Z)")
-_CHOICE: Final = re.compile(r"^[ \t(]{0,4}([A-J])[).:](.*)$", re.MULTILINE)
-_ALONE: Final = re.compile(r"(?<![A-Za-z0-9'])I(?![A-Za-z0-9])")
+# A stated answer that does not end where a rule stops to read: 18 or 20, 2 million, 9 + 9 = 18.
+_AND: Final = r"(?:or|and|to|oder|und|bis|ou|et|o|y|\u6216|\u548c)\b"
+_UNCLEAR: Final = re.compile(
+    _STATED + r"(?:(?>" + _NUMERAL + r")[)*_$\\]{0,3}[ \t\u00a0\u202f]{0,2}"
+    r"(?:[+*/=^\u00d7\u00b7\u00f7~\u2013-]|\\(?:times|cdot|pm|le|ge)|\d|[.,]\d|[\u5341\u767e\u5343\u4e07\u4ebf]|"
+    rf"(?i:{_AND}|(?:hundred|thousand|million|billion|dozen|mio|mrd|tausend|million\w{{1,3}}|k)\b))"
+    rf"|[A-J][)*_]{{0,3}}[ \t]{{0,2}}(?:[,/&+]\s?|(?i:{_AND})\s{{1,2}})[(*_]{{0,3}}[A-J](?![a-z]))"
+)
+_CHOICE: Final = re.compile(r"^[ \t(]{0,4}([A-J])[).:]", re.MULTILINE)
+_END_OF_CHOICES: Final = re.compile(r"\n[ \t]*\n|\n[^\n:]{0,40}:[ \t]*\Z")
+_PRONOUN: Final = re.compile(r"(?<![A-Za-z0-9'])I(?![A-Za-z0-9])")
 _WORD_AFTER: Final = re.compile(r"['\u2019][a-z]|[ \t]+(?!(?:is|because|since|as|and|or)\b)[a-z]")
 # Another problem begins: the model went on in the form of its examples.
 _NEXT: Final = re.compile(r"\n\s{0,4}(?:Q|Question|Problem|Instruction|Passage)\s?\d{0,3}:")
+_REPLY: Final = re.compile(r"\n\s{0,4}(?:A|Answer|Solution|Response)\s?\d{0,3}:")
 _MARKS: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
+_ANY_MARK: Final = re.compile(
+    rf"####|\\boxed|</?\w{{0,20}}answer>|{_WORD}|\*\*[^*\n]{{1,80}}\*\*|__[^_\n]{{1,80}}__|"
+    r"(?i:\b(?:option|choice|choose|pick|select|result|solution|total|final|therefore|hence|thus|so)\b)|[=\u2248\u2234\u21d2]"
+)
+_MARKED_LETTER: Final = r"[(\[*_\"'{{<:\uff1a\n]\s?{0}(?![A-Za-z])|(?<![A-Za-z]){0}\s?[)\]:\uff09]"
 _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
@@ -92,7 +123,7 @@ def next_problem(text: str) -> int | None:
     mark = _MARKS.search(text)
     for match in _NEXT.finditer(text):
         start = match.start()
-        if mark is not None and mark.end() <= start:
+        if mark is not None and mark.end() <= start and _REPLY.search(text, match.end()):
             return start
         if start < _BARE and text[:start].strip() and is_bare(text[:start]):
             return start
@@ -115,12 +146,16 @@ def last_boxed(text: str) -> str | None:
 @lru_cache(maxsize=1 << 14)
 def value_of(answer: str) -> Fraction | None:
     r"""Return the number that an answer is: 1,000, $18.00, -3/4, \frac{1}{2}; None for another."""
-    if len(answer) > _MAX_DIGITS:
+    if len(answer) > _MAX_DIGITS or _SPACED.search(answer):  # 1 2, or 1 1/2
         return None
     plain = answer.replace("\u2212", "-").replace("{,}", ",")
-    plain = _THOUSANDS.sub("", plain)
+    plain = re.sub(r"\\[!,;]", "", plain)
+    if "," in plain.rstrip(".,; \n"):
+        if not _GROUPED.fullmatch(plain) or re.search(r"[()\[\]]", plain):  # (1,000) is a pair
+            return None
+        plain = plain.replace(",", "")
     plain = re.sub(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}", r"\1/\2", plain)
-    plain = re.sub(r"[\s$\u20ac\u00a3*_`\\]", "", plain).strip("()[]{}%:;!?.,")
+    plain = re.sub(r"[\s$\u20ac\u00a3*_`\\]", "", plain).lstrip("()[]{}:;").rstrip("()[]{}%:;!?.,")
     plain = plain.removeprefix("+")
     if not _NUMBER.fullmatch(plain):
         return None
@@ -130,20 +165,86 @@ def value_of(answer: str) -> Fraction | None:
     return Fraction(top.rstrip(".") or "0") / int(bottom or "1")
 
 
+def is_same_number(answer: str, gold: str) -> bool | None:
+    """Return whether two texts are the same number; None if one is none, or if it is unclear.
+
+    It is unclear for numbers that differ by a sign, by rounding, or by a power of ten: 50% and 0.5,
+    $2 million and 2, and 1.234 in languages with a decimal comma.
+    """
+    value, wanted = value_of(answer), value_of(gold)
+    if value is None or wanted is None:
+        return None
+    if value == wanted:
+        return True
+    if not value or not wanted:
+        return False
+    ratio = abs(value / wanted)
+    near = abs(ratio - 1) < Fraction(1, 100) and not value.denominator == wanted.denominator == 1
+    is_power = {ratio.numerator, ratio.denominator} <= _POWERS
+    return None if near or is_power else False
+
+
 def choices_of(question: str) -> dict[str, str]:
-    """Return the choices that a question lists, by letter; empty if it lists none in order."""
-    choices = {letter: text.strip() for letter, text in _CHOICE.findall(question)}
-    return choices if [*choices] == [*"ABCDEFGHIJ"[: len(choices)]] else {}
+    """Return the choices that a question lists, by letter; empty if it lists none in order.
+
+    A choice ends at the next letter; the last one at an empty line, or at a last line that ends
+    with a colon.
+    """
+    places = list(_CHOICE.finditer(question))
+    letters = [place[1] for place in places]
+    if len(places) < 2 or letters != [*"ABCDEFGHIJ"[: len(letters)]]:
+        return {}
+    ends = [place.start() for place in places[1:]]
+    end = _END_OF_CHOICES.search(question, places[-1].end())
+    ends.append(end.start() if end else len(question))
+    return {
+        place[1]: question[place.end() : end].strip()
+        for place, end in zip(places, ends, strict=True)
+    }
 
 
 def is_in_words(text: str, letter: str) -> bool:
-    """Return whether a letter stands in a text only within words, or as the word "I"."""
-    if letter == "I":
-        places = list(_ALONE.finditer(text))
-        return bool(places) and all(_WORD_AFTER.match(text, match.end()) for match in places)
-    if len(letter) != 1 or letter.upper() not in text.upper():
+    """Return whether a letter was read from a word: the word "I", or one after "answer:"."""
+    if not re.fullmatch("[A-J]", letter):
         return False
-    return not re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z'\u2019])", text, re.IGNORECASE)
+    if letter == "I":
+        places = list(_PRONOUN.finditer(text))
+        return bool(places) and all(_WORD_AFTER.match(text, match.end()) for match in places)
+    if re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z'\u2019])", text, re.IGNORECASE):
+        return False
+    return re.search(rf"{_STATED}(?i:{letter})[a-z'\u2019]", text) is not None
+
+
+def marks_answer(text: str, answer: str) -> bool:
+    """Return whether a text may mark its answer: by a word, a tag, bold type, or a last line."""
+    if is_bare(text) or _ANY_MARK.search(text):
+        return True
+    last = text.rstrip().rpartition("\n")[2]
+    if is_bare(last):
+        return True
+    return bool(re.search(_MARKED_LETTER.format(re.escape(answer)), text))
+
+
+def is_unclear(text: str) -> bool:
+    """Return whether a text goes on after its stated answer, as in "18 or 20" and "2 million"."""
+    return _UNCLEAR.search(text) is not None
+
+
+def may_state(text: str, gold: str, *, is_letter: bool) -> bool:
+    """Return whether a reference stands anywhere after the first mark of a text.
+
+    Args:
+        text: The text.
+        gold: The reference.
+        is_letter: Whether the reference is a letter; otherwise it is a number.
+    """
+    mark = re.search(rf"####|\\boxed|<answer>|{_WORD}", text, re.IGNORECASE)
+    text = text[mark.start() if mark else 0 :]
+    if is_letter:
+        letter = re.escape(gold.strip("() ."))
+        return re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z])", text) is not None
+    numbers = re.findall(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)", text)
+    return any(is_same_number(number.rstrip(","), gold) for number in numbers)
 
 
 def is_bare(text: str) -> bool:
@@ -176,7 +277,7 @@ def _after_answer(text: str) -> str | None:
 
 def _boxed_number(text: str) -> str | None:
     box = last_boxed(text)
-    return box if box is not None and value_of(box) is not None else None
+    return box if box is not None and len(box) <= _BARE else None
 
 
 def _exact_form(answer: str) -> str:
@@ -189,8 +290,7 @@ def _equals_exactly(answer: str, gold: str) -> bool:
 
 
 def _equals_as_number(answer: str, gold: str) -> bool:
-    value = value_of(answer)
-    return value is not None and value == value_of(gold)
+    return is_same_number(answer, gold) is True
 
 
 def _first(*patterns: re.Pattern[str]) -> Callable[[str], str | None]:
@@ -207,8 +307,11 @@ def _last(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
     """Return a reader of the last match of a pattern."""
 
     def read(text: str) -> str | None:
-        found: list[str] = pattern.findall(text)
-        return found[-1].upper() if found else None
+        found = list(pattern.finditer(text))
+        if not found:
+            return None
+        answer: str = found[-1][1]
+        return answer.upper() if len(answer) == 1 else answer
 
     return read
 
@@ -238,28 +341,41 @@ def _first_line(text: str) -> str | None:
     return next((line.strip() for line in text.splitlines() if line.strip()), None)
 
 
+def _same_text(answer: str, gold: str) -> bool:
+    return answer == gold.strip()
+
+
+def _tagged_letter(text: str) -> str | None:
+    tags = _TAG.findall(text)
+    match = _LETTER_BOX.fullmatch(tags[-1]) if tags else None
+    return match[1] if match else None
+
+
 NUMBER_RULES: Final = (
-    Rule("strict-match", "lm-eval", _first(*_STRICT), _equals_exactly, True),
-    Rule("last ####", "verl", _last(_STRICT[0]), _equals_exactly, True),
-    Rule("flexible-extract", "lm-eval", _flexible, _equals_exactly),
-    Rule("match(numeric)", "Inspect", _inspect_number, _equals_as_number),
-    Rule("Answer: N", "simple-evals", _after_answer, _equals_as_number, True),
-    Rule("boxed number", "MATH", _boxed_number, _equals_as_number, True),
-    Rule("answer is N", "lighteval", _last(_STATED_NUMBER), _equals_as_number, True),
+    Rule("strict-match", "like lm-eval", _first(*_STRICT), _equals_exactly, True),
+    Rule("last ####", "like verl", _last(_STRICT[0]), _equals_exactly, True),
+    Rule("flexible-extract", "like lm-eval", _flexible, _equals_exactly),
+    Rule("match(numeric)", "like Inspect", _inspect_number, _equals_as_number),
+    Rule("Answer: N", "like simple-evals", _after_answer, _equals_as_number, True),
+    Rule("boxed number", "like MATH", _boxed_number, _equals_as_number, True),
+    Rule("answer is N", "like lighteval", _last(_STATED_NUMBER), _equals_as_number, True),
+    Rule("<answer>N</answer>", "like DeepSeek-R1", _last(_TAG), _equals_as_number, True),
 )
 CHOICE_RULES: Final = (
-    Rule("Answer: X, first", "simple-evals", _first(_MMLU), _same_letter, True),
-    Rule("ANSWER: X, last line", "Inspect", _last(_INSPECT), _same_letter, True),
-    Rule("**Answer:** X, last", "NeMo-Skills", _last(_AAI), _same_letter, True),
-    Rule("answer is (X)", "MMLU-Pro", _first(*_MMLU_PRO), _same_letter, True),
-    Rule("answer is X, last", "lighteval", _last(_STATED_LETTER), _same_letter, True),
-    Rule("boxed letter", "NeMo-Gym", _boxed_letter, _same_letter, True),
-    Rule("leading letter", "lm-eval", _leading_letter, _same_letter, True),
+    Rule("Answer: X, first", "like simple-evals", _first(_MMLU), _same_letter, True),
+    Rule("Antwort: X, last", "like simple-evals", _last(_MULTILINGUAL), _same_letter, True),
+    Rule("ANSWER: X, last line", "like Inspect", _last(_INSPECT), _same_letter, True),
+    Rule("**Answer:** X, last", "like NeMo-Skills", _last(_AAI), _same_letter, True),
+    Rule("answer is (X)", "like MMLU-Pro", _first(*_MMLU_PRO), _same_letter, True),
+    Rule("answer is X, last", "like lighteval", _last(_STATED_LETTER), _same_letter, True),
+    Rule("boxed letter", "like NeMo-Gym", _boxed_letter, _same_letter, True),
+    Rule("<answer>X</answer>", "like DeepSeek-R1", _tagged_letter, _same_letter, True),
+    Rule("leading letter", "treegen", _leading_letter, _same_letter, True),
 )
 TEXT_RULES: Final = (
-    Rule("whole text", "Inspect", lambda text: text.strip() or None, lambda a, b: a == b.strip()),
-    Rule("exact match", "SQuAD", squad_form, lambda a, b: a == squad_form(b)),
-    Rule("first line", "oe-eval", _first_line, lambda a, b: squad_form(a) == squad_form(b), True),
+    Rule("whole text", "like Inspect", lambda text: text.strip() or None, _same_text),
+    Rule("exact match", "like SQuAD", squad_form, lambda a, b: a == squad_form(b)),
+    Rule("first line", "like oe-eval", _first_line, _same_text, True),
 )
 
 
