@@ -17,7 +17,7 @@ from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
 from treegen.integrations.server.errors import StatusError
-from treegen.integrations.server.given_text import GivenText
+from treegen.integrations.server.given_text import GivenText, blaming
 from treegen.integrations.server.node_answers import (
     count_cached,
     describe_node,
@@ -104,9 +104,11 @@ class NodeCalls:
         content: Any = messages or ask.prompt
         template = chat_arguments(ask.tools, ask.chat_template_kwargs)
         with self.store.reserve(client, 1, 0):
-            (tokens,) = await self._served.encode(
-                [content], tools=ask.tools, chat_template_kwargs=ask.chat_template_kwargs
-            )
+            async with client.encoding:
+                with blaming("prompt" if ask.messages is None else "messages"):
+                    (tokens,) = await self._served.encode(
+                        [content], tools=ask.tools, chat_template_kwargs=ask.chat_template_kwargs
+                    )
             with self.store.reserve(client, 0, len(tokens)):
                 given = content if isinstance(content, str) else tokens.tolist()
 
@@ -214,10 +216,11 @@ class NodeCalls:
         tree = node.tree
         with tree.in_use(), self.store.reserve(client, 1, 0):
             index = changes.take(node, "num_extended", ask.index, 1)
-            extend = await self._given.prepare_extension(node, ask)
+            encoded = await self._given.encode_extension(node, ask)
+            self._check_live(node)
 
             async def begin(backend: LiveBackend) -> LiveContext:
-                return extend(_backend_of(tree, backend))
+                return _with_ids(_backend_of(tree, backend).extend(node.context, encoded))
 
             context = await self._served.call_nodes(begin, discard=tree.backend.release)
             try:
@@ -241,7 +244,6 @@ class NodeCalls:
             node: The node.
             ask: The request.
         """
-        self._given.check("texts", *ask.texts)
         most = sum(map(len, ask.texts)) * (ask.top + 1)
         if most > _MOST_TOLD:
             raise RequestError(
@@ -249,14 +251,18 @@ class NodeCalls:
                 "at most; score fewer texts, or ask for fewer alternatives",
                 "top" if ask.top else "texts",
             )
+        if not all(ask.texts):
+            raise RequestError("a text is empty; give at least one token to score", "texts")
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
 
         async def begin(backend: LiveBackend) -> list[Score]:
             return await _backend_of(tree, backend).score(
-                node.context, ask.texts, search, top=ask.top
+                node.context, encoded, search, top=ask.top
             )
 
         with tree.in_use():
+            encoded = await self._given.encode_scored(node, ask.texts)
+            self._check_live(node)
             scores = await self._call(node, begin, rows=len(ask.texts))
         if len(scores) < len(ask.texts):
             raise StoppedError("the server stops, and this call was not done")
@@ -353,7 +359,11 @@ class NodeCalls:
             samples = await _backend_of(tree, backend).sample(
                 node.context, node.key, indices, params, search
             )
-            return [sample for sample in samples if sample is not None]
+            drawn = [sample for sample in samples if sample is not None]
+            for sample in drawn:
+                assert isinstance(sample.context, LiveContext)
+                _with_ids(sample.context)
+            return drawn
 
         drawn = await self._call(
             node, begin, rows=len(indices), discard=partial(_release_samples, tree.backend)
@@ -441,6 +451,12 @@ def _backend_of(tree: Tree, backend: LiveBackend) -> LiveBackend:
             "node",
         )
     return backend
+
+
+def _with_ids(context: LiveContext) -> LiveContext:
+    """Return a context after reading its `ids`, which only the thread of the engine may do."""
+    _ = context.ids
+    return context
 
 
 def _release_samples(backend: LiveBackend, samples: Sequence[BackendSample]) -> None:

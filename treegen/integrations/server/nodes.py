@@ -154,6 +154,9 @@ class Client:
     """Nodes that running operations may make."""
     reserved_tokens: int = 0
     """Tokens of these nodes, at most."""
+    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a text of the client waits for the tokenizer's thread or is in it, so that the
+    texts of other clients need not wait for more than one."""
 
 
 class NodeStore:
