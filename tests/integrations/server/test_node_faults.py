@@ -29,6 +29,7 @@ from treegen.integrations.server.node_types import (
     Sampling,
 )
 from treegen.integrations.server.nodes import Changes, NodeStore
+from treegen.integrations.server.openapi import make_openapi
 from treegen.llm.engine_loop import EngineLoop
 from treegen.prompts import tokens
 from treegen.prompts.tokens import PromptAppender
@@ -254,3 +255,13 @@ def test_a_cancelled_reward_keeps_the_verifier(
         return rewards
 
     assert asyncio.run(use()) == [0.5] and most == [1]
+
+
+def test_the_openapi_document_has_every_refusal(running: Running) -> None:
+    sent = {"authorization": f"Bearer {KEY}", "content-type": "text/plain"}
+    status = httpx2.post(f"{running.url}/v1/nodes", headers=sent, content="{}").status_code
+    assert status == 415
+    document = make_openapi(searches=True)
+    for path in ("/v1/nodes", "/v1/search/{method}/chat/completions"):
+        assert {"403", "408", "415"} <= document["paths"][path]["post"]["responses"].keys()
+    assert not any("search" in path for path in make_openapi()["paths"])

@@ -329,7 +329,7 @@ class Server:
 
     async def _openapi(self, request: Request) -> Response:
         self._check_host(request)
-        return json_response(make_openapi())
+        return json_response(make_openapi(searches=self._searches is not None))
 
     async def _health(self, request: Request) -> Response:
         self._check_host(request)
