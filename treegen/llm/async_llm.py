@@ -18,14 +18,16 @@ from treegen.llm.encoder import PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText
-from treegen.prompts.tree import Message, chat_arguments
+from treegen.prompts.tree import Message, Parts, chat_arguments
 from treegen.search.live.texts import StreamedTexts
 
 if TYPE_CHECKING:
     from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.radix import Tokens
     from treegen.search.backend import Context
+    from treegen.search.live.appended import AppendedText
     from treegen.search.live.backend import LiveBackend
+    from treegen.search.live.pending import LiveContext
 
 T = TypeVar("T")
 _WAITING_PER_ROW: Final = 4
@@ -272,6 +274,40 @@ class AsyncLLM(Closeable):
         """
         self._check_open()
         await self._encoder.open_images([[{"role": "user", "content": parts}]])
+
+    async def encode_extension(
+        self,
+        context: LiveContext,
+        content: str | Parts,
+        images: Sequence[PlacedImage] = (),
+    ) -> AppendedText:
+        """Return text for `LiveBackend.extend`, encoded in a thread.
+
+        Args:
+            context: The context of the node; a coroutine of `call_nodes` has read its `ids`.
+            content: Text, or texts and images.
+            images: The images whose placeholders are in the text. Default: none.
+
+        Raises:
+            TreegenError: the content cannot be encoded.
+        """
+        if not isinstance(content, str):
+            await self.open_images(content)
+        self._check_open()
+        return await self._encoder.encode_extension(context, content, images)
+
+    async def encode_scored(self, context: LiveContext, texts: Sequence[str]) -> list[Tokens]:
+        """Return the token ids of texts for `LiveBackend.score`, encoded in a thread.
+
+        Args:
+            context: The context of the node; a coroutine of `call_nodes` has read its `ids`.
+            texts: The texts.
+
+        Raises:
+            TreegenError: a text cannot be scored.
+        """
+        self._check_open()
+        return await self._encoder.encode_scored(context, texts)
 
     async def prepare(self, params: SamplingParams) -> None:
         """Compile the stop strings and the grammar of sampling parameters, in a thread.

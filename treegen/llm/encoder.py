@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
@@ -22,14 +22,17 @@ from treegen.llm.async_call import AsyncCall
 from treegen.prompts.chat_images import has_images, open_images
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.radix import Tokens
-from treegen.prompts.tree import Message
+from treegen.prompts.tree import Message, Parts
 from treegen.prompts.turns import render_turns
+from treegen.search.live.appended import AppendedText, AppendedTextEncoder
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.plan.plan import Request
+    from treegen.search.live.pending import LiveContext
 
+_Result = TypeVar("_Result")
 _MOST_CACHED: Final = 2**22  # tokens of all cached prompts together
 ENTRY: Final = 64
 """Extra tokens that each cached prompt counts for, because its key and its array take memory."""
@@ -56,6 +59,7 @@ class PromptEncoder:
         self._llm, self._on_encoded = llm, on_encoded
         # Encoding changes settings of the tokenizer, so two threads cannot share it.
         self._tokenizer = copy.deepcopy(llm.tokenizer)
+        self._appended = AppendedTextEncoder(self._tokenizer, llm.spec, llm.images)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="treegen-encode")
         # A grammar may take long to compile; calls without one do not wait for it.
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="treegen-compile")
@@ -79,14 +83,12 @@ class PromptEncoder:
     async def encode(self, contents: list[Any], template: dict[str, Any]) -> list[Request]:
         """Return the requests of prompts; for callers in an event loop."""
         await self.open_images(contents)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._requests, contents, SamplingParams(), template
-        )
+        return await _run_in(self._thread, self._requests, contents, SamplingParams(), template)
 
     async def prepare(self, params: SamplingParams) -> None:
         """Compile the stop conditions of sampling parameters; for callers in an event loop."""
         thread = self._thread if params.structure is None else self._grammars
-        await asyncio.get_running_loop().run_in_executor(thread, self._llm.stopping_of, params)
+        await _run_in(thread, self._llm.stopping_of, params)
 
     async def render_turns(
         self, turns: Sequence[Message], **how: Any
@@ -94,13 +96,29 @@ class PromptEncoder:
         """Return what `prompts.turns.render_turns` returns; for callers in an event loop."""
         await self.open_images([turns])
         render = partial(render_turns, turns, self._tokenizer, self._llm.images, **how)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, render)
+        return await _run_in(self._thread, render)
+
+    async def encode_extension(
+        self, context: LiveContext, content: str | Parts, images: Sequence[PlacedImage]
+    ) -> AppendedText:
+        """Return text that is appended to a context, encoded; for callers in an event loop.
+
+        Args:
+            context: The context.
+            content: Text, or parts whose images are open.
+            images: The images whose placeholders are in the text.
+        """
+        encode = self._appended.encode_extension
+        return await _run_in(self._thread, encode, context, content, images)
+
+    async def encode_scored(self, context: LiveContext, texts: Sequence[str]) -> list[Tokens]:
+        """Return the token ids of texts that follow a context; for callers in an event loop."""
+        return await _run_in(self._thread, self._appended.encode_scored, context, texts)
 
     async def open_images(self, contents: list[Any]) -> None:
         """Decode the images of prompts; for callers in an event loop."""
         if has_images(contents):
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._images, self._open_images, contents)
+            await _run_in(self._images, self._open_images, contents)
 
     def close(self) -> None:
         """Encode all submitted prompts, then end the threads."""
@@ -128,8 +146,8 @@ class PromptEncoder:
         try:
             if call.params is not None and not call.is_over:
                 self._llm.stopping_of(call.params)
-        except Exception as error:
-            self._on_encoded(call, error)
+        except BaseException as error:
+            self._on_encoded(call, _convert_panic(error))
         else:
             self._begin(call, contents, template)
 
@@ -144,8 +162,8 @@ class PromptEncoder:
         try:
             if not call.is_over:
                 self._open_images(contents)
-        except Exception as error:
-            self._on_encoded(call, error)
+        except BaseException as error:
+            self._on_encoded(call, _convert_panic(error))
         else:
             self._thread.submit(self._encode, call, contents, template)
 
@@ -160,11 +178,38 @@ class PromptEncoder:
                 self._llm.stopping_of(params)  # in this thread, because it may take a while
                 call.requests = self._requests(contents, params, template)
                 call.prompts = [request.tokens for request in call.requests]
-        except Exception as error:
-            failure = error
-        except BaseException as error:  # a panic of the tokenizer's library is not an Exception
-            failure = InputError(f"the tokenizer fails on the prompt: {error}; give another text")
+        except BaseException as error:
+            failure = _convert_panic(error)
         self._on_encoded(call, failure)
+
+
+async def _run_in(
+    thread: ThreadPoolExecutor, function: Callable[..., _Result], *args: Any
+) -> _Result:
+    """Return the result of a function that runs in a thread; for callers in an event loop.
+
+    Args:
+        thread: The thread.
+        function: The function.
+        *args: Its arguments.
+    """
+
+    def run() -> _Result:
+        try:
+            return function(*args)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise _convert_panic(error) from error
+
+    return await asyncio.get_running_loop().run_in_executor(thread, run)
+
+
+def _convert_panic(error: BaseException) -> Exception:
+    """Return an error as an Exception, which a panic of the tokenizer's library is not."""
+    if isinstance(error, Exception):
+        return error
+    return InputError(f"the tokenizer fails on the prompt: {error}; give another text")
 
 
 class PromptCache:

@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
 from treegen.common.synchronization import set_result_of
-from treegen.errors import StoppedError
+from treegen.errors import InternalError, StoppedError
 from treegen.llm.async_call import AsyncCall, NodeCall
 from treegen.search.live.run import LiveRun
 from treegen.search.session import Session
@@ -143,7 +144,7 @@ class EngineLoop:
     def _serve(self) -> None:
         while True:
             with self.lock:
-                while not self._inbox and not self._run.has_work and not self._is_drained:
+                while not self._inbox and not self._has_work and not self._is_drained:
                     self.lock.wait()
                     self._wait_for_burst()
                 tasks, self._inbox = self._inbox, deque()
@@ -152,15 +153,22 @@ class EngineLoop:
             try:
                 while tasks:
                     tasks.popleft()()
-                if self._run.has_work:
+                if self._has_work:
                     self._step()
                 self._resume_node_calls()
-            except Exception as error:  # all current callers get it; later calls can be served
-                self._restart_run(error)
+            # All current callers get the error; later calls can be served. Panics of libraries are
+            # not Exceptions.
+            except BaseException as error:
+                self._recover(error)
                 with self.lock:
                     self._inbox.extendleft(reversed(tasks))
-            self.status = self._run.status()
+            if self.failure is None:
+                self.status = self._run.status()
         self._run.close()
+
+    @property
+    def _has_work(self) -> bool:
+        return self.failure is None and self._run.has_work
 
     def _wait_for_burst(self) -> None:
         """Wait while further calls arrive in quick succession, so that their first step is shared.
@@ -177,6 +185,9 @@ class EngineLoop:
 
     def _admit(self, call: AsyncCall) -> None:
         if call.is_over:
+            return
+        if self.failure is not None:
+            self._finish(call, self.failure)
             return
         try:
             if call.params is None:
@@ -226,18 +237,24 @@ class EngineLoop:
             self._hand_out(call, failure)
         for number in call.numbers:
             self._calls.pop(number, None)
-        for number in call.numbers:
+        for number in call.numbers if self.failure is None else ():
             self._run.cancel(number)  # may record the results of a running pass, and so may fail
 
+    def _recover(self, error: BaseException) -> None:
+        """Pass an error to all callers, and open another run, or else end all service."""
+        if self.failure is not None:
+            return
+        try:
+            self._restart_run(_as_exception(error))
+        except BaseException as failure:
+            self.failure = _as_exception(failure)
+            self._finish_open_calls(self.failure)
+
     def _restart_run(self, error: Exception) -> None:
-        """Pass the error to all callers, and open another run."""
         self._run.close()
         self._finish_open_calls(error)
         self._past.append(self._run.usage)
-        try:
-            self._open_run()
-        except Exception as failure:
-            self.failure = failure
+        self._open_run()
 
     def _open_run(self) -> None:
         self._run: LiveRun = self._llm.open_live_run(nodes=self._has_nodes)
@@ -251,7 +268,9 @@ class EngineLoop:
         for call in {id(call): call for call, _ in self._calls.values()}.values():
             self._finish(call, error)
         for started, node_call in list(self._node_calls.items()):
-            started.fail(error)
+            with suppress(BaseException):  # the error is the caller's, whatever the cleanup raises
+                started.fail(error)
+            started.error, started.is_done = error, True
             self._finish_node_call(node_call)
 
     # Calls that use nodes of searches
@@ -261,18 +280,37 @@ class EngineLoop:
             return
         session = self._session
         assert session is not None and self._run.backend is not None
-        call.started = session.start(call.begin(self._run.backend))
+        if self.failure is not None:
+            self._fail_node_call(call, self.failure)
+            return
+        try:
+            call.started = session.start(call.begin(self._run.backend))
+        except BaseException as error:
+            self._fail_node_call(call, _as_exception(error))
+            raise
         self._node_calls[call.started] = call
         if call.started.is_done:
             self._finish_node_call(call)
 
     def _resume_node_calls(self) -> None:
         """Continue calls whose samples have ended, and hand out the results of those that end."""
-        if self._session is None:
+        if self._session is None or self.failure is not None:
             return
         for started in self._session.resume():
             if started in self._node_calls:
                 self._finish_node_call(self._node_calls[started])
+
+    def _fail_node_call(self, call: NodeCall, error: Exception) -> None:
+        """Hand out the error of a call that has not started."""
+        call.is_over = True
+        self._make_room(call)
+
+        def fail() -> None:
+            if not call.future.done():
+                call.future.set_exception(error)
+
+        with suppress(RuntimeError):  # its event loop is closed, so no caller waits
+            call.future.get_loop().call_soon_threadsafe(fail)
 
     def _finish_node_call(self, call: NodeCall) -> None:
         """Hand out the result or the error of a call that is done."""
@@ -308,3 +346,10 @@ class EngineLoop:
     def _discard(call: NodeCall) -> None:
         if call.started is not None and call.started.error is None:
             call.discard(call.started.result)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Return an error as an Exception, which a panic of a library is not."""
+    if isinstance(error, Exception):
+        return error
+    return InternalError(f"the engine has failed: {error!r}")

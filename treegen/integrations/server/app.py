@@ -109,7 +109,7 @@ class Server:
                 served,
                 nodes,
                 verifier=verifier,
-                read_body=self._body,
+                read_body=self._raw_body,
                 check_model=self._check_model,
             )
             if nodes is not None
@@ -194,6 +194,9 @@ class Server:
             )
 
     async def _body(self, request: Request) -> dict[str, Any]:
+        return read_json(await self._raw_body(request))
+
+    async def _raw_body(self, request: Request) -> bytes:
         body = bytearray()
         try:
             async with asyncio.timeout(self._body_seconds):
@@ -207,7 +210,7 @@ class Server:
                         )
         except TimeoutError:
             raise HTTPException(408, "the body took too long to come; send it again") from None
-        return read_json(bytes(body))
+        return bytes(body)
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
         ask = parse_request(await self._body(request), is_chat=is_chat)
@@ -326,7 +329,7 @@ class Server:
 
     async def _openapi(self, request: Request) -> Response:
         self._check_host(request)
-        return json_response(make_openapi())
+        return json_response(make_openapi(searches=self._searches is not None))
 
     async def _health(self, request: Request) -> Response:
         self._check_host(request)

@@ -59,7 +59,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
     if isinstance(error, StoppedError):
         return _details(503, str(error))
     if isinstance(error, InputError | CapacityError):
-        message = str(error) if isinstance(error, RequestError) else _for_client(str(error))
+        message = str(error) if isinstance(error, RequestError) else for_client(str(error))
         return _details(400, message, field_of(error))
     _LOG.error("a request failed: %r", error)
     return _details(500, f"the server failed ({type(error).__name__}); see its log")
@@ -92,7 +92,7 @@ def _details(status: int, message: str, param: str | None = None) -> dict[str, A
     return {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
 
 
-def _for_client(message: str) -> str:
+def for_client(message: str) -> str:
     """Return a message of the library without remedies that only the server's operator has.
 
     These remedies name an argument of Python, such as `images=True`.

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from treegen.integrations.server.errors import StatusError
@@ -22,12 +22,12 @@ class _Entry:
     """Hash of the request."""
     call: asyncio.Future[bytes]
     """Computes the answer."""
-    size: int = _OVERHEAD
-    """Bytes that count towards the limit."""
+    size: int = 0
+    """Bytes that count towards the limit, once the answer is stored."""
     num_waiting: int = 0
     """Number of requests that wait for the answer."""
-    stored: float = field(default_factory=time.monotonic)
-    """When the request came, on the clock of `time.monotonic`."""
+    stored: float = 0.0
+    """When the answer was stored, on the clock of `time.monotonic`."""
 
 
 class StoredAnswers:
@@ -41,7 +41,8 @@ class StoredAnswers:
             seconds: Time until an answer is dropped.
         """
         self._max_bytes, self._seconds = max_bytes, seconds
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._running: dict[str, _Entry] = {}
+        self._stored: OrderedDict[str, _Entry] = OrderedDict()  # the oldest answer first
         self._num_bytes = 0
 
     async def get(self, key: str, request: bytes, compute: Callable[[], Awaitable[bytes]]) -> bytes:
@@ -64,10 +65,9 @@ class StoredAnswers:
             )
         self._drop_old()
         digest = hashlib.blake2b(request, digest_size=32).digest()
-        entry = self._entries.get(key)
+        entry = self._running.get(key) or self._stored.get(key)
         if entry is None:
-            entry = self._entries[key] = _Entry(digest, asyncio.ensure_future(compute()))
-            self._num_bytes += entry.size
+            entry = self._running[key] = _Entry(digest, asyncio.ensure_future(compute()))
         elif entry.request != digest:
             raise StatusError(
                 409, f"the idempotency key {key!r:.80} was used for another request; use a new one"
@@ -78,25 +78,23 @@ class StoredAnswers:
         except BaseException:
             if entry.call.done() or entry.num_waiting == 1:
                 entry.call.cancel()
-                self._remove(key, entry)
+                if self._running.get(key) is entry:
+                    del self._running[key]
             raise
         finally:
             entry.num_waiting -= 1
-        if self._entries.get(key) is entry and entry.size == _OVERHEAD:
-            entry.size += len(answer)
-            self._num_bytes += len(answer)
+        if self._running.get(key) is entry:
+            self._stored[key] = self._running.pop(key)
+            entry.size, entry.stored = _OVERHEAD + len(answer), time.monotonic()
+            self._num_bytes += entry.size
             self._drop_old()
         return answer
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - self._seconds
-        for key, entry in list(self._entries.items()):
+        while self._stored:
+            entry = next(iter(self._stored.values()))
             if self._num_bytes <= self._max_bytes and entry.stored >= oldest:
                 break
-            if entry.call.done():
-                self._remove(key, entry)
-
-    def _remove(self, key: str, entry: _Entry) -> None:
-        if self._entries.get(key) is entry:
-            del self._entries[key]
+            self._stored.popitem(last=False)
             self._num_bytes -= entry.size

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from treegen.integrations.server.errors import describe_error
-from treegen.integrations.server.node_calls import NodeCalls
+from treegen.integrations.server.node_calls import NodeCalls, check_answer_size
 from treegen.integrations.server.node_types import (
     BatchAnswer,
     BatchRequest,
@@ -61,8 +61,9 @@ class BatchRunner:
                     raise RequestError(
                         f"operation {place} names a result of operation {needed}, which is not an "
                         "earlier one",
-                        f"operations.{place}.node",
+                        f"operations.{place}.{_field_of(operation)}",
                     )
+        check_answer_size([ask for ask in operations if isinstance(ask, ScoreOperation)])
         tasks: list[asyncio.Task[Result]] = []
         try:
             for operation in operations:
@@ -118,7 +119,10 @@ class BatchRunner:
                     return calls.drop(client, find(operation.node))
         except Exception as error:
             own.undo(self._calls.store)
-            return FailedOperation(error=ErrorDetails(**describe_error(error)))
+            details = ErrorDetails(**describe_error(error))
+            if details.param is not None:
+                details.param = f"operations.{len(earlier)}.{details.param}"
+            return FailedOperation(error=details)
         finally:
             changes.nodes += own.nodes
             changes.indices += own.indices
@@ -152,6 +156,11 @@ class BatchRunner:
             reason = "failed" if isinstance(result, FailedOperation) else "made no such node"
             raise RequestError(f"operation {reference[1]}, which {name} names, {reason}", param)
         return self._calls.store.find(client, made[place].id, param)
+
+
+def _field_of(operation: Operation) -> str:
+    """Return the name of the field that names nodes."""
+    return "nodes" if isinstance(operation, RewardOperation) else "node"
 
 
 def _find_references(operation: Operation) -> list[int]:

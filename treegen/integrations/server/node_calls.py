@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -17,7 +16,7 @@ from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
 from treegen.integrations.server.errors import StatusError
-from treegen.integrations.server.given_text import GivenText
+from treegen.integrations.server.given_text import GivenText, blaming
 from treegen.integrations.server.node_answers import (
     count_cached,
     describe_node,
@@ -39,7 +38,14 @@ from treegen.integrations.server.node_types import (
     ScoreFields,
     ScoreResult,
 )
-from treegen.integrations.server.nodes import Changes, Client, NodeStore, ServedNode, Tree
+from treegen.integrations.server.nodes import (
+    Changes,
+    Client,
+    NodeStore,
+    Reservation,
+    ServedNode,
+    Tree,
+)
 from treegen.integrations.server.requests import RequestError, read_message
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
@@ -55,7 +61,8 @@ from treegen.search.reward import compute_values
 
 T = TypeVar("T")
 
-_MOST_TOLD: Final = 2**21  # log-probabilities of one score operation, alternatives included
+_MOST_TOLD: Final = 2**21  # log-probabilities of the scores of one answer, with alternatives
+_MOST_PARAMS: Final = 2**16  # characters of the sampling parameters that a tree keeps, as JSON
 _KEPT: Final = 16_384  # characters of messages that a tree keeps, in addition to
 _KEPT_PER_TOKEN: Final = 16
 
@@ -100,13 +107,22 @@ class NodeCalls:
             )
         seed = secrets.randbits(48) if ask.seed is None else ask.seed
         params = merge_params(SamplingParams(seed=seed), ask.params)
+        size = len(ask.params.model_dump_json(exclude_none=True))
+        if size > _MOST_PARAMS:
+            raise RequestError(
+                f"the parameters of a tree have {size:,} characters, and a tree keeps at most "
+                f"{_MOST_PARAMS:,}; give the large ones with each sample request",
+                "params",
+            )
         messages = [read_message(message) for message in ask.messages or ()]
         content: Any = messages or ask.prompt
         template = chat_arguments(ask.tools, ask.chat_template_kwargs)
         with self.store.reserve(client, 1, 0):
-            (tokens,) = await self._served.encode(
-                [content], tools=ask.tools, chat_template_kwargs=ask.chat_template_kwargs
-            )
+            async with client.encoding:
+                with blaming("prompt" if ask.messages is None else "messages"):
+                    (tokens,) = await self._served.encode(
+                        [content], tools=ask.tools, chat_template_kwargs=ask.chat_template_kwargs
+                    )
             with self.store.reserve(client, 0, len(tokens)):
                 given = content if isinstance(content, str) else tokens.tolist()
 
@@ -150,7 +166,7 @@ class NodeCalls:
             changes: Records what the operation changes.
         """
         nodes, usage = list[NodeAnswer](), NodeUsage()
-        with self._sampling(client, node, ask, changes) as (params, first):
+        with self._sampling(client, node, ask, changes) as (params, first, _):
             drawn, usage = await self._draw(node, range(first, first + ask.n), params)
             nodes = self._add_samples(node, first, drawn, changes)
         return SampleResult(nodes=nodes, usage=usage, memory=self.store.memory(client))
@@ -166,7 +182,7 @@ class NodeCalls:
             ask: The request.
         """
         changes = Changes()
-        with self._sampling(client, node, ask, changes) as (params, first):
+        with self._sampling(client, node, ask, changes) as (params, first, room):
             draws = {
                 asyncio.ensure_future(self._draw(node, range(index, index + 1), params)): index
                 for index in range(first, first + ask.n)
@@ -179,6 +195,7 @@ class NodeCalls:
                         waiting.discard(task)
                         drawn, usage = task.result()
                         usages.append(usage)
+                        room.give_back(1, room.tokens // room.nodes)
                         for answer in self._add_samples(node, draws[task], drawn, changes):
                             yield answer
             except BaseException:
@@ -214,10 +231,11 @@ class NodeCalls:
         tree = node.tree
         with tree.in_use(), self.store.reserve(client, 1, 0):
             index = changes.take(node, "num_extended", ask.index, 1)
-            extend = await self._given.prepare_extension(node, ask)
+            encoded = await self._given.encode_extension(node, ask)
+            self._check_live(node)
 
             async def begin(backend: LiveBackend) -> LiveContext:
-                return extend(_backend_of(tree, backend))
+                return _with_ids(_backend_of(tree, backend).extend(node.context, encoded))
 
             context = await self._served.call_nodes(begin, discard=tree.backend.release)
             try:
@@ -241,22 +259,19 @@ class NodeCalls:
             node: The node.
             ask: The request.
         """
-        self._given.check("texts", *ask.texts)
-        most = sum(map(len, ask.texts)) * (ask.top + 1)
-        if most > _MOST_TOLD:
-            raise RequestError(
-                f"the texts may have {most:,} log-probabilities, and an answer has {_MOST_TOLD:,} "
-                "at most; score fewer texts, or ask for fewer alternatives",
-                "top" if ask.top else "texts",
-            )
+        check_answer_size([ask])
+        if not all(ask.texts):
+            raise RequestError("a text is empty; give at least one token to score", "texts")
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
 
         async def begin(backend: LiveBackend) -> list[Score]:
             return await _backend_of(tree, backend).score(
-                node.context, ask.texts, search, top=ask.top
+                node.context, encoded, search, top=ask.top
             )
 
         with tree.in_use():
+            encoded = await self._given.encode_scored(node, ask.texts)
+            self._check_live(node)
             scores = await self._call(node, begin, rows=len(ask.texts))
         if len(scores) < len(ask.texts):
             raise StoppedError("the server stops, and this call was not done")
@@ -281,11 +296,18 @@ class NodeCalls:
                 )
             answer = "".join(above.own_text for above in [*node.ancestors()][-2::-1])
             texts.append((node.tree.prompt, answer))
-            node.tree.used = time.monotonic()
-        async with self._verifying:
-            values = await asyncio.to_thread(
-                lambda: compute_values(verifier, [verifier.encode(*text) for text in texts])
-            )
+
+        async def verify() -> list[float]:
+            async with self._verifying:
+                return await asyncio.to_thread(
+                    lambda: compute_values(verifier, [verifier.encode(*text) for text in texts])
+                )
+
+        with ExitStack() as used:
+            for tree in {node.tree for node in nodes}:
+                used.enter_context(tree.in_use())
+            # The thread of a cancelled call goes on, and so keeps the lock.
+            values = await asyncio.shield(asyncio.create_task(verify()))
         return RewardResult(rewards=values, memory=self.store.memory(client))
 
     async def read(self, client: Client, node: ServedNode) -> ReadResult:
@@ -321,13 +343,24 @@ class NodeCalls:
             memory=self.store.memory(client),
         )
 
+    def check_context(self, num_tokens: int) -> None:
+        """Raise ContextError if that many tokens do not fit the model's context."""
+        self._given.check_context(num_tokens)
+
     # Parts of operations
 
     @contextmanager
     def _sampling(
         self, client: Client, node: ServedNode, ask: SampleFields, changes: Changes
-    ) -> Iterator[tuple[SamplingParams, int]]:
-        """Check a sample operation, and yield its parameters and the index of the first child."""
+    ) -> Iterator[tuple[SamplingParams, int, Reservation]]:
+        """Check a sample operation; yield its parameters, the first index, and the room for it.
+
+        Args:
+            client: The client.
+            node: The node.
+            ask: The request.
+            changes: Records the indices.
+        """
         params = merge_params(node.tree.params, ask.params)
         if ask.n > self.store.limits.max_node_samples:
             raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
@@ -337,9 +370,9 @@ class NodeCalls:
         room = max(self._served.llm.spec.context_length - node.context.num_tokens, 0)
         with (
             node.tree.in_use(),
-            self.store.reserve(client, ask.n, ask.n * min(params.max_tokens, room)),
+            self.store.reserve(client, ask.n, ask.n * min(params.max_tokens, room)) as reserved,
         ):
-            yield params, changes.take(node, "num_drawn", ask.first, ask.n)
+            yield params, changes.take(node, "num_drawn", ask.first, ask.n), reserved
 
     async def _draw(
         self, node: ServedNode, indices: range, params: SamplingParams
@@ -353,7 +386,11 @@ class NodeCalls:
             samples = await _backend_of(tree, backend).sample(
                 node.context, node.key, indices, params, search
             )
-            return [sample for sample in samples if sample is not None]
+            drawn = [sample for sample in samples if sample is not None]
+            for sample in drawn:
+                assert isinstance(sample.context, LiveContext)
+                _with_ids(sample.context)
+            return drawn
 
         drawn = await self._call(
             node, begin, rows=len(indices), discard=partial(_release_samples, tree.backend)
@@ -426,6 +463,17 @@ class NodeCalls:
         return text
 
 
+def check_answer_size(asks: Sequence[ScoreFields]) -> None:
+    """Raise RequestError if the scores that a request asks for may be too many for one answer."""
+    most = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
+    if most > _MOST_TOLD:
+        raise RequestError(
+            f"the texts may have {most:,} log-probabilities, and an answer has {_MOST_TOLD:,} at "
+            "most; score fewer texts, or ask for fewer alternatives",
+            "top" if any(ask.top for ask in asks) else "texts",
+        )
+
+
 def _abandon(task: asyncio.Future[T], free: Callable[[T], object]) -> None:
     """Free the result of a task that nobody gets, if it has one."""
     if task.done() and not task.cancelled() and task.exception() is None:
@@ -441,6 +489,12 @@ def _backend_of(tree: Tree, backend: LiveBackend) -> LiveBackend:
             "node",
         )
     return backend
+
+
+def _with_ids(context: LiveContext) -> LiveContext:
+    """Return a context after reading its `ids`, which only the thread of the engine may do."""
+    _ = context.ids
+    return context
 
 
 def _release_samples(backend: LiveBackend, samples: Sequence[BackendSample]) -> None:

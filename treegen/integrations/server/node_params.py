@@ -11,6 +11,8 @@ from treegen.common.params import MAX_COUNT, MAX_SEED, SamplingParams
 from treegen.prompts.grammars import REQUESTED, parse_structure
 
 Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+_Phrase = Annotated[str, Field(max_length=10_000)]
+_Structure = Annotated[str, Field(max_length=2**18)]
 _KeyToken = Annotated[int, Field(strict=False)]  # keys of JSON objects are text
 
 
@@ -50,11 +52,11 @@ class Sampling(NodeModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
-    bad_words: Annotated[list[str], Field(max_length=1_000)] | None = None
-    json_schema: dict[str, Any] | bool | str | None = None
-    regex: str | None = None
-    grammar: str | None = None
-    choice: Annotated[list[str], Field(max_length=10_000)] | None = None
+    bad_words: Annotated[list[_Phrase], Field(max_length=1_000)] | None = None
+    json_schema: dict[str, Any] | bool | _Structure | None = None
+    regex: _Structure | None = None
+    grammar: _Structure | None = None
+    choice: Annotated[list[_Phrase], Field(max_length=10_000)] | None = None
     response_format: dict[str, Any] | None = None
     """The structure of a sample in OpenAI's form; see also json_schema, regex, grammar, choice."""
     structured_outputs: dict[str, Any] | None = None

@@ -36,12 +36,13 @@ from treegen.integrations.server.node_types import (
     TreeList,
 )
 from treegen.integrations.server.nodes import Changes, Client, NodeStore
-from treegen.integrations.server.requests import RequestError
+from treegen.integrations.server.requests import RequestError, read_json
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
 
 Handler = Callable[[Request], Awaitable[Response]]
 _Ask = TypeVar("_Ask", bound=BaseModel)
+_MOST_VALUES: Final = 2**20  # values of one body: a million takes about 0.2 s to read
 _TYPES: Final = frozenset({"str", "int", "float", "bool", "dict", "list"})
 _OPERATIONS: Final = frozenset({"root", "sample", "extend", "score", "reward", "read", "drop"})
 
@@ -59,7 +60,7 @@ class NodeRoutes:
         limits: NodeLimits,
         *,
         verifier: Verifier | None,
-        read_body: Callable[[Request], Awaitable[dict[str, Any]]],
+        read_body: Callable[[Request], Awaitable[bytes]],
         check_model: Callable[[str], None],
     ) -> None:
         """Create the handlers.
@@ -68,7 +69,7 @@ class NodeRoutes:
             served: The model.
             limits: Limits on the nodes of each client.
             verifier: Computes rewards; None for none.
-            read_body: Returns the JSON object that a request sends.
+            read_body: Returns the body of a request.
             check_model: Raises an error for the name of another model.
         """
         self.store = NodeStore(served, limits)
@@ -124,7 +125,7 @@ class NodeRoutes:
             return await self._calls.sample(client, node, ask, changes)
 
         body = await self._read_body(request)
-        ask = parse(NodeSampleRequest, body)
+        ask = self._parse(NodeSampleRequest, body)
         if not ask.stream:
             return await self._post(request, NodeSampleRequest, run, body)
         if IDEMPOTENCY_HEADER in request.headers:
@@ -184,7 +185,7 @@ class NodeRoutes:
         request: Request,
         kind: type[_Ask],
         run: Callable[[Client, _Ask, Changes], Awaitable[BaseModel]],
-        body: dict[str, Any] | None = None,
+        body: bytes | None = None,
     ) -> Response:
         """Return the answer to a request, or the stored answer of its idempotency key.
 
@@ -195,7 +196,7 @@ class NodeRoutes:
             body: Its body, if it was read already.
         """
         body = await self._read_body(request) if body is None else body
-        ask, client, changes = parse(kind, body), self._client(request), Changes()
+        ask, client, changes = self._parse(kind, body), self._client(request), Changes()
 
         async def compute() -> bytes:
             try:
@@ -213,8 +214,21 @@ class NodeRoutes:
             client.name,
             StoredAnswers(self.store.limits.max_stored_answers, self.store.limits.max_node_lease),
         )
-        content = encode_json([request.url.path, body])
+        content = request.url.path.encode() + b"\n" + body
         return stream_json(await cancel_on_disconnect(request, answers.get(key, content, compute)))
+
+    def _parse(self, kind: type[_Ask], body: bytes) -> _Ask:
+        """Return the body of a request as its model; refuse too many values before reading them."""
+        # Nothing else is served while JSON is read.
+        if body.count(b",") > _MOST_VALUES:
+            raise RequestError(f"the body has over {_MOST_VALUES:,} values; send several requests")
+        fields = read_json(body)
+        operations = fields.get("operations")
+        for part in operations if isinstance(operations, list) else [fields]:
+            prompt = part.get("prompt") if isinstance(part, dict) else None
+            if isinstance(prompt, list):
+                self._calls.check_context(len(prompt))
+        return parse(kind, fields)
 
 
 def parse(kind: type[_Ask], body: dict[str, Any]) -> _Ask:

@@ -29,7 +29,9 @@ IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 again with the same text, the server returns the stored answer and does nothing else."""
 
 Text = Annotated[str, Field(max_length=2**24)]
-Index = Annotated[int, Field(ge=0, le=10**6)]
+MAX_INDEX: Final = 10**6
+"""Highest index of a child."""
+Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]
 NodeName = Annotated[str, Field(min_length=1, max_length=64)]
 """The id of a node. In a batch also "#3", the node that the operation 3 of the batch makes (counted
 from 0), or "#3.1", the child 1 that the operation 3 samples."""

@@ -14,7 +14,8 @@ from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.integrations.server.errors import StatusError
 from treegen.integrations.server.node_limits import NodeLimits
-from treegen.integrations.server.node_types import Memory, TreeAnswer
+from treegen.integrations.server.node_types import MAX_INDEX, Memory, TreeAnswer
+from treegen.integrations.server.requests import RequestError
 from treegen.llm.async_llm import AsyncLLM
 from treegen.prompts.tree import Message
 from treegen.search.live.backend import LiveBackend
@@ -154,6 +155,28 @@ class Client:
     """Nodes that running operations may make."""
     reserved_tokens: int = 0
     """Tokens of these nodes, at most."""
+    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a text of the client waits for the tokenizer's thread or is in it, so that the
+    texts of other clients need not wait for more than one."""
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Room for nodes that an operation may make."""
+
+    client: Client
+    """The client."""
+    nodes: int
+    """Number of nodes."""
+    tokens: int
+    """Their tokens, at most."""
+
+    def give_back(self, nodes: int, tokens: int) -> None:
+        """Give back the room of nodes that are made, or will not be."""
+        self.nodes -= nodes
+        self.tokens -= tokens
+        self.client.reserved_nodes -= nodes
+        self.client.reserved_tokens -= tokens
 
 
 class NodeStore:
@@ -233,7 +256,7 @@ class NodeStore:
         return min(seconds or self.limits.node_lease, self.limits.max_node_lease)
 
     @contextmanager
-    def reserve(self, client: Client, nodes: int, tokens: int) -> Iterator[None]:
+    def reserve(self, client: Client, nodes: int, tokens: int) -> Iterator[Reservation]:
         """Reserve room for nodes that the block may make.
 
         Args:
@@ -258,11 +281,11 @@ class NodeStore:
                 )
         client.reserved_nodes += nodes
         client.reserved_tokens += tokens
+        reserved = Reservation(client, nodes, tokens)
         try:
-            yield
+            yield reserved
         finally:
-            client.reserved_nodes -= nodes
-            client.reserved_tokens -= tokens
+            reserved.give_back(reserved.nodes, reserved.tokens)
 
     def trees(self, client: Client) -> list[TreeAnswer]:
         """Return the trees of a client, least recently used first."""
@@ -379,6 +402,11 @@ class Changes:
         before: int = getattr(node, counter)
         first = before if first is None else first
         after = max(before, first + num)
+        if first + num - 1 > MAX_INDEX:
+            raise RequestError(
+                f"the indices of children end at {MAX_INDEX:,}; give a lower first index",
+                "index" if counter == "num_extended" else "first",
+            )
         setattr(node, counter, after)
         self.indices.append((node, counter, before, after))
         return first

@@ -14,13 +14,19 @@ from treegen.integrations.server import node_types as types
 _ERRORS: Final = {
     "400": "The request cannot be used.",
     "401": "The API key is missing or wrong.",
+    "403": "Without API keys, the server must be asked by its address.",
     "404": "There is no such node.",
+    "408": "The body took too long to come.",
     "409": "The idempotency key was used for another request.",
     "413": "The body is too large.",
+    "415": "The content type is not application/json.",
     "429": "The client is at a limit, or too many samples wait.",
     "500": "The server failed.",
     "503": "The server stops.",
 }
+
+
+_SEARCH: Final = "/v1/search/{method}/chat/completions"
 
 
 class _Route(NamedTuple):
@@ -76,8 +82,12 @@ ROUTES: Final = (
 
 
 @functools.cache
-def make_openapi() -> dict[str, Any]:
-    """Return the OpenAPI document."""
+def make_openapi(*, searches: bool = False) -> dict[str, Any]:
+    """Return the OpenAPI document.
+
+    Args:
+        searches: Whether the server answers chats by searches. Default: False.
+    """
     models: set[type[BaseModel]] = {types.ErrorAnswer, types.Event}
     for route in ROUTES:
         models |= {model for model in (route.body, route.answer) if model is not None}
@@ -90,6 +100,8 @@ def make_openapi() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method] = _describe_route(route)
+    if searches:
+        paths[_SEARCH] = {"post": _describe_search()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "treegen nodes", "version": VERSION, "description": types.__doc__},
@@ -122,18 +134,14 @@ def _describe_route(route: _Route) -> dict[str, Any]:
     content = {"application/json": {"schema": _reference(route.answer)}}
     if route.body is types.NodeSampleRequest:
         content["text/event-stream"] = {"schema": _reference(types.Event)}
-    errors = {
-        status: {
-            "description": description,
-            "content": {"application/json": {"schema": _reference(types.ErrorAnswer)}},
-        }
-        for status, description in _ERRORS.items()
-    }
     description: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
         "parameters": parameters,
-        "responses": {"200": {"description": "The result.", "content": content}, **errors},
+        "responses": {
+            "200": {"description": "The result.", "content": content},
+            **_describe_errors(),
+        },
     }
     if route.body is not None:
         description["requestBody"] = {
@@ -141,6 +149,36 @@ def _describe_route(route: _Route) -> dict[str, Any]:
             "content": {"application/json": {"schema": _reference(route.body)}},
         }
     return description
+
+
+def _describe_search() -> dict[str, Any]:
+    """Return the description of the searches, whose bodies and answers are those of OpenAI."""
+    content: dict[str, Any] = {
+        "application/json": {"schema": {"type": "object"}},
+        "text/event-stream": {"schema": {"type": "object"}},
+    }
+    method = {"name": "method", "in": "path", "required": True, "schema": {"type": "string"}}
+    body = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+    return {
+        "operationId": "search_chat",
+        "summary": "Answer a chat by a search; a request of /v1/chat/completions with `search`",
+        "parameters": [method],
+        "requestBody": body,
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            **_describe_errors(),
+        },
+    }
+
+
+def _describe_errors() -> dict[str, Any]:
+    return {
+        status: {
+            "description": description,
+            "content": {"application/json": {"schema": _reference(types.ErrorAnswer)}},
+        }
+        for status, description in _ERRORS.items()
+    }
 
 
 def _reference(model: type[BaseModel]) -> dict[str, str]:

@@ -21,19 +21,19 @@ from treegen.engine.requests.output_processor import GeneratedSegment
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError
-from treegen.prompts.chat_images import render_parts
 from treegen.prompts.detokenize import Detokenizer
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
-from treegen.prompts.plan.requests import check_scored, check_vocabulary, token_ids
+from treegen.prompts.plan.requests import check_vocabulary, token_ids
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import StopConditions
-from treegen.prompts.tokens import TAIL, GivenPrompt, PromptAppender, append_text, encode_texts
+from treegen.prompts.tokens import TAIL, GivenPrompt, append_text, encode_texts
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage, StopReason
 from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
+from treegen.search.live.appended import AppendedText, AppendedTextEncoder
 from treegen.search.live.pending import LiveContext, PendingResults, T
 from treegen.search.live.prompts import PromptIndex, check_fits
 
@@ -75,7 +75,8 @@ class LiveBackend:
         self._before, self._own_before = before or DrawCounter(), DrawCounter()
         self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
         self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
-        self._detokenizer, self._appender = Detokenizer(tokenizer), PromptAppender(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._appended = AppendedTextEncoder(tokenizer, spec, images)
         self._tickets: dict[int, tuple[PendingResults[Any], LiveRequest]] = {}  # by request
         self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, during a step
         self._open: dict[PendingResults[Any], None] = {}  # awaited tickets, in order
@@ -128,39 +129,31 @@ class LiveBackend:
             tokens: The token ids of the prompt, if it is encoded already.
         """
         self._check_open()
-        segment = self.prompts.find(self._encode([content])[0] if tokens is None else tokens)
-        return LiveContext(segment, given=GivenPrompt.of(content))
+        ids = self._encode([content])[0] if tokens is None else tokens
+        return LiveContext(self.prompts.find(ids), given=GivenPrompt.of(content), _ids=ids)
 
     def extend(
-        self, context: Context, content: str | Parts, images: Sequence[PlacedImage] = ()
+        self,
+        context: Context,
+        content: str | Parts | AppendedText,
+        images: Sequence[PlacedImage] = (),
     ) -> LiveContext:
         """Return the context with text, or with texts and images, appended.
 
         Args:
             context: The context.
-            content: Text, or parts with images.
+            content: Text, parts with images, or encoded text.
             images: The images whose placeholders are in the text. Default: none.
         """
         self._check_open()
         assert isinstance(context, LiveContext)
-        segment, prompt, table = context.segment, context.given, self.images
-        if not isinstance(content, str):
-            content, images = render_parts(content, self.tokenizer, table, "extension")
-        if prompt is not None and not images:
-            prompt, tokens = self._appender.append(prompt, segment.path_tokens(), content)
-            check_vocabulary("extension", tokens, self.spec, table)
-            return LiveContext(self.prompts.find(tokens), given=prompt)
-        ids = append_text(self.tokenizer, context.tail(), content)
-        if table is not None and images:
-            ids = table.place(ids, images, "extension")
-        if prompt is not None:
-            ids = np.concatenate([segment.path_tokens(), ids])
-            check_vocabulary("extension", ids, self.spec, table)
-            return LiveContext(self.prompts.find(ids), given=GivenPrompt(None, False))
-        check_vocabulary("extension", ids, self.spec, table)
-        if not len(ids):
-            return LiveContext(self.scheduler.run.store.retain(segment), given=None)
-        return LiveContext(self.scheduler.run.store.add(segment, ids), given=None)
+        if not isinstance(content, AppendedText):
+            content = self._appended.encode_extension(context, content, images)
+        store, segment, ids = self.scheduler.run.store, context.segment, content.tokens
+        if content.given is not None:
+            return LiveContext(self.prompts.find(ids), given=content.given, _ids=ids)
+        below = store.add(segment, ids) if len(ids) else store.retain(segment)
+        return LiveContext(below, given=None)
 
     def release(self, context: Context) -> None:
         """Release a context; what other contexts share with it stays."""
@@ -243,13 +236,18 @@ class LiveBackend:
                 self.scheduler.run.store.release(segment)
 
     async def score(
-        self, context: Context, texts: Sequence[str], search: BudgetedSearch, *, top: int = 0
+        self,
+        context: Context,
+        texts: Sequence[str] | Sequence[Tokens],
+        search: BudgetedSearch,
+        *,
+        top: int = 0,
     ) -> list[Score]:
         """Return the log-likelihood of each text after a context.
 
         Args:
             context: The text before the texts.
-            texts: The texts to score.
+            texts: The texts to score, or their token ids.
             search: The search that asks.
             top: Number of likeliest tokens to report at the place of each token. Default: 0.
 
@@ -261,12 +259,9 @@ class LiveBackend:
         assert isinstance(context, LiveContext)
         store, tail = self.scheduler.run.store, context.tail()
         ticket: PendingResults[Score] = PendingResults(search, [None] * len(texts))
-        encoded = [append_text(self.tokenizer, tail, text) for text in texts]
-        for text, ids in zip(texts, encoded, strict=True):
-            if not len(ids):
-                raise InputError(f"text {text!r} has no tokens; give it at least one to score")
-            check_vocabulary("score", ids, self.spec)
-            check_scored(f"the node with text {text!r}", context.num_tokens + len(ids), self.spec)
+        strings = [text for text in texts if isinstance(text, str)]
+        encoded = [ids for ids in texts if not isinstance(ids, str)]
+        encoded += self._appended.encode_scored(context, strings)
         spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens, top=top)
         if context.given is not None:
             store.cascade_new(context.segment)

@@ -29,11 +29,22 @@ class LiveContext:
     """The text or token ids of the context; None if some of it was generated."""
     released: bool = False
     """Whether it was released."""
+    _ids: Tokens | None = None
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens from the start of the prompt."""
         return self.segment.stop
+
+    @property
+    def ids(self) -> Tokens:
+        """Token ids that appended text has to look at: the last ones, or all of given text.
+
+        Only the thread of the engine may read them the first time.
+        """
+        if self._ids is None:
+            self._ids = self.tail() if self.given is None else self.segment.path_tokens()
+        return self._ids
 
     def tail(self) -> Tokens:
         """Return the last tokens, as many as appending text has to look at."""

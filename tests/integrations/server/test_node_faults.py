@@ -1,0 +1,267 @@
+"""Nodes over HTTP: faults of libraries, and texts that take long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from serving import KEY, Running, listening
+
+from treegen import LLM
+from treegen.errors import InternalError
+from treegen.integrations.server import node_calls, node_routes
+from treegen.integrations.server.errors import StatusError
+from treegen.integrations.server.idempotency import StoredAnswers
+from treegen.integrations.server.node_calls import NodeCalls
+from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_types import (
+    MAX_INDEX,
+    NodeAnswer,
+    RootFields,
+    SampleFields,
+    Sampling,
+)
+from treegen.integrations.server.nodes import Changes, NodeStore
+from treegen.integrations.server.openapi import make_openapi
+from treegen.llm.engine_loop import EngineLoop
+from treegen.prompts import tokens
+from treegen.prompts.tokens import PromptAppender
+from treegen.search.live import appended
+from treegen.search.live.run import LiveRun
+
+pytest.importorskip("jsonschema")
+import httpx2
+from node_clients import NodeClient, tiny_llm
+
+
+class Panic(BaseException):
+    """What a library written in Rust raises; no Exception."""
+
+
+def panic(*args: Any, **more: Any) -> Any:
+    raise Panic("index out of bounds")
+
+
+@pytest.fixture(name="model", scope="module")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return tiny_llm(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(name="running", scope="module")
+def _running(model: LLM) -> Iterator[Running]:
+    with listening(model, nodes=NodeLimits()) as running:
+        yield running
+
+
+@pytest.fixture(name="client")
+def _client(running: Running) -> Iterator[NodeClient]:
+    client = NodeClient(running.url, KEY)
+    with closing(client.http):
+        yield client
+        for tree in client.ask("GET", "/v1/nodes")[1]["data"]:
+            client.ask("DELETE", f"/v1/nodes/{tree['id']}")
+    running.wait_until_idle()
+
+
+def test_a_panic_of_the_tokenizer_is_an_error_of_the_request(
+    client: NodeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = client.root("A")
+    with monkeypatch.context() as patched:
+        patched.setattr(PromptAppender, "append", panic)
+        patched.setattr(appended, "append_text", panic)
+        patched.setattr(tokens, "_encode_shared", panic)
+        for path, body, param in (
+            ("", {"prompt": "new"}, "prompt"),
+            (f"/{root['id']}/extend", {"text": "x"}, "text"),
+            (f"/{root['id']}/score", {"texts": ["x"]}, "texts"),
+        ):
+            status, error = client.error("POST", f"/v1/nodes{path}", body)
+            assert (status, error["param"]) == (400, param) and "tokenizer" in error["message"]
+    assert client.sample(client.extend(root, "x"), params={"max_tokens": 2})
+
+
+def test_texts_are_encoded_outside_the_engine(
+    client: NodeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, append, append_text = set[str](), PromptAppender.append, appended.append_text
+
+    def note(function: Any) -> Any:
+        def noted(*args: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return function(*args)
+
+        return noted
+
+    root = client.root("A")
+    (sample,) = client.sample(root, params={"max_tokens": 2})
+    monkeypatch.setattr(PromptAppender, "append", note(append))
+    monkeypatch.setattr(appended, "append_text", note(append_text))
+    for node in (root, sample, client.extend(sample, "x")):
+        client.extend(node, " then")
+        client.post(f"/v1/nodes/{node['id']}/score", {"texts": [" then"]})
+    assert threads and all(name.startswith("treegen-encode") for name in threads)
+
+
+def test_a_panic_of_the_engine_ends_only_the_calls_of_now(
+    client: NodeClient, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = client.root("A")
+    with monkeypatch.context() as patched:
+        patched.setattr(LiveRun, "step", panic)
+        assert client.error("POST", f"/v1/nodes/{root['id']}/sample", {})[0] == 500
+    assert client.sample(client.root("A"), params={"max_tokens": 2})
+    assert httpx2.get(f"{running.url}/health").status_code == 200
+
+
+def test_an_engine_that_cannot_restart_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last check of the server raises the failure too.
+    with (
+        pytest.raises(InternalError),
+        listening(tiny_llm(tmp_path), nodes=NodeLimits()) as running,
+    ):
+        client = NodeClient(running.url, KEY)
+        with closing(client.http):
+            root = client.root("A")
+            with monkeypatch.context() as patched:
+                patched.setattr(LiveRun, "step", panic)
+                patched.setattr(EngineLoop, "_open_run", panic)
+                assert client.error("POST", f"/v1/nodes/{root['id']}/sample", {})[0] >= 500
+            assert httpx2.get(f"{running.url}/health").status_code == 503
+            assert client.error("POST", "/v1/nodes", {"prompt": "A"})[0] >= 500
+
+
+def test_stored_answers_are_dropped_oldest_first() -> None:
+    computed: list[int] = []
+
+    async def use() -> None:
+        answers = StoredAnswers(4_000, seconds=3_600)
+
+        async def get(place: int) -> bytes:
+            async def compute() -> bytes:
+                computed.append(place)
+                await asyncio.sleep(0)
+                return b"x" * 300
+
+            return await answers.get(str(place), b"request", compute)
+
+        for place in (0, 1, 2, 3, 1, 0):
+            await get(place)
+        with pytest.raises(StatusError):
+            await answers.get("0", b"another request", asyncio.Future)
+
+    asyncio.run(use())
+    assert computed == [0, 1, 2, 3, 0]  # there is room for three answers
+
+
+def test_large_requests_are_refused_before_they_take_long(
+    client: NodeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = client.root("A")
+    monkeypatch.setattr(node_calls, "_MOST_PARAMS", 1_000)
+    monkeypatch.setattr(node_calls, "_MOST_TOLD", 30_000)
+    monkeypatch.setattr(node_routes, "_MOST_VALUES", 5_000)
+    for body in ({"prompt": [1] * 3_000}, {"prompt": "A", "params": {"regex": "a" * 2_000}}):
+        assert client.error("POST", "/v1/nodes", body)[0] == 400
+    text = "a," * 5_001
+    status, error = client.error("POST", f"/v1/nodes/{root['id']}/extend", {"text": text})
+    assert status == 400 and "values" in error["message"]
+    # The answers of a batch count together.
+    score = {"op": "score", "node": root["id"], "texts": ["a" * 1_000], "top": 20}
+    status, error = client.error("POST", "/v1/nodes/batch", {"operations": [score, score]})
+    assert (status, error["param"]) == (400, "top")
+
+
+def test_errors_of_a_batch_name_the_operation(client: NodeClient, running: Running) -> None:
+    root = client.root("A")
+    asked = [
+        {"op": "read", "node": root["id"]},
+        {"op": "score", "node": root["id"], "texts": ["x", ""]},
+        {"op": "root", "messages": [{"role": "user", "content": "\ud800"}]},
+        {"op": "sample", "node": "node-none"},
+    ]
+    body = json.dumps({"operations": asked}).encode()
+    results = running.post("nodes/batch", body).json()["results"]
+    params = [result.get("error", {}).get("param") for result in results]
+    assert params == [None, "operations.1.texts", "operations.2.messages", "operations.3.node"]
+    operations = [{"op": "reward", "nodes": ["#0"]}]
+    error = client.error("POST", "/v1/nodes/batch", {"operations": operations})[1]
+    assert error["param"] == "operations.0.nodes"
+
+
+def test_a_child_after_the_highest_index_is_refused(client: NodeClient) -> None:
+    root = client.root("A", params={"max_tokens": 1})
+    (last,) = client.sample(root, first=MAX_INDEX)
+    assert last["path"] == str(MAX_INDEX)
+    for body in ({}, {"n": 2, "first": MAX_INDEX}):
+        status, error = client.error("POST", f"/v1/nodes/{root['id']}/sample", body)
+        assert (status, error["param"]) == (400, "first")
+
+
+def test_a_stream_gives_back_the_room_of_samples_that_have_ended(running: Running) -> None:
+    async def use() -> None:
+        calls = NodeCalls(running.served, NodeStore(running.served, NodeLimits()), None)
+        client, changes = calls.store.client("1"), Changes()
+        params = Sampling(max_tokens=9, ignore_eos=True)
+        answer = await calls.root(client, RootFields(prompt="A", params=params), changes)
+        node = calls.store.find(client, answer.node.id)
+        nodes = tokens = 0
+        async for item in calls.stream(client, node, SampleFields(n=4)):
+            if isinstance(item, NodeAnswer):
+                nodes, tokens = nodes + 1, tokens + 9
+                assert client.reserved_nodes <= 4 - nodes
+                assert client.reserved_tokens <= 4 * 9 - tokens
+        assert nodes == 4 and not client.reserved_nodes and not client.reserved_tokens
+        changes.undo(calls.store)
+
+    asyncio.run(use())
+
+
+def test_a_cancelled_reward_keeps_the_verifier(
+    running: Running, model: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running_now, most, over = [0], [0], threading.Event()
+
+    def compute(*args: Any) -> list[float]:
+        running_now[0] += 1
+        most[0] = max(most[0], running_now[0])
+        over.wait(0.2)
+        running_now[0] -= 1
+        return [0.5]
+
+    monkeypatch.setattr(node_calls, "compute_values", compute)
+    verifier: Any = SimpleNamespace(encode=lambda *text: text)
+
+    async def use() -> list[float]:
+        calls = NodeCalls(running.served, NodeStore(running.served, NodeLimits()), verifier)
+        client, changes = calls.store.client("1"), Changes()
+        answer = await calls.root(client, RootFields(prompt="A"), changes)
+        node = calls.store.find(client, answer.node.id)
+        first = asyncio.ensure_future(calls.reward(client, [node]))
+        await asyncio.sleep(0.05)
+        assert node.tree.num_open == 1
+        first.cancel()
+        rewards = (await calls.reward(client, [node])).rewards
+        changes.undo(calls.store)
+        return rewards
+
+    assert asyncio.run(use()) == [0.5] and most == [1]
+
+
+def test_the_openapi_document_has_every_refusal(running: Running) -> None:
+    sent = {"authorization": f"Bearer {KEY}", "content-type": "text/plain"}
+    status = httpx2.post(f"{running.url}/v1/nodes", headers=sent, content="{}").status_code
+    assert status == 415
+    document = make_openapi(searches=True)
+    for path in ("/v1/nodes", "/v1/search/{method}/chat/completions"):
+        assert {"403", "408", "415"} <= document["paths"][path]["post"]["responses"].keys()
+    assert not any("search" in path for path in make_openapi()["paths"])
