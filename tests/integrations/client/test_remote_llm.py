@@ -387,9 +387,10 @@ def test_a_restarted_server_draws_the_same_tree(
 
     async def search(root: SearchNode) -> list[SearchNode]:
         (child,) = await root.sample(1, max_tokens=3)
-        if not stopped.is_set():
-            stopped.set()
-            await child.sample(1, max_tokens=4000, ignore_eos=True)
+        is_first = not stopped.is_set()
+        stopped.set()
+        while is_first:
+            await child.sample(1, max_tokens=400, ignore_eos=True)
         return await child.sample(2, max_tokens=3)
 
     with listening(demo(), nodes=NodeLimits()) as running:
@@ -402,11 +403,11 @@ def test_a_restarted_server_draws_the_same_tree(
         running.served.close(drain=False)
         thread.join()
         ((broken,),) = found
-        assert broken.error is not None and len(broken.tree.nodes) == 2
+        assert broken.error is not None and len(broken.tree.nodes) >= 2
         monkeypatch.setattr(running, "wait_until_idle", lambda: None)
     with listening(demo(), nodes=NodeLimits()) as running:
         again = RemoteLLM(f"{running.url}/v1", KEY).search(search, PROBLEMS[:1], PARAMS)
-    assert again[0].tree.nodes[: len(broken.tree.nodes)][1].text == broken.tree.nodes[1].text
+    assert again[0].tree.nodes[1].text == broken.tree.nodes[1].text
     check_equal(again, local.search(search, PROBLEMS[:1], PARAMS))
 
 

@@ -19,6 +19,8 @@ from treegen.search.tree.result import SearchResult
 
 _END_SECONDS: Final = 1.0
 """Time for a search to end after it was cancelled."""
+_CLOSE_SECONDS: Final = 5.0
+"""Time for the thread of searches to end."""
 
 
 class NodeSearches:
@@ -158,8 +160,12 @@ class SearchThread:
         return await asyncio.wrap_future(call)
 
     def close(self) -> None:
-        """End all searches, and the thread."""
+        """End all searches, and the thread.
+
+        A thread that computes for long is left to end with the program.
+        """
         if self._thread.is_alive():
             self._searches.loop.call_soon_threadsafe(self._searches.loop.stop)
-            self._thread.join()
-        self._searches.close()
+            self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._searches.close()
