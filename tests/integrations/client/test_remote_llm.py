@@ -276,6 +276,102 @@ def test_a_limit_of_the_server_is_an_error_that_says_what_to_free(local: LLM) ->
     assert result.error is not None and "BusyError" in result.error and "nodes" in result.error
 
 
+@pytest.mark.parametrize(("samples", "operations"), [(2, 1), (3, 5), (16, 20), (128, 256)], ids=str)
+def test_searches_keep_the_limits_of_the_server(local: LLM, samples: int, operations: int) -> None:
+    async def search(root: SearchNode) -> list[SearchNode]:
+        children = await root.sample(12, max_tokens=2)
+        below = root
+        for _ in range(9):
+            below = below.extend(" so")
+        told = [child.extend(" it").extend(" is") for child in children]
+        calls = [below.sample(5, max_tokens=2), *(node.sample(1, max_tokens=2) for node in told)]
+        last = await asyncio.gather(*calls)
+        for child in children[1:]:
+            child.drop()
+        return [*last[0], *await last[0][0].sample(1, max_tokens=2)]
+
+    limits = NodeLimits(max_node_samples=samples, max_node_operations=operations)
+    with listening(demo(), nodes=limits) as running:
+        remote = RemoteLLM(f"{running.url}/v1", KEY)
+        got = remote.search(search, PROBLEMS[:2], PARAMS)
+        assert got[0].error is None
+        check_equal(got, local.search(search, PROBLEMS[:2], PARAMS))
+        headers = {"authorization": f"Bearer {KEY}"}
+        listed = httpx2.get(f"{running.url}/v1/nodes", headers=headers).json()
+        assert listed["memory"]["nodes"] == 0
+
+
+def test_more_calls_than_a_request_has_room_for(remote: RemoteLLM, local: LLM) -> None:
+    async def search(root: SearchNode) -> SearchNode:
+        children = await root.sample(126, max_tokens=1)
+        deep = root
+        for _ in range(9):
+            deep = deep.extend(" b")
+        more = [
+            deep.sample(1, max_tokens=1),
+            *(child.sample(1, max_tokens=1) for child in children),
+        ]
+        first, *_ = await asyncio.gather(*more)
+        for child in children:
+            child.drop()
+        await first[0].sample(1, max_tokens=1)
+        return first[0]
+
+    problems, whole = PROBLEMS[:1], SamplingParams(max_tokens=1, seed=4)
+    check_equal(remote.search(search, problems, whole), local.search(search, problems, whole))
+
+
+def test_a_prompt_that_needs_more_operations_than_a_request_has_is_an_error() -> None:
+    choose = choice_scores(lambda node: "Right?\n", {" yes": 1.0, " no": 0.0})
+
+    async def search(root: SearchNode) -> SearchNode:
+        await choose(await root.sample(1, max_tokens=1))
+        return root
+
+    with listening(demo(), nodes=NodeLimits(max_node_operations=2)) as running:
+        remote = RemoteLLM(f"{running.url}/v1", KEY)
+        with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
+            (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
+    assert "a batch of this server has at most 2" in str(result.error)
+
+
+def test_a_search_chooses_its_lease(running: Running) -> None:
+    leases: list[float] = []
+
+    async def search(root: SearchNode) -> SearchNode:
+        headers = {"authorization": f"Bearer {KEY}"}
+        (tree,) = httpx2.get(f"{running.url}/v1/nodes", headers=headers).json()["data"]
+        leases.append(tree["expires_in"])
+        return root
+
+    for lease in (None, 1_000):
+        remote = RemoteLLM(f"{running.url}/v1", KEY, lease_seconds=lease)
+        remote.search(search, PROBLEMS[:1], PARAMS)
+    assert 500 < leases[0] <= 600 and 900 < leases[1] <= 1_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"base_url": "http://[::1/v1"}, "base_url must be an address"),
+        ({"base_url": "http://a:port/v1"}, "base_url must be an address"),
+        ({"base_url": "http:///v1"}, "base_url must name a host"),
+        ({"lease_seconds": 0}, "lease_seconds must be more than 0"),
+        ({"lease_seconds": float("nan")}, "lease_seconds must be a finite number"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RemoteLLM(**{"base_url": "http://127.0.0.1:9/v1", **arguments})
+
+
+def test_a_server_cannot_make_the_client_wait_for_hours() -> None:
+    from treegen.integrations.client import connection
+
+    assert connection._seconds("7") == 7 and connection._seconds("9" * 400) == 60
+    assert connection._seconds("Wed, 21 Oct 2026 07:28:00 GMT") == 0
+
+
 def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
     prompts: list[Any] = [PROBLEMS[0][1], [5, 6, 7], [{"role": "user", "content": "Hello"}]]
     params = SamplingParams(n=2, seed=1, max_tokens=8, stop="\n", top_k=50)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -175,6 +176,22 @@ def test_keep_alives_come_while_the_search_runs(
     body = {"messages": CHAT, "max_tokens": 40, "stream": True}
     text = running.post("search/best-of-n/chat/completions", body).text
     assert text.startswith(": searching\n\n") and text.endswith("data: [DONE]\n\n")
+
+
+def test_numbers_that_json_lacks_are_null(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = SearchService._build
+
+    def build_worse(service: Any, prepared: Any, result: Any) -> Any:
+        root, *nodes = result.tree.nodes
+        tree = SearchTree((replace(root, logprob=float("nan")), *nodes))
+        votes = {"a": float("inf"), "b": 1.0}
+        return build(service, prepared, replace(result, tree=tree, votes=votes))
+
+    monkeypatch.setattr(SearchService, "_build", build_worse)
+    extra = json.loads(ask(running, "sample").text, parse_constant=pytest.fail)["treegen"]
+    assert extra["tree"][0]["logprob"] is None and extra["votes"] == {"a": None, "b": 1.0}
 
 
 def test_models_are_listed_below_each_method(running: Running) -> None:

@@ -31,13 +31,14 @@ class NodeSearches:
         backend: The backend of all searches.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, lease_seconds: float | None = None) -> None:
         """Create the loop; nothing runs yet.
 
         Args:
             send: Runs operations on the server; called in the loop.
+            lease_seconds: Lease of the trees. Default: the server's.
         """
-        self.backend = NodeBackend(send)
+        self.backend = NodeBackend(send, lease_seconds)
         self.loop = IdleLoop(self._on_idle, self._on_idle, self.backend)
         self._running: set[RunningSearch] = set()
 

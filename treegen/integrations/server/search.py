@@ -8,6 +8,7 @@ model.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 import uuid
@@ -345,11 +346,14 @@ class SearchService:
                 "answers": [search.answer(text) for _, text in chosen],
                 "nodes": [node for node, _ in chosen],
                 "values": [result.tree.nodes[node].score for node, _ in chosen],
-                "votes": dict(result.votes),
+                "votes": {answer: _finite(weight) for answer, weight in result.votes.items()},
                 "candidates": list(result.candidates),
                 "stopped": result.stopped,
                 "usage": usage,
-                "tree": [node.to_json() for node in result.tree.nodes]
+                "tree": [
+                    {**node.to_json(), "logprob": _finite(node.logprob)}
+                    for node in result.tree.nodes
+                ]
                 if request.shows_tree
                 else None,
             },
@@ -404,6 +408,11 @@ class SearchStream(StreamingResponse):
         """Send the response."""
         with self._stack:
             await super().__call__(scope, receive, send)
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON has; None for others."""
+    return value if math.isfinite(value) else None
 
 
 def _name_option(error: InputError, request: SearchRequest) -> InputError:
