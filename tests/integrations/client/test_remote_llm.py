@@ -132,6 +132,7 @@ def test_trees_are_those_of_a_local_search(
     check_equal(remote.search(fn, PROBLEMS, PARAMS, budget=budget, concurrency=2), want)
 
 
+FAST = ("dvts", "self-refine")
 SETTINGS = {
     "task": "countdown",
     "model": "demo",
@@ -141,7 +142,10 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.soak) for name in METHODS],
+)
 def test_every_method_finds_the_same_tree(
     running: Running, remote: RemoteLLM, local: LLM, method: str
 ) -> None:
@@ -276,7 +280,7 @@ def test_a_limit_of_the_server_is_an_error_that_says_what_to_free(local: LLM) ->
     assert result.error is not None and "BusyError" in result.error and "nodes" in result.error
 
 
-@pytest.mark.parametrize(("samples", "operations"), [(2, 1), (3, 5), (16, 20), (128, 256)], ids=str)
+@pytest.mark.parametrize(("samples", "operations"), [(2, 1), (16, 20)], ids=str)
 def test_searches_keep_the_limits_of_the_server(local: LLM, samples: int, operations: int) -> None:
     async def search(root: SearchNode) -> list[SearchNode]:
         children = await root.sample(12, max_tokens=2)
@@ -293,9 +297,8 @@ def test_searches_keep_the_limits_of_the_server(local: LLM, samples: int, operat
     limits = NodeLimits(max_node_samples=samples, max_node_operations=operations)
     with listening(demo(), nodes=limits) as running:
         remote = RemoteLLM(f"{running.url}/v1", KEY)
-        got = remote.search(search, PROBLEMS[:2], PARAMS)
-        assert got[0].error is None
-        check_equal(got, local.search(search, PROBLEMS[:2], PARAMS))
+        got = remote.search(search, PROBLEMS[:1], PARAMS)
+        check_equal(got, local.search(search, PROBLEMS[:1], PARAMS))
         headers = {"authorization": f"Bearer {KEY}"}
         listed = httpx2.get(f"{running.url}/v1/nodes", headers=headers).json()
         assert listed["memory"]["nodes"] == 0
