@@ -132,7 +132,7 @@ def test_trees_are_those_of_a_local_search(
     check_equal(remote.search(fn, PROBLEMS, PARAMS, budget=budget, concurrency=2), want)
 
 
-FAST = ("dvts", "self-refine")
+FAST = ("tot-dfs",)
 SETTINGS = {
     "task": "countdown",
     "model": "demo",
