@@ -308,7 +308,11 @@ def _read_arguments(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if not isinstance(value, str | int | float):
                 raise InputError(f"it must be text, a number, true or false, got {value!r:.60}")
-            values |= read_values([argument], {argument.name: text}, f"method {method}")
+            read = read_values([argument], {argument.name: text}, f"method {method}")
+            if isinstance(value, str) and not isinstance(read[argument.name], str):
+                raise InputError(f"it must be a number, true or false, got the text {value!r:.60}")
         except InputError as error:
             raise InputError(f"{arg(argument.name)} cannot be used: {error}") from None
+        _check_counts(read)
+        values |= read
     return values

@@ -89,11 +89,16 @@ def listening(
         while not server.started:
             time.sleep(0.01)
         running = Running(served, server.servers[0].sockets[0].getsockname()[1])
-        yield running
-        running.wait_until_idle()
-        server.should_exit = True
-        thread.join()
-        handlers.close()
+        try:
+            yield running
+            running.wait_until_idle()
+        except BaseException:
+            server.force_exit = True  # so that a failed test does not keep the process from ending
+            raise
+        finally:
+            server.should_exit = True
+            thread.join()
+            handlers.close()
     assert model.cache.pool.num_used == 0
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
     import httpx2
     import openai
 
+    from treegen.integrations.client.searches import SearchThread
+    from treegen.integrations.server.search import SearchService
     from treegen.integrations.server.search_requests import SearchLimits
 else:
     openai, httpx2 = map(pytest.importorskip, ("openai", "httpx2"))
     SearchLimits = pytest.importorskip("treegen.integrations.server.search_requests").SearchLimits
+    SearchService = pytest.importorskip("treegen.integrations.server.search").SearchService
+    SearchThread = pytest.importorskip("treegen.integrations.client.searches").SearchThread
 
 CHAT: Any = [{"role": "user", "content": "Tom has 3 apples and buys 5 more. How many has he?"}]
 LIMITS = SearchLimits(max_searches=2, max_search_tokens=1_000, max_search_seconds=60)
@@ -172,6 +178,22 @@ def test_keep_alives_come_while_the_search_runs(
     assert text.startswith(": searching\n\n") and text.endswith("data: [DONE]\n\n")
 
 
+def test_numbers_that_json_lacks_are_null(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = SearchService._build
+
+    def build_worse(service: Any, prepared: Any, result: Any) -> Any:
+        root, *nodes = result.tree.nodes
+        tree = SearchTree((replace(root, logprob=float("nan")), *nodes))
+        votes = {"a": float("inf"), "b": 1.0}
+        return build(service, prepared, replace(result, tree=tree, votes=votes))
+
+    monkeypatch.setattr(SearchService, "_build", build_worse)
+    extra = json.loads(ask(running, "sample").text, parse_constant=pytest.fail)["treegen"]
+    assert extra["tree"][0]["logprob"] is None and extra["votes"] == {"a": None, "b": 1.0}
+
+
 def test_models_are_listed_below_each_method(running: Running) -> None:
     with client_of(running, "beam") as client:
         assert [model.id for model in client.models.list()] == ["demo"]
@@ -202,6 +224,9 @@ def test_models_are_listed_below_each_method(running: Running) -> None:
         ("beam", {"search": {"widht": 2}}, 400, "search.widht", "did you mean 'width'"),
         ("beam", {"search": {"evaluate": "verifier"}}, 400, "search.evaluate", "logprob"),
         ("mcts", {"search": {"batch": 0}}, 400, "search.batch", "batch cannot be used"),
+        ("mcts", {"search": {"batch": "8"}}, 400, "search.batch", "must be a number"),
+        ("rstar", {"search": {"checks": 3_000_000}}, 400, "search.checks", "at most 2,000"),
+        ("self-refine", {"search": {"chains": "3000000"}}, 400, "search.chains", "be a number"),
         ("beam", {"width": 2}, 400, "width", "width is not supported"),
         ("beam", {"n": 0}, 400, "n", "n must be from 1 to 128"),
         ("beam", {"n": 10**6}, 400, "n", "n must be from 1 to 128"),
@@ -252,6 +277,58 @@ def test_too_many_searches_get_429(running: Running) -> None:
     assert statuses == {200, 429}
     refused = next(response for response in responses if response.status_code == 429)
     assert refused.headers["retry-after"] and "at most 2 may" in error_of(refused)[2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_places_are_taken_before_a_search_is_prepared(
+    running: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Many requests arrive at once, and each waits before its search can start."""
+    prepare, num_waiting = SearchService.prepare, [0, 0]
+
+    async def wait_and_prepare(service: Any, request: Any) -> Any:
+        num_waiting[0] += 1
+        num_waiting[1] = max(num_waiting)
+        await asyncio.sleep(0.3)
+        num_waiting[0] -= 1
+        return await prepare(service, request)
+
+    monkeypatch.setattr(SearchService, "prepare", wait_and_prepare)
+
+    def search(seed: int) -> int:
+        return ask(running, "sample", seed=seed, stream=stream).status_code
+
+    with ThreadPoolExecutor(8) as threads:
+        statuses = list(threads.map(search, range(8)))
+    assert set(statuses) == {200, 429} and num_waiting[1] == 2
+    assert ask(running, "sample", stream=stream).status_code == 200
+
+
+def test_a_search_that_computes_for_long_does_not_keep_the_server_from_closing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("treegen.integrations.client.searches._CLOSE_SECONDS", 0.1)
+    started, may_end = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        started.set()
+        may_end.wait(60)
+
+    async def main() -> SearchThread:
+        async def run_operations(operations: Any) -> Any:
+            return []
+
+        return SearchThread(run_operations)
+
+    thread = asyncio.run(main())
+    thread._searches.loop.call_soon_threadsafe(compute)
+    started.wait(60)
+    begin = time.monotonic()
+    thread.close()
+    assert time.monotonic() - begin < 10
+    may_end.set()
+    thread._thread.join()
+    thread.close()
 
 
 def test_two_clients_at_once_get_their_own_answers(running: Running) -> None:

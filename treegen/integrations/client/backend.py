@@ -40,8 +40,6 @@ from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
 
-_MAX_SAMPLES: Final = 128  # of one operation
-_MAX_OPERATIONS: Final = 128  # of one request, before those that create nodes and drop them
 _MAX_REFUSED: Final = 60  # times that a call is sent to a busy server
 _FIRST_WAIT: Final = 0.1  # seconds
 _LONGEST_WAIT: Final = 5.0
@@ -63,13 +61,17 @@ class _Outbox:
 class NodeBackend:
     """The Backend of searches whose nodes a server keeps."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, lease_seconds: float | None = None) -> None:
         """Create a backend without nodes.
 
         Args:
             send: Runs operations on the server.
+            lease_seconds: Seconds after its last use until the server drops a tree. Default: the
+                server's.
         """
-        self._send = send
+        self._send, self._lease = send, lease_seconds
+        # The server reports its limits with each root.
+        self._max_samples = self._max_operations = 1
         self._outboxes: dict[BudgetedSearch, _Outbox] = {}
         self._tickets: dict[Ticket, None] = {}
         self._dropped: list[NodeContext] = []  # those that the server still has
@@ -86,11 +88,12 @@ class NodeBackend:
         Raises:
             TreegenError: the server does not accept it.
         """
-        (result,) = await self._send([root])
+        (result,) = await self._send([root.model_copy(update={"lease_seconds": self._lease})])
         if isinstance(result, FailedOperation):
             raise error_of(result.error)
         assert isinstance(result, NodeResult)
-        node = result.node
+        node, memory = result.node, result.memory
+        self._max_samples, self._max_operations = memory.max_samples, memory.max_operations
         return NodeContext(None, root, "", node.id, node.num_context_tokens), node
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> NodeContext:
@@ -151,8 +154,8 @@ class NodeBackend:
             """
             sampling = Sampling.model_validate({**fields, "max_tokens": most})
 
-            for start in range(first, first + num, _MAX_SAMPLES):
-                places = range(start, min(start + _MAX_SAMPLES, first + num))
+            for start in range(first, first + num, self._max_samples):
+                places = range(start, min(start + self._max_samples, first + num))
                 make = partial(
                     SampleOperation,
                     op="sample",
@@ -263,17 +266,18 @@ class NodeBackend:
             outbox.calls = [call for call in outbox.calls if call.context.is_pending]
             calls = [call for call in calls if call.ticket in self._tickets]
             if calls:
-                request = StepRequest()
+                request = StepRequest(self._max_operations, self._lease)
                 for call in calls:
-                    if len(request.operations) >= _MAX_OPERATIONS:
-                        outbox.calls.append(call)
-                        continue
                     try:
-                        request.add(call)
+                        if not request.add(call):
+                            outbox.calls.append(call)
                     except ValidationError as error:
                         reason = error.errors(include_input=False)[0]["msg"]
                         wrong = InputError(f"the server cannot take this: {reason}")
                         self._fail(call.ticket, wrong)
+                        has_failed = True
+                    except InputError as error:
+                        self._fail(call.ticket, error)
                         has_failed = True
                 if request.operations:
                     outbox.requests.add(request)
@@ -282,9 +286,9 @@ class NodeBackend:
                 del self._outboxes[search]
         # A root is dropped at the end of its search, which may make no further request.
         if not requests and any(context.above is None for context in self._dropped):
-            requests.append((StepRequest(), _Outbox()))
+            requests.append((StepRequest(self._max_operations, self._lease), _Outbox()))
         for request, outbox in requests:
-            for context in self._take_dropped(_MAX_OPERATIONS):
+            for context in self._take_dropped(self._max_operations - len(request.operations)):
                 request.drop(context)
             request.task = asyncio.get_running_loop().create_task(self._run(request, outbox))
             self._tasks.add(request.task)
@@ -316,9 +320,15 @@ class NodeBackend:
                 if isinstance(result := results[place], NodeResult):
                     context.num_tokens = result.node.num_context_tokens
             for place, call in request.calls:
-                self._receive(call, results[place])
+                self._receive(call, request.find_failure(call, results) or results[place])
+            for call in request.begun:
+                failure = request.find_failure(call, results)
+                if failure is not None:
+                    self._receive(call, failure)
+                else:
+                    self._post(call)
         except Exception as error:
-            for _, call in request.calls:
+            for call in (*(call for _, call in request.calls), *request.begun):
                 self._fail(call.ticket, error)
         finally:
             outbox.requests.discard(request)

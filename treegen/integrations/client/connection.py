@@ -1,7 +1,8 @@
 """HTTP requests to a server, repeated until an answer comes.
 
-Every request has an idempotency key. So if an answer is lost on its way, the server returns it
-again and computes nothing twice.
+Every request has an idempotency key. If the answer of a request for nodes is lost on its way, the
+server returns it again while it is stored. Requests for completions are computed again, with equal
+draws if they have a seed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ with require_extra("the client needs httpx2", "client"):
 _FIRST_WAIT: Final = 0.25  # seconds
 _LONGEST_WAIT: Final = 8.0
 _REPEATED: Final = (408, 429, 500, 502, 503, 504)
+_LONGEST_RETRY_AFTER: Final = 60.0  # however long the server says
 _CONNECT_SECONDS: Final = 10.0
 
 
@@ -102,7 +104,13 @@ class Connection:
             TreegenError: as for `run_operations`.
         """
         named = {"model": self._model, **body} if self._model else body
-        return json.loads(await self.post(path, json.dumps(named)))
+        content = await self.post(path, json.dumps(named))
+        try:
+            return json.loads(content)
+        except ValueError:
+            raise InputError(
+                f"{self._url} answers with text that is no JSON; check the address"
+            ) from None
 
     async def post(self, path: str, body: str) -> bytes:
         """Send a body, and return the body of the answer.
@@ -128,7 +136,7 @@ class Connection:
                 if response.status_code not in _REPEATED:
                     raise failure
                 retry_after = _seconds(response.headers.get("retry-after", ""))
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 failure = InputError(
                     f"{self._url} cannot be reached ({type(error).__name__}: {error}); check the "
                     "address, and that the server runs"
@@ -162,4 +170,18 @@ class Connection:
 
 
 def _seconds(text: str) -> float:
-    return float(text) if text.isdecimal() else 0.0
+    """Return the seconds of a Retry-After header, at most a minute; 0 if it has a date."""
+    return min(float(text), _LONGEST_RETRY_AFTER) if text.isdecimal() else 0.0
+
+
+def check_url(url: str) -> None:
+    """Raise InputError for text that is no address."""
+    try:
+        host = httpx2.URL(url).host
+    except httpx2.InvalidURL as error:
+        raise InputError(
+            f"base_url must be an address such as http://127.0.0.1:8000/v1, got {url!r:.80}: "
+            f"{error}"
+        ) from None
+    if not host:
+        raise InputError(f"base_url must name a host, got {url!r:.80}")

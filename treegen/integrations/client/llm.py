@@ -14,10 +14,11 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from treegen.common.checks import check_number
 from treegen.common.outputs import RequestOutput, Score
 from treegen.common.params import Params, check_int, check_params, check_tree_params
 from treegen.errors import InputError
-from treegen.integrations.client.connection import Connection
+from treegen.integrations.client.connection import Connection, check_url
 from treegen.integrations.client.conversion import (
     check_prompt,
     encode_messages,
@@ -61,6 +62,7 @@ class RemoteLLM:
         model: str = "",
         timeout: float = 600.0,
         retries: int = 5,
+        lease_seconds: float | None = None,
     ) -> None:
         """Remember the address; nothing is sent yet.
 
@@ -69,8 +71,11 @@ class RemoteLLM:
             api_key: The server's key. Default: none.
             model: Name of the model. Default: the one that is served.
             timeout: Seconds to wait for one answer.
-            retries: How often a request is repeated if no answer comes or the server is busy. A
-                repeated request computes nothing twice.
+            retries: How often a request is repeated if no answer comes or the server is busy. If
+                the server still has the answer of a search's request, it returns that; it computes
+                a repeated `generate` or `score` again.
+            lease_seconds: Seconds that a search may pause until the server drops its tree. The
+                server limits it. Default: the server's, which is usually 10 minutes.
 
         Raises:
             InputError: an argument cannot be used.
@@ -80,7 +85,13 @@ class RemoteLLM:
                 "base_url must be an address such as http://127.0.0.1:8000/v1, got "
                 f"{base_url!r:.80}"
             )
+        check_url(base_url)
         check_int("retries", retries, least=0)
+        if lease_seconds is not None:
+            check_number("lease_seconds", lease_seconds)
+            if not lease_seconds > 0:
+                raise InputError("lease_seconds must be more than 0")
+        self._lease = lease_seconds
         self._url, self._key, self._model = base_url.rstrip("/"), api_key, model
         self._timeout, self._retries = timeout, retries
         self._before = DrawCounter()
@@ -174,7 +185,9 @@ class RemoteLLM:
         template: dict[str, Any] = {"tools": list(tools) if tools else None}
         template["chat_template_kwargs"] = dict(chat_template_kwargs or {}) or None
         roots = [make_root(problem, params, before, template) for problem in named]
-        return RemoteSearchRun(self.connect, fn, named, roots, params, concurrency, budget)
+        return RemoteSearchRun(
+            self.connect, fn, named, roots, params, concurrency, budget, self._lease
+        )
 
     # Samples and scores
 

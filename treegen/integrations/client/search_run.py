@@ -38,6 +38,7 @@ class RemoteSearchRun(Iterator[SearchResult]):
         params: SamplingParams,
         concurrency: int,
         budget: Budget | None,
+        lease_seconds: float | None,
     ) -> None:
         """Create a run whose searches start with the first result that is requested.
 
@@ -49,6 +50,8 @@ class RemoteSearchRun(Iterator[SearchResult]):
             params: Default sampling parameters of nodes.
             concurrency: Maximum number of searches at once.
             budget: Budget of each search.
+            lease_seconds: Seconds after its last use until the server drops a tree; None is the
+                server's default.
         """
         self.names = [problem.name for problem in problems]
         self._connect, self._fn, self._params, self._budget = connect, fn, params, budget
@@ -56,7 +59,7 @@ class RemoteSearchRun(Iterator[SearchResult]):
         self._problems = list(zip(problems, roots, strict=True))
         self._num_left = len(problems)
         self._connection: Connection | None = None
-        self._searches = NodeSearches(self._send)
+        self._searches = NodeSearches(self._send, lease_seconds)
         self._results: asyncio.Queue[SearchResult | BaseException] = asyncio.Queue()
         self._main: asyncio.Task[None] | None = None
 

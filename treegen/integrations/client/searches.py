@@ -19,6 +19,8 @@ from treegen.search.tree.result import SearchResult
 
 _END_SECONDS: Final = 1.0
 """Time for a search to end after it was cancelled."""
+_CLOSE_SECONDS: Final = 5.0
+"""Time for the thread of searches to end."""
 
 
 class NodeSearches:
@@ -29,13 +31,14 @@ class NodeSearches:
         backend: The backend of all searches.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, lease_seconds: float | None = None) -> None:
         """Create the loop; nothing runs yet.
 
         Args:
             send: Runs operations on the server; called in the loop.
+            lease_seconds: Lease of the trees. Default: the server's.
         """
-        self.backend = NodeBackend(send)
+        self.backend = NodeBackend(send, lease_seconds)
         self.loop = IdleLoop(self._on_idle, self._on_idle, self.backend)
         self._running: set[RunningSearch] = set()
 
@@ -158,8 +161,12 @@ class SearchThread:
         return await asyncio.wrap_future(call)
 
     def close(self) -> None:
-        """End all searches, and the thread."""
+        """End all searches, and the thread.
+
+        A thread that computes for long is left to end with the program.
+        """
         if self._thread.is_alive():
             self._searches.loop.call_soon_threadsafe(self._searches.loop.stop)
-            self._thread.join()
-        self._searches.close()
+            self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._searches.close()

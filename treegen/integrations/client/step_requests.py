@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treegen.errors import InputError
 from treegen.integrations.server.node_types import (
     DropOperation,
     ExtendOperation,
+    FailedOperation,
     Operation,
+    Result,
     RootOperation,
 )
 from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
@@ -111,11 +114,19 @@ class Ticket:
 class StepRequest:
     """Operations of one search that are sent together."""
 
-    def __init__(self) -> None:
-        """Create an empty request."""
+    def __init__(self, max_operations: int, lease_seconds: float | None) -> None:
+        """Create an empty request.
+
+        Args:
+            max_operations: Maximum number of operations.
+            lease_seconds: Lease of the trees that it creates; None is the server's default.
+        """
+        self._max_operations, self._lease = max_operations, lease_seconds
         self.operations: list[Operation] = []
         self.calls: list[tuple[int, NodeCall]] = []
         """Calls, each with the place of its operation."""
+        self.begun: list[NodeCall] = []
+        """Calls that need a further request, because this one creates only nodes above theirs."""
         self.created: list[tuple[int, NodeContext]] = []
         """Nodes that it creates, each with the place of its operation."""
         self.temporary: list[tuple[int, NodeContext]] = []
@@ -123,17 +134,73 @@ class StepRequest:
         self.task: asyncio.Task[None] | None = None
         self._names: dict[NodeContext, str] = {}
 
-    def add(self, call: NodeCall) -> None:
-        """Add the operation of a call, after those that create its node."""
+    def add(self, call: NodeCall) -> bool:
+        """Add the operation of a call, after those that create its node; return whether it fits.
+
+        An empty request takes any call. If it has too little room, it creates only some of the
+        nodes above, and the call is in `begun`.
+
+        Raises:
+            InputError: nodes that cannot be kept for a further request need more operations than a
+                request has.
+        """
         # A prompt that is only scored has no name yet, so later calls cannot use its node.
         root = call.context.root
         is_temporary = call.root_name is None and root.id is None and root not in self._names
         names = {} if is_temporary else self._names
+        missing = self._missing(call.context, names)
+        num = len(missing) + (2 if is_temporary else 1)
+        # Half of a request is left for dropped nodes.
+        if self.operations and len(self.operations) + num > max(1, self._max_operations // 2):
+            return False
+        if num > self._max_operations:
+            if is_temporary:
+                raise InputError(
+                    f"scoring this prompt takes {num:,} operations, and a batch of this server has "
+                    f"at most {self._max_operations:,}; join its extensions"
+                )
+            self._name(missing[self._max_operations - 1], call.root_name, names)
+            self.begun.append(call)
+            return True
         name = self._name(call.context, call.root_name, names)
         self.calls.append((len(self.operations), call))
         self.operations.append(call.make(node=name))
         if is_temporary:
             self.operations.append(DropOperation(op="drop", node=names[root]))
+        return True
+
+    @staticmethod
+    def _missing(context: NodeContext, names: dict[NodeContext, str]) -> list[NodeContext]:
+        """Return a node and those above it that have to be created, the topmost first.
+
+        Args:
+            context: The node.
+            names: Nodes that the request creates.
+        """
+        missing: list[NodeContext] = []
+        node: NodeContext | None = context
+        while node is not None and node.id is None and node not in names:
+            missing.append(node)
+            node = node.above
+        return missing[::-1]
+
+    def find_failure(self, call: NodeCall, results: Sequence[Result]) -> FailedOperation | None:
+        """Return why the node of a call, or one above it, was not created; None if it was.
+
+        Args:
+            call: The call.
+            results: The results of the operations.
+        """
+        above: set[NodeContext] = set()
+        node: NodeContext | None = call.context
+        while node is not None:
+            above.add(node)
+            node = node.above
+        for place, context in (*self.created, *self.temporary):
+            result = results[place]
+            if context in above and isinstance(result, FailedOperation):
+                return result
+        return None
 
     def drop(self, context: NodeContext) -> None:
         """Add the operation that drops a node."""
@@ -168,7 +235,9 @@ class StepRequest:
     ) -> Operation:
         content = context.content
         if context.above is None:
-            return RootOperation(op="root", prompt=content, name=root_name, seed=0)
+            return RootOperation(
+                op="root", prompt=content, name=root_name, seed=0, lease_seconds=self._lease
+            )
         above = self._name(context.above, root_name, names)
         index = int(context.path.split("/")[-2].removeprefix("+"))
         given: Any = {"text": content} if isinstance(content, str) else {"parts": content}

@@ -13,7 +13,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from functools import partial
 from ipaddress import ip_address
 from types import MappingProxyType
@@ -48,7 +48,7 @@ from treegen.integrations.server.requests import (
     read_json,
 )
 from treegen.integrations.server.responses import CompletionResponse
-from treegen.integrations.server.search import ChatSearches, SearchService
+from treegen.integrations.server.search import ChatSearches, SearchService, SearchStream
 from treegen.integrations.server.search_requests import SearchLimits
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
@@ -248,10 +248,12 @@ class Server:
         searches.check_method(request.path_params["method"])
         ask = searches.parse(request.path_params["method"], await self._body(request))
         self._check_model(ask.ask.model)
-        prepared = await cancel_on_disconnect(request, searches.prepare(ask))
-        if ask.ask.stream:
-            return StreamingResponse(searches.stream(prepared), media_type="text/event-stream")
-        answer = await cancel_on_disconnect(request, searches.answer(prepared))
+        with ExitStack() as stack:
+            stack.enter_context(searches.take_place())
+            prepared = await cancel_on_disconnect(request, searches.prepare(ask))
+            if ask.ask.stream:
+                return SearchStream(searches.stream(prepared), stack.pop_all())
+            answer = await cancel_on_disconnect(request, searches.answer(prepared))
         return stream_json(await asyncio.to_thread(encode_json, answer))
 
     def close(self) -> None:

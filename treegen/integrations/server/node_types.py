@@ -220,6 +220,10 @@ class Memory(NodeModel):
     bytes: int
     """Size of the keys and values of these tokens. Those of idle nodes may be evicted, and are
     computed again when the nodes are used."""
+    max_samples: int = 128
+    """Maximum number of children of one sample operation."""
+    max_operations: int = 256
+    """Maximum number of operations of one batch."""
 
 
 class NodeUsage(NodeModel):

@@ -216,6 +216,8 @@ class NodeStore:
             tokens=client.num_tokens,
             max_tokens=self.max_tokens,
             bytes=client.num_tokens * self._token_bytes,
+            max_samples=self.limits.max_node_samples,
+            max_operations=self.limits.max_node_operations,
         )
 
     def find(self, client: Client, name: str, param: str = "node") -> ServedNode:

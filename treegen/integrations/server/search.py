@@ -8,14 +8,18 @@ model.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
@@ -196,18 +200,30 @@ class SearchService:
             hint = did_you_mean(method[:80], methods) or f"; this server has {', '.join(methods)}"
             raise HTTPException(404, f"there is no search method {method[:80]!r}{hint}")
 
-    async def prepare(self, request: SearchRequest) -> PreparedAnswer:
-        """Check a request, and prepare its search.
+    @contextmanager
+    def take_place(self) -> Iterator[None]:
+        """Count the search that the block prepares and runs as one of those at once.
 
         Raises:
             BusyError: too many searches run.
-            InputError: the request cannot be used.
         """
         if self.num_running >= self._limits.max_searches:
             raise BusyError(
                 f"{self.num_running} searches run, and at most {self._limits.max_searches} may; "
                 "try again later"
             )
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+    async def prepare(self, request: SearchRequest) -> PreparedAnswer:
+        """Check a request, and prepare its search.
+
+        Raises:
+            InputError: the request cannot be used.
+        """
         ask, template = request.ask, request.ask.chat_template_kwargs
         (prompt,) = await self._served.encode(ask.prompts(), chat_template_kwargs=template)
         params = ask.params(min(self._room, _MAX_TOKENS), self._usual)
@@ -243,17 +259,13 @@ class SearchService:
         if self._runner is None:
             self._runner = self._searches.open_runner(self._run_operations)
         search = prepared.search
-        self.num_running += 1
-        try:
-            result = await self._runner.run(
-                search,
-                prepared.root,
-                name=uuid.uuid4().hex,
-                params=search.params,
-                budget=search.budget,
-            )
-        finally:
-            self.num_running -= 1
+        result = await self._runner.run(
+            search,
+            prepared.root,
+            name=uuid.uuid4().hex,
+            params=search.params,
+            budget=search.budget,
+        )
         if result.exception is not None:
             raise result.exception
         # Encoding a large tree takes a while, so do it without blocking other requests.
@@ -334,11 +346,14 @@ class SearchService:
                 "answers": [search.answer(text) for _, text in chosen],
                 "nodes": [node for node, _ in chosen],
                 "values": [result.tree.nodes[node].score for node, _ in chosen],
-                "votes": dict(result.votes),
+                "votes": {answer: _finite(weight) for answer, weight in result.votes.items()},
                 "candidates": list(result.candidates),
                 "stopped": result.stopped,
                 "usage": usage,
-                "tree": [node.to_json() for node in result.tree.nodes]
+                "tree": [
+                    {**node.to_json(), "logprob": _finite(node.logprob)}
+                    for node in result.tree.nodes
+                ]
                 if request.shows_tree
                 else None,
             },
@@ -374,6 +389,30 @@ class SearchService:
         """End all searches."""
         if self._runner is not None:
             self._runner.close()
+
+
+class SearchStream(StreamingResponse):
+    """The streamed answer of a search, which releases what it holds when it ends."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], stack: ExitStack) -> None:
+        """Create the response.
+
+        Args:
+            events: The events of the answer.
+            stack: Closed at the end, also if the client disconnects before the first event.
+        """
+        super().__init__(events, media_type="text/event-stream")
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON has; None for others."""
+    return value if math.isfinite(value) else None
 
 
 def _name_option(error: InputError, request: SearchRequest) -> InputError:
