@@ -85,7 +85,8 @@ def test_an_evaluation_prints_tables_and_stores_everything(
     assert f"{title}{settings}" in lines
     value = r"[01]\.\d{3}"
     headline = (
-        rf"{title}: accuracy {value} \({value} to {value}\), maj@5 {value}, pass@5 {value}; "
+        rf"{title}: accuracy {value} \({value} to {value}\), maj@5 {value} \({value} to {value}\), "
+        rf"pass@5 {value} \({value} to {value}\); "
         rf"run: {path}"
     )
     assert re.fullmatch(headline, lines[-1])

@@ -168,13 +168,13 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
             f"{name} of layer {layer} passes {', '.join(sorted(unknown))} to attention, which is "
             f"not supported; {_OTHER}"
         )
-    if takes_selection(module) and (sliding_window or softcap):
+    selected: Any = others.get(_SELECTED)
+    if takes_selection(module) and selected is not None and (sliding_window or softcap):
         also = "window" if sliding_window else "soft cap"
         raise ModelError(
             f"{name} of layer {layer} selects keys and has a {also} as well, which is not "
             f"supported; {_OTHER}"
         )
-    selected: Any = others.get(_SELECTED)
     return AttentionCall(
         layer=layer,
         q_THK=query[0].transpose(0, 1),

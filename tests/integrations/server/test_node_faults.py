@@ -91,7 +91,7 @@ def test_a_panic_of_the_tokenizer_is_an_error_of_the_request(
 def test_texts_are_encoded_outside_the_engine(
     client: NodeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, append, append_text = set[str](), PromptAppender.append, appended.append_text
+    threads, append, append_text = set[str](), PromptAppender.append, tokens.append_text
 
     def note(function: Any) -> Any:
         def noted(*args: Any) -> Any:

@@ -20,7 +20,7 @@ from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.integrations.client.conversion import completion_of, encode_parts, error_of, score_of
-from treegen.integrations.client.step_requests import NodeCall, NodeContext, StepRequest, Ticket
+from treegen.integrations.client.step_requests import NodeContext, StepCall, StepRequest, Ticket
 from treegen.integrations.server.node_types import (
     FailedOperation,
     NodeAnswer,
@@ -52,7 +52,7 @@ Send = Callable[[Sequence[Operation]], Awaitable[Sequence[Result]]]
 class _Outbox:
     """The calls of one search."""
 
-    calls: list[NodeCall] = field(default_factory=list)
+    calls: list[StepCall] = field(default_factory=list)
     """Those that are not sent yet."""
     requests: set[StepRequest] = field(default_factory=set)
     """Requests in progress."""
@@ -164,7 +164,7 @@ class NodeBackend:
                     params=sampling,
                 )
                 counted = context.num_tokens if not start else None
-                self._post(NodeCall(ticket, context, name, make, places, most, counted))
+                self._post(StepCall(ticket, context, name, make, places, most, counted))
 
         try:
             if search.line is None:
@@ -195,7 +195,7 @@ class NodeBackend:
         make = partial(ScoreOperation, op="score", texts=list(texts))
         places = range(len(texts))
         try:
-            self._post(NodeCall(ticket, context, None, make, places, 0, context.num_tokens))
+            self._post(StepCall(ticket, context, None, make, places, 0, context.num_tokens))
             self._join(ticket)
             await ticket.future
         finally:
@@ -228,7 +228,7 @@ class NodeBackend:
             )
             ticket.search.line.join(ticket.call)
 
-    def _post(self, call: NodeCall) -> None:
+    def _post(self, call: StepCall) -> None:
         self._outboxes.setdefault(call.ticket.search, _Outbox()).calls.append(call)
 
     def _close(self, ticket: Ticket) -> None:
@@ -341,7 +341,7 @@ class NodeBackend:
             if context.is_released:  # meanwhile
                 self._dropped.append(context)
 
-    def _receive(self, call: NodeCall, result: Result) -> None:
+    def _receive(self, call: StepCall, result: Result) -> None:
         """Store the results of a call in its ticket, and count what they cost."""
         ticket, usage = call.ticket, call.ticket.search.usage
         if isinstance(result, FailedOperation):
@@ -373,7 +373,7 @@ class NodeBackend:
         if not ticket.num_open and ticket.call is None:
             ticket.finish()
 
-    def _store_sample(self, call: NodeCall, place: int, node: NodeAnswer) -> None:
+    def _store_sample(self, call: StepCall, place: int, node: NodeAnswer) -> None:
         ticket, search, above = call.ticket, call.ticket.search, call.context
         path = f"{above.path}{node.index}/"
         context = NodeContext(above, None, path, node.id, node.num_context_tokens)

@@ -59,7 +59,7 @@ class NodeContext:
 
 
 @dataclass(slots=True, eq=False)
-class NodeCall:
+class StepCall:
     """A call for samples or scores of one node. Several may belong to one ticket."""
 
     ticket: Ticket
@@ -123,9 +123,9 @@ class StepRequest:
         """
         self._max_operations, self._lease = max_operations, lease_seconds
         self.operations: list[Operation] = []
-        self.calls: list[tuple[int, NodeCall]] = []
+        self.calls: list[tuple[int, StepCall]] = []
         """Calls, each with the place of its operation."""
-        self.begun: list[NodeCall] = []
+        self.begun: list[StepCall] = []
         """Calls that need a further request, because this one creates only nodes above theirs."""
         self.created: list[tuple[int, NodeContext]] = []
         """Nodes that it creates, each with the place of its operation."""
@@ -134,7 +134,7 @@ class StepRequest:
         self.task: asyncio.Task[None] | None = None
         self._names: dict[NodeContext, str] = {}
 
-    def add(self, call: NodeCall) -> bool:
+    def add(self, call: StepCall) -> bool:
         """Add the operation of a call, after those that create its node; return whether it fits.
 
         An empty request takes any call. If it has too little room, it creates only some of the
@@ -184,7 +184,7 @@ class StepRequest:
             node = node.above
         return missing[::-1]
 
-    def find_failure(self, call: NodeCall, results: Sequence[Result]) -> FailedOperation | None:
+    def find_failure(self, call: StepCall, results: Sequence[Result]) -> FailedOperation | None:
         """Return why the node of a call, or one above it, was not created; None if it was.
 
         Args:

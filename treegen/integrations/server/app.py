@@ -48,7 +48,7 @@ from treegen.integrations.server.requests import (
     read_json,
 )
 from treegen.integrations.server.responses import CompletionResponse
-from treegen.integrations.server.search import ChatSearches, SearchService, SearchStream
+from treegen.integrations.server.search import SearchMethods, SearchService, SearchStream
 from treegen.integrations.server.search_requests import SearchLimits
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
@@ -80,7 +80,7 @@ class Server:
         usual: Mapping[str, Any] = MappingProxyType({}),
         nodes: NodeLimits | None = None,
         verifier: Verifier | None = None,
-        searches: ChatSearches | None = None,
+        searches: SearchMethods | None = None,
         search_limits: SearchLimits | None = None,
     ) -> None:
         """Create the handlers for one model.

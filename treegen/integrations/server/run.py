@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from treegen.errors import InputError
 from treegen.integrations.server.app import Server
 from treegen.integrations.server.node_limits import NodeLimits
-from treegen.integrations.server.search import ChatSearches
+from treegen.integrations.server.search import SearchMethods
 from treegen.integrations.server.search_requests import SearchLimits
 from treegen.integrations.server.sockets import prepare_to_listen, url_of
 from treegen.llm.async_llm import AsyncLLM
@@ -167,7 +167,7 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
     recommended: bool = True,
     nodes: NodeLimits | None = None,
     verifier: Verifier | None = None,
-    searches: ChatSearches | None = None,
+    searches: SearchMethods | None = None,
     search_limits: SearchLimits | None = None,
     on_start: Callable[[str], None] = lambda url: None,
     **options: Any,

@@ -45,7 +45,7 @@ _KEEP_ALIVE_SECONDS: Final = 10
 _MAX_TOKENS: Final = 1_024  # of a reply, if the request does not say
 
 
-class ChatSearch(Protocol):
+class PreparedSearch(Protocol):
     """The prepared search of one chat."""
 
     params: SamplingParams
@@ -90,7 +90,7 @@ class SearchRunner(Protocol):
         """End all searches."""
 
 
-class ChatSearches(Protocol):
+class SearchMethods(Protocol):
     """Prepares searches by method, and runs them; see `treegen.tasks.chat.ChatSearches`."""
 
     @property
@@ -117,7 +117,7 @@ class ChatSearches(Protocol):
         budget: Budget,
         question: str,
         instruction: Callable[[str], str],
-    ) -> ChatSearch:
+    ) -> PreparedSearch:
         """Return the search of a chat.
 
         Args:
@@ -138,7 +138,7 @@ class PreparedAnswer:
     """A request whose search can start."""
 
     request: SearchRequest
-    search: ChatSearch
+    search: PreparedSearch
     root: RootOperation
     num_read: int
     """Number of tokens of the prompt."""
@@ -150,7 +150,7 @@ class SearchService:
     def __init__(
         self,
         served: AsyncLLM,
-        searches: ChatSearches,
+        searches: SearchMethods,
         *,
         name: str,
         room: int,
