@@ -48,8 +48,8 @@ def describe_node(node: ServedNode, text: str = "") -> NodeAnswer:
 def _add_sample(answer: NodeAnswer, completion: Completion) -> None:
     answer.seed = completion.seed
     answer.token_ids = list(completion.tokens)
-    answer.logprobs = _bounded(completion.logprobs)
-    answer.top_logprobs = [_bounded_pairs(pairs) for pairs in completion.top_logprobs]
+    answer.logprobs = _limit_logprobs(completion.logprobs)
+    answer.top_logprobs = [_limit_pairs(pairs) for pairs in completion.top_logprobs]
     answer.finish_reason, answer.stop = completion.finish_reason, completion.stop
     answer.confidences = list(completion.confidences)
     answer.certainties = list(completion.certainties)
@@ -63,17 +63,17 @@ def describe_score(score: Score) -> ScoreAnswer:
     return ScoreAnswer(
         logprob=max(score.logprob, _LEAST_LOGPROB),
         token_ids=list(score.tokens),
-        logprobs=_bounded(score.logprobs),
+        logprobs=_limit_logprobs(score.logprobs),
         is_greedy=bool(score.is_greedy),
-        top_logprobs=[_bounded_pairs(pairs) for pairs in top],
+        top_logprobs=[_limit_pairs(pairs) for pairs in top],
     )
 
 
-def _bounded(logprobs: Sequence[float]) -> list[float]:
+def _limit_logprobs(logprobs: Sequence[float]) -> list[float]:
     return [max(logprob, _LEAST_LOGPROB) for logprob in logprobs]
 
 
-def _bounded_pairs(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+def _limit_pairs(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [(token, max(logprob, _LEAST_LOGPROB)) for token, logprob in pairs]
 
 

@@ -56,7 +56,7 @@ def audit_data(
     yield from _find("known-faulty-items", faulty, problems)
     is_scored_by_text = kind in ("number", "choice", "mathematics", "text")
     if is_scored_by_text and not quick and view.job is not None and not _is_imported(view):
-        yield from _rejected(view.job)
+        yield from _find_rejected(view.job)
 
 
 def _is_imported(view: RunView) -> bool:
@@ -140,7 +140,7 @@ def _has_equal_choices(problem: ProblemView) -> bool:
     return any(texts) and (len(set(texts)) < len(texts) or "" in texts)
 
 
-def _rejected(job: Job) -> Iterator[Finding]:
+def _find_rejected(job: Job) -> Iterator[Finding]:
     """Yield a finding on references that the scorer does not find right in any form.
 
     Each form that accepted a reference is tried first for the next one. If the scorer accepts few
