@@ -262,7 +262,7 @@ def test_errors_of_the_server_reach_the_search(remote: RemoteLLM) -> None:
 
     (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
     assert result.error is None and result.best is not None
-    assert len(seen) == 2 and "has no tokens" in str(seen[1])
+    assert len(seen) == 2 and "a text is empty" in str(seen[1])
 
 
 def test_seconds_end_a_search(remote: RemoteLLM) -> None:
