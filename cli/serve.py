@@ -222,10 +222,12 @@ def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
 
 def _read_keys(path: Path | None) -> list[str]:
     """Return the keys in a file, one per line."""
+    from treegen.common.files.reading import read_text
+
     if path is None:
         return []
     try:
-        keys = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+        keys = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}; give a text file of keys") from error
     if not keys or len(set(keys)) < len(keys):

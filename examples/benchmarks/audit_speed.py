@@ -59,7 +59,7 @@ def make_log(kind: str, problems: int, samples: int) -> ExternalLog:
 @click.option("--problems", default=2500, show_default=True, help="Problems of a run.")
 @click.option("--samples", default=20, show_default=True, help="Samples of each problem.")
 @JSON
-def command(problems: int, samples: int) -> None:
+def main(problems: int, samples: int) -> None:
     """Audit made-up runs; print seconds and the growth of the process's memory."""
     results = []
     for kind in ("number", "choice"):
@@ -80,4 +80,4 @@ def command(problems: int, samples: int) -> None:
 
 
 if __name__ == "__main__":
-    command()
+    main()

@@ -6,7 +6,6 @@ sent. A fresh `treegen serve` answers each of the remote ways.
     python examples/benchmarks/remote_search.py --problems 64
 """
 
-import argparse
 import asyncio
 import re
 import signal
@@ -15,12 +14,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import click
 import httpx2
 
 from treegen import LLM, SamplingParams
+from treegen.cli.main import script
+from treegen.cli.options.options import JSON
+from treegen.cli.terminal.render import json_line
 from treegen.evals.task import TaskOptions
 from treegen.integrations.client import RemoteLLM
 from treegen.search import SearchNode, SearchOutcome, beam, is_ended, mean_logprob, sample_steps
@@ -40,31 +43,30 @@ class Cost:
     bytes_sent: int = 0
 
 
-def main() -> None:
+@script
+@click.option("--model", default="demo", show_default=True, help="A model's directory or name.")
+@click.option("--problems", default=64, show_default=True, help="Number of prompts.")
+@click.option("--width", default=4, show_default=True, help="Nodes kept at each depth.")
+@click.option("--expand", default=4, show_default=True, help="Samples of each node.")
+@click.option("--depth", default=5, show_default=True, help="Number of steps.")
+@JSON
+def main(model: str, problems: int, width: int, expand: int, depth: int) -> None:
     """Run the three ways and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--problems", type=int, default=64)
-    parser.add_argument("--width", type=int, default=4)
-    parser.add_argument("--expand", type=int, default=4)
-    parser.add_argument("--depth", type=int, default=5)
-    arguments = parser.parse_args()
     task = get_task("gsm8k")
     data = task.load(TaskOptions(limit=None, num_fewshot=8))
     questions = [data.fewshot + task.ask(problem) for problem in data.problems]  # type: ignore[attr-defined]
-    prompts = [
-        (f"p{index}", questions[index % len(questions)]) for index in range(arguments.problems)
-    ]
-    how = (arguments.width, arguments.expand, arguments.depth)
+    prompts = [(f"p{index}", questions[index % len(questions)]) for index in range(problems)]
+    how = (width, expand, depth)
     costs = {
-        "nodes": search_nodes(arguments.model, prompts, *how),
-        "text": search_texts(arguments.model, prompts, *how),
-        "`llm.search`": search_locally(arguments.model, prompts, *how),
+        "nodes": search_nodes(model, prompts, *how),
+        "text": search_texts(model, prompts, *how),
+        "`llm.search`": search_locally(model, prompts, *how),
     }
     print("| | prompt tokens computed | seconds | requests | bytes sent |\n|---|--:|--:|--:|--:|")
     for name, cost in costs.items():
         sent = [f"{value:,}" if value else "" for value in (cost.requests, cost.bytes_sent)]
         print(f"| {name} | {cost.prefilled:,} | {cost.seconds:.1f} | {' | '.join(sent)} |")
+    json_line({"costs": {name: asdict(cost) for name, cost in costs.items()}})
 
 
 def make_search(width: int, expand: int, depth: int) -> Any:

@@ -228,6 +228,20 @@ def test_each_script_has_the_command_of_its_figures_and_a_test(repository: Path)
         assert f'"{path.stem}"' in text, path
 
 
+def test_searches_over_http_compute_the_prompt_tokens_of_local_ones(script: Script) -> None:
+    sizes = ("--problems", "2", "--width", "1", "--expand", "2", "--depth", "2")
+    done = script("remote_search", *sizes, "--json")
+    assert done.code == 0, done.err
+    costs = done.document["costs"]
+    assert costs["nodes"]["prefilled"] == costs["`llm.search`"]["prefilled"] > 0
+
+
+def test_an_audit_of_large_runs_is_timed(script: Script) -> None:
+    done = script("audit_speed", "--problems", "5", "--samples", "2", "--json")
+    assert done.code == 0, done.err
+    assert [result["samples"] for result in done.document["results"]] == [10, 10]
+
+
 def test_products_in_4_bits_are_exact_and_have_a_roofline(script: Script) -> None:
     done = script(
         "quantised_products",

@@ -268,13 +268,13 @@ def test_the_server_takes_data_urls_alone(llm: LLM) -> None:
             }
         ]
     }
-    assert asks._message(body["messages"][0]) == asked(url(picture(1)))[0]
+    assert asks.read_message(body["messages"][0]) == asked(url(picture(1)))[0]
     for bad in ("/etc/passwd", "file:///etc/passwd", "http://169.254.169.254/", None):
         part = {"type": "image_url", "image_url": {"url": bad}}
         with pytest.raises(InputError, match="data URL"):
-            asks._message({"role": "user", "content": [part]})
+            asks.read_message({"role": "user", "content": [part]})
     with pytest.raises(InputError, match="text and image_url"):
-        asks._message({"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]})
+        asks.read_message({"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]})
 
 
 def test_messages_of_inspect_keep_their_images() -> None:
