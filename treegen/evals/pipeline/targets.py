@@ -25,7 +25,7 @@ from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.runs.new_directory import check_directory
 
 _Settings = TypeVar("_Settings", bound=BaseSettings)
-# Loading options of which run.json has fingerprints, and a permission.
+# run.json has fingerprints of what these options load; trust_remote_code is a permission.
 _CHECKED: Final = {"model", "adapter", "revision", "dtype", "quantization", "trust_remote_code"}
 
 

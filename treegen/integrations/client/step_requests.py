@@ -33,8 +33,8 @@ class NodeContext:
     id: str | None = None
     """Its id on the server; None until it is created."""
     num_tokens: int = 0
-    """Number of tokens from the start of the prompt, of which only those of created nodes are
-    known."""
+    """Number of tokens from the start of the prompt, without those of nodes that the server has not
+    created yet."""
     num_extended: int = 0
     """Number of extensions below it."""
     creator: StepRequest | None = None

@@ -88,7 +88,7 @@ class Server:
         Args:
             served: The model.
             name: Name of the model in requests.
-            api_key: The keys of which requests must have one; None requires none. The nodes of each
+            api_key: Keys; each request must have one of them. None requires none. The nodes of each
                 key are invisible to the others.
             max_body: Maximum size of a body in bytes.
             body_seconds: Time within which a body must arrive.

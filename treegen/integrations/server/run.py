@@ -178,7 +178,7 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
         llm: The model.
         at: Socket to listen on.
         name: Name of the model in requests.
-        api_key: The keys of which requests must have one; None requires none.
+        api_key: Keys; each request must have one of them. None requires none.
         max_body: Maximum size of a request body in bytes.
         max_image_pixels: Maximum total number of pixels of the images of one request.
         drain_seconds: Time for answering open requests after the signal; the rest is dropped.
