@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
         (["--model", "demo", "--max-nodes", "-1"], "--max-nodes must be at least 0"),
         (["--model", "demo", "--node-lease", "0"], "--node-lease must be more than 0"),
-        (["--model", "demo", "--api-keys", "/dev/null"], "/dev/null has no key"),
+        (["--model", "demo", "--api-keys", "/dev/null"], "give a text file of keys"),
         (["--model", "demo", "--max-body", "big"], "big"),
         (["--model", "demo", "--page-size", "0"], "page-size"),
         (["--model", "demo", "--tool-format", "xml"], "--tool-format must be one of harmony"),
@@ -112,6 +113,17 @@ def test_what_cannot_be_served_is_refused_in_one_line(
     # Before it there is only that the model is being loaded.
     *before, _ = done.err.splitlines()
     assert all(line.startswith("loading ") for line in before) and len(before) <= 1
+
+
+@pytest.mark.parametrize(("text", "message"), [("\n \n", "no key"), ("a\nb\na\n", "a key twice")])
+def test_a_bad_file_of_keys_is_refused(
+    treegen: Command, tmp_path: Path, text: str, message: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(text)
+    done = treegen("serve", "--model", "demo", "--api-keys", keys)
+    assert done.code == 2
+    assert f"{keys} has {message}" in done.err and len(done.err.splitlines()) == 1
 
 
 def test_an_address_that_is_taken_is_refused_before_the_model_is_loaded(treegen: Command) -> None:

@@ -46,7 +46,10 @@ def test_the_program_of_a_page_prints_what_it_shows(
     assert _URL in program
     exec(program.replace(_URL, url), {})
     printed = capsys.readouterr().out
-    assert [line.rstrip() for line in printed.splitlines()] == shown.splitlines()
+    # How many calls share a request depends on when they are made.
+    pages = (re.sub(r"\d+ requests", "N requests", text) for text in (printed, shown))
+    lines, expected = ([line.rstrip() for line in text.splitlines()] for text in pages)
+    assert lines == expected
 
 
 def needs(package: str) -> pytest.MarkDecorator:
