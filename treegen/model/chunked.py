@@ -45,9 +45,8 @@ def is_scaling_layer(layer: Any) -> bool:
 
 def scaling_of(layer: Any) -> tuple[float, float] | None:
     """Return the settings with which `scale_queries` scales a layer's queries, or None."""
-    if not isinstance(layer, ScaledLayer):
-        return None
-    return float(layer.floor_scale), float(layer.attn_scale)
+    is_scaled = isinstance(layer, ScaledLayer)
+    return (float(layer.floor_scale), float(layer.attn_scale)) if is_scaled else None
 
 
 def scale_queries(q_THK: Tensor, positions_T: Tensor, floor_scale: float, scale: float) -> Tensor:

@@ -142,7 +142,7 @@ def test_bfloat16_is_no_worse_than_unsplit_attention(layout: str) -> None:
     ids=str,
 )
 def test_chunked_causal_prefill(
-    rows: int, kv_len: int, options: dict[str, int], layout: str, impl: str
+    rows: int, kv_len: int, options: dict[str, Any], layout: str, impl: str
 ) -> None:
     prefix = 30
     groups = [[Group(0, rows, prefix)], [Group(0, rows, kv_len, prefix)]]
@@ -157,7 +157,7 @@ def test_chunked_causal_prefill(
     "options", [{}, {"window": 40}, {"window": 700}, {"chunk": 40}, {"chunk": 610}], ids=str
 )
 def test_many_causal_groups_at_once(
-    softcap: float | None, options: dict[str, int], impl: str
+    softcap: float | None, options: dict[str, Any], impl: str
 ) -> None:
     lengths = [1, 5, 5, 5, 17, 0, 300, 64, 64]
     groups: list[Group] = []
@@ -179,7 +179,7 @@ def test_many_causal_groups_at_once(
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("options", [{}, {"window": 2}, {"window": 9}, {"chunk": 8}], ids=str)
 @pytest.mark.parametrize("seed", range(6))
-def test_positions_in_any_order(seed: int, options: dict[str, int], impl: str) -> None:
+def test_positions_in_any_order(seed: int, options: dict[str, Any], impl: str) -> None:
     random = torch.Generator().manual_seed(seed)
     groups = [[Group(0, 9, 20, 3)], [Group(0, 4, 11, 10), Group(5, 9, 6, 40)]]
     positions = torch.randint(0, 45, (9,), generator=random)
