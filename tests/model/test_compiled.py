@@ -26,6 +26,7 @@ FAMILIES = [
     "gpt2",
     "gpt_oss",
     "deepseek_v32",
+    "llama4",
     pytest.param("minimax_m3_vl_on_text", marks=pytest.mark.soak),
 ]
 HYBRID = [

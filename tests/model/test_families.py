@@ -212,7 +212,7 @@ SPARSE = [
     name
     for name, (_, settings) in (EXACT | HYBRID).items()
     if name.removesuffix("_on_text") not in SELECTING
-    and {"index_topk", "index_topk_blocks", "indexer_budget", "attention_chunk_size"} & {*settings}
+    and {"index_topk", "index_topk_blocks", "indexer_budget"} & {*settings}
 ]
 
 
@@ -400,14 +400,13 @@ def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None
     [
         ("deepseek_v32", {"index_topk": 20, "layer_types": ["full_attention"] * 2}, 20),
         ("glm_moe_dsa", {"index_topk": 24, "layer_types": ["full_attention"] * 2}, 24),
-        ("llama4_text", {"no_rope_layers": [0, 0], "floor_scale": 9}, 8),
-        ("llama4_text", {"no_rope_layers": [0, 0], "attn_temperature_tuning": False}, None),
+        ("llama4_text", {}, None),
     ],
 )
 def test_keys_are_limited_whatever_layers_are_called(
     family: str, settings: dict[str, Any], length: int | None
 ) -> None:
-    """The layers select keys, or scale queries, although their types say full attention."""
+    """The layers select keys although their types say full attention."""
     if not known(family):
         pytest.skip(f"this transformers has no {family}")
     config = CONFIG_MAPPING[family](num_hidden_layers=2, **settings)

@@ -236,6 +236,8 @@ class ModelSpec:
     """Bytes per number in the cache."""
     windows: tuple[int | None, ...] = ()
     """The sliding window of each attention layer; None for a layer that sees all keys."""
+    chunk: int | None = None
+    """Number of positions of a chunk, if some layers attend within chunks; else None."""
     unreached: tuple[str, ...] = ()
     """Parts of the model that a text never reaches (image and sound towers)."""
     states: tuple[tuple[StateSpec, ...], ...] = ()

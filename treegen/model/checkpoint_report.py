@@ -95,6 +95,8 @@ class CheckpointReport:
         if windows:
             within = sum(window is not None for window in spec.windows)
             attending += f", {within} of them to the last {' or '.join(map(str, windows))} tokens"
+        if spec.chunk:
+            attending += f", some of them within chunks of {spec.chunk:,} tokens"
         if spec.states:
             attending += f"; {len(spec.states)} recurrent layers keep "
             attending += f"{format_bytes(spec.state_bytes)} for each text"
@@ -182,6 +184,7 @@ class CheckpointReport:
             "matrices": {key: size._asdict() for key, size in self.matrices.items()} or None,
             "layers": len(spec.layers),
             "windows": sorted({window for window in spec.windows if window is not None}),
+            "chunk": spec.chunk,
             "recurrent_layers": len(spec.states),
             "kv_bytes_per_token": spec.kv_bytes_per_token,
             "index_bytes_per_token": spec.index_bytes_per_token or None,

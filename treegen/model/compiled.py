@@ -26,6 +26,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from treegen.errors import ModelError
 from treegen.model.batch import Batch, current_batch
 from treegen.model.checkpoint.text_part import attention_of_text
+from treegen.model.chunked import scale_queries
 from treegen.model.hook import (
     ATTENTION,
     KEYS,
@@ -56,7 +57,7 @@ _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers and models together
 
 
 @torch.library.custom_op("treegen::write_and_attend", mutates_args=())
-def _write_and_attend(
+def _write_and_attend(  # noqa: PLR0913 -- operators take no structures
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGV: Tensor,
@@ -65,6 +66,7 @@ def _write_and_attend(
     sinks_H: Tensor | None,
     scale: float | None,
     window: int | None,
+    chunk: int | None,
     softcap: float | None,
     selected_TS: Tensor | None,
 ) -> Tensor:
@@ -79,6 +81,7 @@ def _write_and_attend(
         selected_TS,
         scale=scale,
         window=window,
+        chunk=chunk,
         softcap=softcap,
         sinks=sinks_H,
     ).contiguous()
@@ -92,7 +95,7 @@ def _(
 
 
 @torch.library.custom_op("treegen::write_and_attend_latents", mutates_args=())
-def _write_and_attend_latents(
+def _write_and_attend_latents(  # noqa: PLR0913 -- operators take no structures
     q_THK: Tensor,
     latent_TGR: Tensor,
     rotated_TGP: Tensor,
@@ -101,6 +104,7 @@ def _write_and_attend_latents(
     sinks_H: Tensor | None,
     scale: float | None,
     window: int | None,
+    chunk: int | None,
     softcap: float | None,
     selected_TS: Tensor | None,
 ) -> Tensor:
@@ -115,6 +119,7 @@ def _write_and_attend_latents(
         selected_TS,
         scale=scale,
         window=window,
+        chunk=chunk,
         softcap=softcap,
         sinks=sinks_H,
     ).contiguous()
@@ -131,6 +136,18 @@ def _(
 ) -> Tensor:
     width = up_HXR.shape[1] - (q_THK.shape[2] - rotated_TGP.shape[2])
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
+
+
+@torch.library.custom_op("treegen::scale_queries", mutates_args=())
+def _scale_queries(q_THK: Tensor, floor_scale: float, scale: float) -> Tensor:
+    """Call `treegen.model.chunked.scale_queries` with the positions of this pass."""
+    positions_T = current_batch().positions_T
+    return scale_queries(q_THK, positions_T, floor_scale, scale).contiguous()
+
+
+@_scale_queries.register_fake
+def _(q_THK: Tensor, floor_scale: float, scale: float) -> Tensor:
+    return q_THK.new_empty(q_THK.shape)
 
 
 @torch.library.custom_op("treegen::write_and_select", mutates_args=())

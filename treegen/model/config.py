@@ -277,6 +277,7 @@ def spec_of(
         eos_token_ids=_eos_token_ids(directory, config),
         itemsize=itemsize,
         windows=tuple(call.window for call in probe.calls),
+        chunk=next((call.chunk for call in probe.calls if call.chunk), None),
         unreached=probed.unreached,
         states=probed.states,
         num_weights=probed.num_weights,
@@ -323,8 +324,7 @@ def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
                     "keys that are kept were turned by those for shorter texts",
                 )
     if (length := dense_length(text)) and not selects_keys(text):
-        kind = "sparse" if getattr(text, "attention_chunk_size", None) is None else "chunked"
-        yield length, f"the model's {kind} attention leaves out keys, which is not supported"
+        yield length, "the model's sparse attention leaves out keys, which is not supported"
 
 
 def warn_context(name: str, declared: int, length: int, reason: str) -> None:

@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
+from treegen.model.chunked import chunk_of, scale_queries, scaling_of
 from treegen.model.indexer import index_dim_of, index_topk_of, is_empty, takes_selection
 from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
@@ -63,6 +64,8 @@ class AttentionCall:
     """The factor of logits; None for K ** -0.5."""
     window: int | None
     """Maximum keys that a row sees, including its own; None for all."""
+    chunk: int | None
+    """Number of positions of a chunk, if a row sees only the keys of its chunk; else None."""
     softcap: float | None
     """The soft bound of logits; None for none."""
     sinks_H: Tensor | None
@@ -182,6 +185,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         v_TGV=value[0].transpose(0, 1),
         scale=scaling,
         window=sliding_window or None,
+        chunk=chunk_of(module),
         softcap=softcap or None,
         sinks_H=s_aux,
         latent=latent_of(module) if is_latent_layer(module) else None,
@@ -213,7 +217,7 @@ def write_and_attend(
         values: The layer's pool of values [pages, page_size, G, V].
         batch: The batch: cache slots of the new tokens, and levels.
         selected_TS: The positions of the keys that each token selects [T, S]. Default: all keys.
-        **options: Scale, window, softcap and sinks, as in `treegen.ops.attention.attend`.
+        **options: Scale, window, chunk, softcap and sinks, as in `treegen.ops.attention.attend`.
 
     Returns:
         The attention output [T, H, V].
@@ -254,7 +258,7 @@ def write_and_attend_latents(
         up_HXR: The weights that make keys and values from latents [H, X, R].
         batch: The batch: cache slots of the new tokens, and levels.
         selected_TS: The positions of the keys that each token selects [T, S]. Default: all keys.
-        **options: Scale, window, softcap and sinks, as in `treegen.ops.attention.attend`.
+        **options: Scale, window, chunk, softcap and sinks, as in `treegen.ops.attention.attend`.
 
     Returns:
         The attention output [T, H, V].
@@ -284,10 +288,14 @@ def _attention(
         return _compiled_attention(module, *tensors[:3], **options), None
     call = read_call(module, *tensors, **options)
     pool = treegen.layers[call.layer]
-    new = call.q_THK, call.k_TGK, call.v_TGV
+    q_THK = call.q_THK
+    if (scaling := scaling_of(module)) is not None:
+        q_THK = scale_queries(q_THK, treegen.positions_T, *scaling)
+    new = q_THK, call.k_TGK, call.v_TGV
     attend_options: AttendOptions = {
         "scale": call.scale,
         "window": call.window,
+        "chunk": call.chunk,
         "softcap": call.softcap,
         "sinks": call.sinks_H,
     }
@@ -318,8 +326,11 @@ def _compiled_attention(
     operators = torch.ops.treegen
     selected: Any = options.get(_SELECTED)
     attend_now = operators.write_and_attend_latents if is_latent else operators.write_and_attend
+    q_THK = query[0].transpose(0, 1)
+    if (scaling := scaling_of(module)) is not None:
+        q_THK = operators.scale_queries(q_THK, *scaling)
     out_THV: Tensor = attend_now(
-        query[0].transpose(0, 1),
+        q_THK,
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         keys,
@@ -327,6 +338,7 @@ def _compiled_attention(
         options.get("s_aux"),
         options.get("scaling"),
         options.get("sliding_window") or None,
+        chunk_of(module),
         options.get("softcap") or None,
         None if is_empty(selected) else selected[0],
     )

@@ -25,6 +25,7 @@ from treegen.common.version import tested_versions
 from treegen.errors import ModelError
 from treegen.model.batch import current_batch
 from treegen.model.checkpoint.families import selects_keys
+from treegen.model.chunked import ScaledLayer, is_scaling_layer
 from treegen.model.latent import OURS, LatentLayer, latent_of, make_subclass
 from treegen.ops.attention.selection import select_keys
 from treegen.ops.cache.pool import write_slots
@@ -33,9 +34,6 @@ from treegen.ops.cache.pool import write_slots
 
 INDEX_KEYS: Final = "treegen_index_keys"
 """The name of the buffer that represents the page pool in a compiled indexer."""
-_TUNED: Final = "attn_temperature_tuning"
-"""Llama 4 scales queries by their place in a pass; not within the context of treegen, where the
-factor is 1."""
 
 
 class _DenseIndexer(nn.Module):
@@ -197,9 +195,8 @@ def adapt_attention(module: PreTrainedModel) -> None:
     parts: list[Any] = list(module.modules())
     for part in parts:
         stock: Any = type(part)
-        if getattr(part, _TUNED, False):
-            setattr(part, _TUNED, False)
-            part.treegen_is_tuned = True
+        if is_scaling_layer(part):
+            part.__class__ = stock = make_subclass(ScaledLayer, stock)
         if latent_of(part) is not None and not isinstance(part, LatentLayer):
             part.__class__ = stock = make_subclass(LatentLayer, stock)
         if not hasattr(part, "indexer") or isinstance(part, _DenseLayer):
@@ -215,10 +212,7 @@ def adapt_attention(module: PreTrainedModel) -> None:
 def restore_attention(module: nn.Module) -> None:
     """Undo `adapt_attention`."""
     for part in module.modules():
-        if hasattr(part, "treegen_is_tuned"):
-            setattr(part, _TUNED, True)
-            del part.treegen_is_tuned
-        for changed in (_DenseLayer, _DenseIndexer, LatentLayer):
+        for changed in (_DenseLayer, _DenseIndexer, LatentLayer, ScaledLayer):
             if isinstance(part, changed):
                 part.__class__ = type(part).__bases__[1]
 

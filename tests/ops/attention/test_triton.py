@@ -78,10 +78,10 @@ def test_random_ragged_trees(seed: int) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_window_cap_and_sinks(seed: int) -> None:
     case = make_case(**random_tree(seed + 50, max_depth=4), seed=seed)
-    options: dict[str, Any] = {"window": [2, 7, 30][seed % 3]}
+    options: dict[str, Any] = {["window", "chunk"][seed // 6]: [2, 7, 30][seed % 3]}
     if seed % 2:
         options |= {"softcap": 3.0, "sinks": torch.randn(4)}
     check(case, torch.float32, scale=0.3, **options)

@@ -87,15 +87,13 @@ def _attend_level(
         v_LKV = values[pages_P].flatten(0, 1)[:kv_len].to(q_THD.dtype)
         hidden_NL = None
         if positions_T is not None and (level.causal or options.window is not None):
-            distance_NL = (
-                positions_T[start:stop, None].long()
-                - torch.arange(kv_start, kv_start + kv_len, device=q_THD.device)[None, :]
-            )
-            hidden_NL = torch.zeros_like(distance_NL, dtype=torch.bool)
+            position_N1 = positions_T[start:stop, None].long()
+            key_1L = torch.arange(kv_start, kv_start + kv_len, device=q_THD.device)[None, :]
+            hidden_NL = torch.zeros(stop - start, kv_len, dtype=torch.bool, device=q_THD.device)
             if level.causal:
-                hidden_NL |= distance_NL < 0
+                hidden_NL |= key_1L > position_N1
             if options.window is not None:
-                hidden_NL |= distance_NL >= options.window
+                hidden_NL |= key_1L < options.window.start(position_N1)
         out, lse = _attend_group(q_THD[start:stop], k_LKD, v_LKV, hidden_NL, options)
         out_THV[start:stop] = out
         lse_TH[start:stop] = lse

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from treegen.ops.attention.level import HostLevel, IntArray
+from treegen.ops.attention.types import Window
 
 # Keys are gathered or converted this many bytes at a time, so that copies stay in the CPU cache and
 # in memory that the allocator reuses. Page faults of larger new tensors cost more than attention.
@@ -42,7 +43,7 @@ class CpuShape:
     token_bytes: int  # bytes of one key, in the type of the computation
     converts: bool  # whether the pool's type differs from that of the computation
     dtype: torch.dtype  # of the computation
-    window: int | None
+    window: Window | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,11 +219,11 @@ def _mask(
         g_B = units_B7[:, GROUP]
         row_BN = units_B7[:, ROW, None] + np.arange(units_B7[0, ROWS])
         key_BL = key_L + (units_B7[:, LOW] + level.kv_start_G[g_B])[:, None]
-        distance_BNL = positions_T[row_BN][:, :, None] - key_BL[:, None, :]
+        position_BN1 = positions_T[row_BN][:, :, None]
         if level.causal:
-            hidden_BNL = hidden_BNL | (distance_BNL < 0)
+            hidden_BNL = hidden_BNL | (key_BL[:, None] > position_BN1)
         if shape.window is not None:
-            hidden_BNL = hidden_BNL | (distance_BNL >= shape.window)
+            hidden_BNL = hidden_BNL | (key_BL[:, None] < shape.window.start(position_BN1))
     elif (length_B == length_B[0]).all():
         return None, None
     hidden = torch.from_numpy(hidden_BNL)
@@ -247,14 +248,14 @@ BLOCK_ROWS: Final = 256
 SMALL_LOGITS: Final = 32 << 10
 
 
-def cut_units(level: HostLevel, positions_T: IntArray | None, window: int | None) -> IntArray:
+def cut_units(level: HostLevel, positions_T: IntArray | None, window: Window | None) -> IntArray:
     """Return the units [U, 7] of a level, without the keys that no row of a unit sees.
 
     Args:
         level: The level.
         positions_T: Position of each query row [T]; needed if the level is causal or there is a
             window.
-        window: Number of positions that a row sees, its own included; None for all.
+        window: The positions that a row sees; None for all.
     """
     group_G = np.flatnonzero((level.stop_G > level.start_G) & (level.kv_len_G > 0))
     row_G, stop_G = level.start_G[group_G], level.stop_G[group_G]
@@ -266,14 +267,14 @@ def cut_units(level: HostLevel, positions_T: IntArray | None, window: int | None
         # The last entry lets reduceat take a stop past the end.
         padded_T = np.append(positions_T, 0)
         bounds = np.stack([row_G, stop_G], axis=1).ravel()
-        first_G = np.minimum.reduceat(padded_T, bounds)[::2] - kv_start_G
-        last_G = np.maximum.reduceat(padded_T, bounds)[::2] - kv_start_G
+        first_G = np.minimum.reduceat(padded_T, bounds)[::2]
+        last_G = np.maximum.reduceat(padded_T, bounds)[::2]
         if window is not None:
-            low_G = np.clip(first_G - window + 1, 0, kv_len_G)
-            mixed_G |= low_G < np.clip(last_G - window + 1, 0, kv_len_G)
+            low_G = np.clip(window.start(first_G) - kv_start_G, 0, kv_len_G)
+            mixed_G |= low_G < np.clip(window.start(last_G) - kv_start_G, 0, kv_len_G)
         if level.causal:
-            high_G = np.clip(last_G + 1, 0, kv_len_G)
-            mixed_G |= np.clip(first_G + 1, 0, kv_len_G) < high_G
+            high_G = np.clip(last_G - kv_start_G + 1, 0, kv_len_G)
+            mixed_G |= np.clip(first_G - kv_start_G + 1, 0, kv_len_G) < high_G
     seen_G = low_G < high_G
     columns = (row_G, stop_G - row_G, group_G, low_G, high_G, zero_G + PLAIN, zero_G)
     units_U7 = np.stack(columns, axis=1)[seen_G & ~mixed_G]
@@ -288,15 +289,16 @@ def cut_units(level: HostLevel, positions_T: IntArray | None, window: int | None
 
 
 def _cut_mixed(
-    level: HostLevel, g: int, positions_T: IntArray, window: int | None
+    level: HostLevel, g: int, positions_T: IntArray, window: Window | None
 ) -> Iterator[tuple[int, ...]]:
     """Cut a group whose rows see different keys."""
     start, stop, kv_len = int(level.start_G[g]), int(level.stop_G[g]), int(level.kv_len_G[g])
-    offset_N = positions_T[start:stop] - level.kv_start_G[g]
+    origin = int(level.kv_start_G[g])
+    offset_N = positions_T[start:stop] - origin
     first, last = int(offset_N.min()), int(offset_N.max())
     n = stop - start
     in_order = bool((np.diff(offset_N) == 1).all())
-    sees_all = window is None or last < window
+    sees_all = window is None or window.start(last + origin) <= origin
     if in_order and sees_all and level.causal and first >= 0 and last < kv_len:
         if first == 0:
             yield start, n, g, 0, n, CAUSAL, 0
@@ -311,7 +313,7 @@ def _cut_mixed(
 
 
 def _cut_block(
-    level: HostLevel, g: int, row: int, offset_N: IntArray, window: int | None
+    level: HostLevel, g: int, row: int, offset_N: IntArray, window: Window | None
 ) -> Iterator[tuple[int, ...]]:
     """Cut the keys of a block of rows into those that all rows see and those before and after.
 
@@ -323,8 +325,9 @@ def _cut_block(
     def clip(key: int) -> int:
         return min(max(key, 0), kv_len)
 
-    low = 0 if window is None else clip(first - window + 1)
-    low_all = 0 if window is None else clip(last - window + 1)
+    origin = int(level.kv_start_G[g])
+    low = 0 if window is None else clip(window.start(first + origin) - origin)
+    low_all = 0 if window is None else clip(window.start(last + origin) - origin)
     high = clip(last + 1) if level.causal else kv_len
     high_all = clip(first + 1) if level.causal else kv_len
     if low >= high:
