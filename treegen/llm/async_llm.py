@@ -12,9 +12,8 @@ from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, 
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
 from treegen.llm.arguments import read_prompts
-from treegen.llm.async_call import AsyncCall, NodeCall, Prompt
 from treegen.llm.base import BaseLLM
-from treegen.llm.encoder import PromptEncoder
+from treegen.llm.encoder import AsyncCall, NodeCall, Prompt, PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText

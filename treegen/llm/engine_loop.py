@@ -14,7 +14,7 @@ from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
 from treegen.common.synchronization import set_result_of
 from treegen.errors import InternalError, StoppedError
-from treegen.llm.async_call import AsyncCall, NodeCall
+from treegen.llm.encoder import AsyncCall, NodeCall
 from treegen.search.live.run import LiveRun
 from treegen.search.session import Session
 

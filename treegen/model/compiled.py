@@ -300,7 +300,7 @@ def topk_rows(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     Ties are broken by the lower index. NaN counts as infinity.
     """
     if scores.device.type == "cuda":
-        from treegen.model.linear.router_topk_kernels import largest as on_gpu
+        from treegen.model.linear.row_kernels import largest as on_gpu
 
         shape = (*scores.shape[:-1], num)
         values = scores.new_empty(shape)

@@ -54,8 +54,8 @@ _SIZES: Final = {"cpu": Sizes(16, 256, 2048), "cuda": Sizes(64, 4096, 8192)}
 class EngineOptions:
     """A model, by directory or hub name, and how it computes; `LLM` documents each option.
 
-    `treegen.model.machine.check_machine` checks what depends on the machine. Loading checks what
-    depends on the model.
+    `treegen.model.rank_processes.check_machine` checks what depends on the machine. Loading checks
+    what depends on the model.
 
     Raises:
         InputError: an option has a value that is invalid on every machine.

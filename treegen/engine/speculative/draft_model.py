@@ -26,11 +26,11 @@ from treegen.common.drafter import Drafts, NewTokens, PromptInfo
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_offsets, make_level
 from treegen.engine.compute.model_runner import ModelRunner, PrefillInputs, StepInputs
-from treegen.engine.drafting.acceptance_rates import AcceptanceEstimator
-from treegen.engine.features.features import Features
+from treegen.engine.features import Features
 from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
+from treegen.engine.speculative.draft_length import AcceptanceEstimator
 from treegen.errors import InputError, arg
 from treegen.model.batch import Batch, ForwardModel
 from treegen.model.config import load_spec

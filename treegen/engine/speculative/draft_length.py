@@ -261,3 +261,26 @@ class DraftLengthController:
         """Return the predicted times of passes, in units of the time of reading the weights."""
         shape: Floats = np.maximum(1.0, tokens / self._free) + keys / self._keys
         return shape
+
+
+_FIRST_RATE: Final = 0.7  # estimate before any draft token was tried
+_RATE_TRUST: Final = 8.0  # prior weight of that estimate, in tried tokens
+_RATE_MEMORY: Final = 0.99  # weight of earlier steps, relative to the next step
+
+
+class AcceptanceEstimator:
+    """The probability that a draft token is accepted if the ones before it were."""
+
+    def __init__(self) -> None:
+        """Set up an estimate before any draft token was tried."""
+        self._accepted, self._tried = _FIRST_RATE * _RATE_TRUST, _RATE_TRUST
+
+    @property
+    def value(self) -> float:
+        """The share of tried draft tokens that were accepted."""
+        return self._accepted / self._tried
+
+    def learn(self, tried_R: Ints, accepted_R: Ints) -> None:
+        """Record how many draft tokens of each row were tried, and how many were accepted."""
+        self._tried = _RATE_MEMORY * self._tried + int(tried_R.sum())
+        self._accepted = _RATE_MEMORY * self._accepted + int(accepted_R.sum())

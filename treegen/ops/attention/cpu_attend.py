@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from treegen.ops.attention.cpu.jobs import CpuJob, CpuShape, LevelPlan, plan_level
+from treegen.ops.attention.cpu_jobs import CpuJob, CpuShape, LevelPlan, plan_level
 from treegen.ops.attention.level import HostLevel, IntArray
 from treegen.ops.attention.merge import add_sinks, merge_in_place
 from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
