@@ -154,11 +154,7 @@ def _read_levels(_: click.Context, __: click.Parameter, text: str) -> list[Level
 @count("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def main(
-    levels: list[LevelShape],
-    rows: list[int] | None,
-    heads: list[int],
-    repeats: int,
-    **options: Any,
+    levels: list[LevelShape], rows: list[int] | None, heads: list[int], repeats: int, **options: Any
 ) -> None:
     """The attention operator on a cascade of any depth, against what its levels take at least."""
     check_heads(heads)

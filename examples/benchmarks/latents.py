@@ -308,12 +308,7 @@ def _format_floor(form: str, result: LatentResult) -> str:
 @count("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def main(
-    shape: str,
-    rows: list[int],
-    prefix: list[int],
-    suffix: list[int],
-    repeats: int,
-    **options: Any,
+    shape: str, rows: list[int], prefix: list[int], suffix: list[int], repeats: int, **options: Any
 ) -> None:
     """The attention operator over latents, in each form compared with its roofline."""
     form = FORMS[shape]

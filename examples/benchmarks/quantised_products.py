@@ -38,11 +38,7 @@ from treegen.errors import InputError, NumericsError, arg
 from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.linear.blocks import rows_of_block
 from treegen.model.linear.experts import group_by_expert, grouped_product
-from treegen.model.linear.fp4 import (
-    fp4_product,
-    grouped_fp4_product,
-    split_rows,
-)
+from treegen.model.linear.fp4 import fp4_product, grouped_fp4_product, split_rows
 from treegen.report.tables import PrintableTable
 
 

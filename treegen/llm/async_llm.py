@@ -275,10 +275,7 @@ class AsyncLLM(Closeable):
         await self._encoder.open_images([[{"role": "user", "content": parts}]])
 
     async def encode_extension(
-        self,
-        context: LiveContext,
-        content: str | Parts,
-        images: Sequence[PlacedImage] = (),
+        self, context: LiveContext, content: str | Parts, images: Sequence[PlacedImage] = ()
     ) -> AppendedText:
         """Return text for `LiveBackend.extend`, encoded in a thread.
 

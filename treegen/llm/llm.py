@@ -270,11 +270,7 @@ class LLM(BaseLLM):
             sets, _ = param_sets([], self.stopping_of)
             scheduler = self.engine.scheduler(self._plan([]), sets)
         return LiveRun(
-            scheduler,
-            self.spec,
-            stopping_of=self.stopping_of,
-            before=self._before,
-            backend=backend,
+            scheduler, self.spec, stopping_of=self.stopping_of, before=self._before, backend=backend
         )
 
     def stopping_of(self, params: SamplingParams) -> StopConditions:

@@ -293,12 +293,7 @@ def _attention(
     }
     if call.latent is not None:
         out_THV = write_and_attend_latents(
-            *new,
-            pool.keys,
-            get_up_projection(module),
-            treegen,
-            call.selected_TS,
-            **attend_options,
+            *new, pool.keys, get_up_projection(module), treegen, call.selected_TS, **attend_options
         )
     else:
         out_THV = write_and_attend(

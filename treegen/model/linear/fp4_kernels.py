@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from treegen.model.linear.blocks import num_blocks, rows_of_block
+from treegen.model.linear.experts import Routes
 from treegen.model.linear.fp4_numbers import INTERPRETED, decode_scales, dequantize_words
 
 
@@ -273,19 +274,8 @@ def grouped_fp4_product(
     size = rows_of_block(num_pairs, experts)
     if tiles is None:
         tiles = grouped_tiles(size, _capability(quarters))
-    _launch(
-        num_blocks(num_pairs, experts),
-        tiles,
-        quarters,
-        weight,
-        scale,
-        factor,
-        bias,
-        order,
-        blocks,
-        each,
-        out,
-    )
+    matrices, routes = (weight, scale, factor, bias), (order, blocks, each)
+    _launch(num_blocks(num_pairs, experts), tiles, quarters, matrices, routes, out)
 
 
 def fp4_linear(
@@ -316,19 +306,8 @@ def fp4_linear(
     sums = out
     if tiles.apart:
         sums = out.new_empty((tiles.parts, rows, outputs), dtype=torch.float32)
-    _launch(
-        triton.cdiv(rows, tiles.rows),
-        tiles,
-        quarters,
-        weight[None],
-        scale[None],
-        factor,
-        bias,
-        None,
-        None,
-        1,
-        sums,
-    )
+    matrices = weight[None], scale[None], factor, bias
+    _launch(triton.cdiv(rows, tiles.rows), tiles, quarters, matrices, None, sums)
     if tiles.apart:
         add_parts(sums, factor, bias, out)
 
@@ -360,30 +339,22 @@ def _launch(
     num_blocks: int,
     tiles: Tiles,
     quarters: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor: Tensor | None,
-    bias: Tensor | None,
-    order: Tensor | None,
-    blocks: Tensor | None,
-    each: int,
+    matrices: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    routes: Routes | None,
     out: Tensor,
 ) -> None:
-    """Launch the kernel; see `grouped_fp4_product` for the arguments.
+    """Launch the kernel; see `grouped_fp4_product`.
 
     Args:
         num_blocks: Blocks of rows.
         tiles: How to divide the product.
         quarters: Rows.
-        weight: Packed weights.
-        scale: Scales.
-        factor: The factor of each output.
-        bias: Biases.
-        order: The pairs sorted by expert; None for one matrix.
-        blocks: Blocks of pairs; None for one matrix.
-        each: Consecutive pairs that share a row.
+        matrices: Packed weights, scales, factors and biases.
+        routes: Sorted pairs, their blocks, and pairs that share a row; None for one matrix.
         out: Outputs, or the sums of parts of the inputs.
     """
+    weight, scale, factor, bias = matrices
+    order, blocks, each = (None, None, 1) if routes is None else routes
     outputs, inputs = weight.shape[1], quarters[0].numel()
     # With four warps, blocks of 64 inputs and four stages, Triton 3.6 sets no barrier between
     # reading a step's bytes and copying the next step's, and sums were wrong.
