@@ -22,7 +22,7 @@ from treegen.llm import LLM
 from treegen.model.memory import empty_device_cache
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.registry import LOADERS, choose, register
-from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
+from treegen.ops.attention.types import AttentionOptions, KVPairs, PreparedLevels
 from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.plan import Plan
 
@@ -414,11 +414,7 @@ class _NoAttention:
         return choose("auto", device).prepare(levels, positions_T, device)
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Return outputs and log-sum-exps of zeros.
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.files import create_held, sweep
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, TreegenError, WorkerError, arg
 from treegen.model.config import load_spec, resolve_device
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # exit_with_parent comes first, because importing torch may take a minute on a busy machine.
 _START: Final = (
-    "import sys; from treegen.common.parent_watch import exit_with_parent; "
+    "import sys; from treegen.common.signals import exit_with_parent; "
     "exit_with_parent(int(sys.argv[-1])); from treegen.llm.follower import main; main()"
 )
 _START_SECONDS: Final = 300.0  # for a follower to import its modules

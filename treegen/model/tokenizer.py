@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from treegen.common.files.reading import read_text
+from treegen.common.files import read_text
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import (
     TOKENIZER_FILES,

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from treegen.common.files.reading import open_regular
+from treegen.common.files import open_regular
 from treegen.errors import ModelError, install
 
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
