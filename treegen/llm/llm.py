@@ -422,12 +422,7 @@ def _prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any
 
 def _load(options: EngineOptions) -> tuple[Any, Model]:
     """Return the tokenizer and the model that options name."""
-    tokenizer = load_tokenizer(
-        options.model,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-        chat_template=options.chat_template,
-    )
+    tokenizer = load_tokenizer(options.model, **options.source, chat_template=options.chat_template)
     # Loading the processor first reports its errors before weights are read.
     processor = load_image_processor(options, tokenizer) if options.images else None
     model = load_from_options(options)

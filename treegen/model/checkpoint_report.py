@@ -220,12 +220,7 @@ def inspect_checkpoint(
     else:
         model_type = str(read_raw_config(directory).get("model_type", ""))
     try:
-        config = read_config(
-            options.model,
-            directory,
-            revision=options.revision,
-            trust_remote_code=options.trust_remote_code,
-        )
+        config = read_config(options.model, directory, **options.source)
         model_type = config.model_type
         info = quantisation_of(config)
         dtype = resolve_dtype(options.dtype, config, device)
@@ -360,9 +355,7 @@ def _image_tokens(
     from treegen.model.tokenizer import load_tokenizer
     from treegen.model.vision import load_processor
 
-    tokenizer = load_tokenizer(
-        options.model, revision=options.revision, trust_remote_code=options.trust_remote_code
-    )
+    tokenizer = load_tokenizer(options.model, **options.source)
     table = load_processor(directory, config, tokenizer).table(spec.vocab_size)
     try:
         from PIL import Image

@@ -86,7 +86,7 @@ def _write_and_attend(
 
 @_write_and_attend.register_fake
 def _(
-    q_THK: Tensor, k_TGK: Tensor, v_TGV: Tensor, keys: Tensor, values: Tensor, *options: Any
+    q_THK: Tensor, k_TGK: Tensor, v_TGV: Tensor, keys: Tensor, values: Tensor, *_options: Any
 ) -> Tensor:
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], values.shape[-1])
 
@@ -122,12 +122,7 @@ def _write_and_attend_latents(
 
 @_write_and_attend_latents.register_fake
 def _(
-    q_THK: Tensor,
-    latent_TGR: Tensor,
-    rotated_TGP: Tensor,
-    keys: Tensor,
-    up_HXR: Tensor,
-    *options: Any,
+    q_THK: Tensor, latent_TGR: Tensor, rotated_TGP: Tensor, keys: Tensor, up_HXR: Tensor, *_: Any
 ) -> Tensor:
     width = up_HXR.shape[1] - (q_THK.shape[2] - rotated_TGP.shape[2])
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)

@@ -170,6 +170,11 @@ class EngineOptions:
         """Bytes of the KV cache; None if they depend on the free memory of the device."""
         return None if self.memory is None else parse_bytes(self.memory)
 
+    @property
+    def source(self) -> dict[str, Any]:
+        """Which revision of the model to read, and whether code of its own may run."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
     def loading(self) -> dict[str, Any]:
         """Return the options for loading the model."""
         options = {name: getattr(self, name) for name in LOADING}

@@ -123,12 +123,7 @@ def load_image_processor(options: EngineOptions, tokenizer: PreTrainedTokenizerB
         ModelError: as `load_processor` does.
     """
     directory = locate(options.model, options.revision, weights=False)
-    config = read_config(
-        options.model,
-        directory,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-    )
+    config = read_config(options.model, directory, **options.source)
     return load_processor(directory, config, tokenizer)
 
 

@@ -50,7 +50,7 @@ class _LatencyCurve:
     ratio_of: Floats | None = None
 
     def add(self, tokens: int, ratio: float) -> None:
-        size = _size(tokens)
+        size = round(2 * math.log2(max(tokens, 1)))
         if size in self.first:
             self.measured.setdefault(size, deque(maxlen=_LAST)).append(ratio)
             self.ratio_of = None
@@ -85,10 +85,6 @@ class _LatencyCurve:
             self.ratio_of = np.array(list(medians.values()))[nearest]
         ratios_M: Floats = self.ratio_of[np.rint(2 * np.log2(tokens_M)).astype(np.int64)]
         return ratios_M
-
-
-def _size(tokens: int) -> int:
-    return round(2 * math.log2(max(tokens, 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,9 @@ class ModelDrafter:
         """
         rows, num = self._run.rows, len(slots)
         room_R = self._queue.reserve_lookahead(slots, rows.count[slots], room_R)
-        most = min(int(room_R.max(initial=0)), self._choose_draft_length())
+        chance = min(max(self._chance.value, 0.01), 0.99)  # the estimated acceptance rate
+        length = max(int(math.log(_LIKELY) / math.log(chance)), 1)
+        most = min(int(room_R.max(initial=0)), length)
         chance_R, kind_R = np.full(num, self._chance.value), np.zeros(num, dtype=np.int64)
         if not most:
             return Drafts(np.empty((num, 0), dtype=np.int64), chance_R, kind_R)
@@ -151,11 +153,6 @@ class ModelDrafter:
         self._done[slots] += np.minimum(room_R, most) + 1
         (tokens_RK,) = AsyncHostCopy([drawn]).wait()
         return Drafts(tokens_RK, chance_R, kind_R)
-
-    def _choose_draft_length(self) -> int:
-        """Return how many tokens to draft, from the estimated acceptance rate."""
-        chance = min(max(self._chance.value, 0.01), 0.99)
-        return max(int(math.log(_LIKELY) / math.log(chance)), 1)
 
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
         """Return the tokens that the small model draws, [R, K], on the device."""
