@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
-from treegen.model.indexer import index_dim_of, index_topk_of, is_empty, takes_selection
+from treegen.model.indexer import indexer_sizes, is_empty, is_selecting_layer
 from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
@@ -161,7 +161,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         and value is not None
         and value is not False
         and not (keyword in _SELECTIONS and is_empty(value))
-        and not (keyword == _SELECTED and takes_selection(module))
+        and not (keyword == _SELECTED and is_selecting_layer(module))
     }
     if unknown:
         raise ModelError(
@@ -169,12 +169,13 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
             f"not supported; {_OTHER}"
         )
     selected: Any = others.get(_SELECTED)
-    if takes_selection(module) and selected is not None and (sliding_window or softcap):
+    if is_selecting_layer(module) and selected is not None and (sliding_window or softcap):
         also = "window" if sliding_window else "soft cap"
         raise ModelError(
             f"{name} of layer {layer} selects keys and has a {also} as well, which is not "
             f"supported; {_OTHER}"
         )
+    index_dim, index_topk = indexer_sizes(module)
     return AttentionCall(
         layer=layer,
         q_THK=query[0].transpose(0, 1),
@@ -186,8 +187,8 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         sinks_H=s_aux,
         latent=latent_of(module) if is_latent_layer(module) else None,
         selected_TS=None if is_empty(selected) else selected[0],
-        index_dim=index_dim_of(module),
-        index_topk=index_topk_of(module),
+        index_dim=index_dim,
+        index_topk=index_topk,
     )
 
 

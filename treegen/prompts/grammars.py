@@ -113,8 +113,7 @@ class Grammar:
         self.num_words = -(-tokens.vocab_size // 32)
         start = time.perf_counter()
         self._lanes = [_run_with_timeout(kind, lambda: self._first(kind, text))]
-        seconds = max(time.perf_counter() - start, 1e-9)
-        self.num_lanes = min(max(int(_SECONDS_OF_LANES / seconds), 1), _MOST_LANES)
+        self.num_lanes = _num_lanes(time.perf_counter() - start)
         if self._lanes[0].is_error():
             raise _make_grammar_error(kind, self._lanes[0].get_error())
 
@@ -159,6 +158,11 @@ def grammar_of(
         InputError: as for `Grammar`.
     """
     return None if structure is None else Grammar(structure, tokenizer, eos_ids, vocab_size)
+
+
+def _num_lanes(seconds: float) -> int:
+    """Return the number of lanes of a grammar that took `seconds` to compile."""
+    return min(max(int(_SECONDS_OF_LANES / max(seconds, 1e-9)), 1), _MOST_LANES)
 
 
 def _warm_up(matcher: LLMatcher) -> LLMatcher:
