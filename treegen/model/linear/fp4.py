@@ -126,7 +126,7 @@ def fp4_product(
 
         is_wide = expands and fp4_expansion.is_faster(len(out), 0, out.device)
         multiply = (fp4_expansion if is_wide else fp4_kernels).fp4_linear
-        multiply(quarters_M4Q, weight, scale.view(torch.uint8), factor_N, bias, out)
+        multiply(quarters_M4Q, (weight, scale.view(torch.uint8), factor_N, bias), out)
         return out
     rows = quarters_M4Q.transpose(1, 2).flatten(1).float()
     made = linear(rows, dequantize_fp4(weight, scale)) * factor_N
@@ -173,7 +173,7 @@ def grouped_fp4_product(
         is_wide = expands and fp4_expansion.is_faster(len(out), len(weight), out.device)
         multiply = (fp4_expansion if is_wide else fp4_kernels).grouped_fp4_product
         matrices = weight, scale.view(torch.uint8), factor_EN, bias_EN
-        multiply(quarters_M4Q, *matrices, order_S, blocks_3B, pairs_per_row, out)
+        multiply(quarters_M4Q, matrices, (order_S, blocks_3B, pairs_per_row), out)
         return out
     rows = quarters_M4Q.transpose(1, 2).flatten(1).float()
     for expert, begin, end in blocks_3B.T.tolist():

@@ -242,59 +242,39 @@ def grouped_tiles(rows: int, capability: tuple[int, int]) -> Tiles:
     return Tiles(rows, outputs, stages=choose_num_stages(rows, capability))
 
 
+Matrices = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Matrices in 4 bits: packed weights, uint8 [E, N, K / 2]; scales, uint8 [E, N, groups]; the factor
+of each output, float32 [E, N], None if scales are powers of two; biases [E, N], None for none. One
+matrix has no dimension E."""
+
+
 def grouped_fp4_product(
-    quarters: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor: Tensor | None,
-    bias: Tensor | None,
-    order: Tensor,
-    blocks: Tensor,
-    each: int,
-    out: Tensor,
-    tiles: Tiles | None = None,
+    quarters: Tensor, matrices: Matrices, routes: Routes, out: Tensor, tiles: Tiles | None = None
 ) -> None:
     """Fill out [S, N] as documented in `treegen.model.linear.fp4.grouped_fp4_product`.
 
     Args:
-        quarters: Rows [S / each, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
-        weight: Packed weights, uint8 [E, N, K / 2].
-        scale: Scales, uint8 [E, N, groups].
-        factor: The factor of each output, float32 [E, N]; None if scales are powers of two.
-        bias: Biases [E, N]; None for none.
-        order: int32 [S], the pairs sorted by expert.
-        blocks: int32 [3, B], expert, first place and end of each block.
-        each: Consecutive pairs that share a row.
+        quarters: Rows [M, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
+        matrices: The matrices of all experts.
+        routes: The pairs sorted by expert, their blocks, and consecutive pairs that share a row.
         out: Outputs [S, N], dense; overwritten.
         tiles: How to divide the product, with `rows_of_block` rows. Default: `grouped_tiles`.
     """
-    num_pairs, experts = len(out), len(weight)
+    num_pairs, experts = len(out), len(matrices[0])
     if not num_pairs:
         return
     size = rows_of_block(num_pairs, experts)
     if tiles is None:
         tiles = grouped_tiles(size, _capability(quarters))
-    matrices, routes = (weight, scale, factor, bias), (order, blocks, each)
     _launch(num_blocks(num_pairs, experts), tiles, quarters, matrices, routes, out)
 
 
-def fp4_linear(
-    quarters: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    tiles: Tiles | None = None,
-) -> None:
+def fp4_linear(quarters: Tensor, matrix: Matrices, out: Tensor, tiles: Tiles | None = None) -> None:
     """Fill out [M, N] with rows times the transpose of one matrix.
 
     Args:
         quarters: Rows [M, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
-        weight: Packed weights, uint8 [N, K / 2].
-        scale: Scales in e4m3, uint8 [N, K / 16].
-        factor: The factor of each output, float32 [N].
-        bias: Biases [N]; None for none.
+        matrix: The matrix, with scales in e4m3 and factors.
         out: Outputs [M, N], dense; overwritten.
         tiles: How to divide the product. Default: `choose_tiles`.
     """
@@ -306,9 +286,11 @@ def fp4_linear(
     sums = out
     if tiles.apart:
         sums = out.new_empty((tiles.parts, rows, outputs), dtype=torch.float32)
+    weight, scale, factor, bias = matrix
     matrices = weight[None], scale[None], factor, bias
     _launch(triton.cdiv(rows, tiles.rows), tiles, quarters, matrices, None, sums)
     if tiles.apart:
+        assert factor is not None
         add_parts(sums, factor, bias, out)
 
 
@@ -339,7 +321,7 @@ def _launch(
     num_blocks: int,
     tiles: Tiles,
     quarters: Tensor,
-    matrices: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    matrices: Matrices,
     routes: Routes | None,
     out: Tensor,
 ) -> None:
