@@ -61,7 +61,8 @@ KNOWN: Final = (
 
 def tags_of(tokenizer: Any) -> Tags | None:
     """Return the known tags that are a tokenizer's tokens or in its chat template, or None."""
-    text, added = template_text(tokenizer), getattr(tokenizer, "get_added_vocab", dict)()
+    text = template_text(tokenizer)
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     return next((tags for tags in KNOWN if tags.close in added or tags.close in text), None)
 
 
