@@ -231,6 +231,5 @@ def is_selecting_layer(part: nn.Module) -> bool:
 def indexer_sizes(part: Any) -> tuple[int, int]:
     """Return the width of a layer's index keys, and how many keys it selects; 0 without indexer."""
     indexer: Any = getattr(part, "indexer", None)
-    if not isinstance(indexer, _SelectingIndexer):
-        return 0, 0
-    return int(indexer.head_dim), int(indexer.index_topk)
+    selects = isinstance(indexer, _SelectingIndexer)
+    return (int(indexer.head_dim), int(indexer.index_topk)) if selects else (0, 0)
