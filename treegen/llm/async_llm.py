@@ -249,7 +249,7 @@ class AsyncLLM(Closeable):
         before: Sequence[Message] = (),
         template: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[PlacedImage]]:
-        """Return the text and the images of messages after a reply; see `prompts.turns`.
+        """Return the text and the images of messages after a reply; see `prompts.chat_images`.
 
         Args:
             turns: The messages.

@@ -146,7 +146,7 @@ class PromptEncoder:
     async def render_turns(
         self, turns: Sequence[Message], **how: Any
     ) -> tuple[str, list[PlacedImage]]:
-        """Return what `prompts.turns.render_turns` returns; for callers in an event loop."""
+        """Return what `prompts.chat_images.render_turns` returns; for callers in an event loop."""
         await self.open_images([turns])
         render = partial(render_turns, turns, self._tokenizer, self._llm.images, **how)
         return await _run_in(self._thread, render)
