@@ -154,18 +154,9 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         raise ModelError(f"{name} of layer {layer} builds its own attention mask; {_OTHER}")
     if dropout:
         raise ModelError(f"{name} of layer {layer} asks for dropout {dropout}; call eval() first")
-    unknown = {
-        keyword: value
-        for keyword, value in others.items()
-        if keyword not in _HARMLESS
-        and value is not None
-        and value is not False
-        and not (keyword in _SELECTIONS and is_empty(value))
-        and not (keyword == _SELECTED and is_selecting_layer(module))
-    }
-    if unknown:
+    if unknown := _unknown_keywords(module, others):
         raise ModelError(
-            f"{name} of layer {layer} passes {', '.join(sorted(unknown))} to attention, which is "
+            f"{name} of layer {layer} passes {', '.join(unknown)} to attention, which is "
             f"not supported; {_OTHER}"
         )
     selected: Any = others.get(_SELECTED)
@@ -189,6 +180,19 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         selected_TS=None if is_empty(selected) else selected[0],
         index_dim=index_dim,
         index_topk=index_topk,
+    )
+
+
+def _unknown_keywords(module: nn.Module, others: dict[str, Any]) -> list[str]:
+    """Return the names of given keywords that could change the result in a way unknown here."""
+    return sorted(
+        keyword
+        for keyword, value in others.items()
+        if keyword not in _HARMLESS
+        and value is not None
+        and value is not False
+        and not (keyword in _SELECTIONS and is_empty(value))
+        and not (keyword == _SELECTED and is_selecting_layer(module))
     )
 
 
