@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.plan.plan import Request
-    from treegen.prompts.radix import Tokens
     from treegen.search.live.backend import LiveBackend
     from treegen.search.live.pending import LiveContext
     from treegen.search.session import Started
