@@ -37,7 +37,7 @@ def command(
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
     """
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.files.paths import file_name
+    from treegen.common.files import file_name
     from treegen.common.formatting import safe_text
     from treegen.errors import InputError
     from treegen.report.compare import compare_runs

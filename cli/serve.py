@@ -222,7 +222,7 @@ def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
 
 def _read_keys(path: Path | None) -> list[str]:
     """Return the keys in a file, one per line."""
-    from treegen.common.files.reading import read_text
+    from treegen.common.files import read_text
 
     if path is None:
         return []

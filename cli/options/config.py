@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from treegen.common.files.reading import describe_read_error, read_text
+from treegen.common.files import describe_read_error, read_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from treegen.cli.options.options import option
-from treegen.common.files.reading import read_text
+from treegen.common.files import read_text
 from treegen.errors import DataError, InputError
 
 _NAMES: Final = ("samples", "check_integrity", "verbosity")

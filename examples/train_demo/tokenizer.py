@@ -45,9 +45,7 @@ def train_tokenizer(seed: int, documents: int = 4000) -> PreTrainedTokenizerFast
     )
     bpe.train_from_iterator(_texts(seed, documents), trainer)
     bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A",
-        pair=f"{BOS} $A $B",
-        special_tokens=[(BOS, bpe.token_to_id(BOS))],
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,

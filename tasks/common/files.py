@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.reading import (
+from treegen.common.files import (
     NotRegularError,
     describe_read_error,
     most_unpacked,

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonlines
 
-from treegen.common.files.reading import describe_read_error, read_bytes
+from treegen.common.files import describe_read_error, read_bytes
 from treegen.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.files import create_held, sweep
 from treegen.errors import InputError, arg
 from treegen.tasks.sandbox.child import REPORT
 from treegen.tasks.sandbox.limits import MIB, Limits

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.files import create_held, sweep
 from treegen.common.signals import SIGNALS
 from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs import (
@@ -889,7 +889,7 @@ def test_other_versions_are_told_in_one_line(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from treegen.common.files.temporary_files import create_held
+from treegen.common.files import create_held
 with create_held(Path(sys.argv[1]) / "results.1.tmp"), create_held(Path(sys.argv[1]) / "c-1",
 folder=True):
     print("ready", flush=True)

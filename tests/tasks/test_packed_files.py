@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from treegen.common.files.reading import most_unpacked
+from treegen.common.files import most_unpacked
 from treegen.errors import DataError
 from treegen.tasks.common.files import csv_rows, read_any
 from treegen.tasks.common.jsonl import parse_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.checks import check_int
-from treegen.common.files.paths import given_path
+from treegen.common.files import given_path
 from treegen.common.progress import load_tqdm
 from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import labels_of

@@ -16,7 +16,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from treegen import demo
-from treegen.common.files.reading import describe_read_error
+from treegen.common.files import describe_read_error
 from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, TreegenError

@@ -89,7 +89,7 @@ def _write_and_attend(  # noqa: PLR0913 -- operators take no structures
 
 @_write_and_attend.register_fake
 def _(
-    q_THK: Tensor, k_TGK: Tensor, v_TGV: Tensor, keys: Tensor, values: Tensor, *options: Any
+    q_THK: Tensor, k_TGK: Tensor, v_TGV: Tensor, keys: Tensor, values: Tensor, *_options: Any
 ) -> Tensor:
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], values.shape[-1])
 
@@ -127,12 +127,7 @@ def _write_and_attend_latents(  # noqa: PLR0913 -- operators take no structures
 
 @_write_and_attend_latents.register_fake
 def _(
-    q_THK: Tensor,
-    latent_TGR: Tensor,
-    rotated_TGP: Tensor,
-    keys: Tensor,
-    up_HXR: Tensor,
-    *options: Any,
+    q_THK: Tensor, latent_TGR: Tensor, rotated_TGP: Tensor, keys: Tensor, up_HXR: Tensor, *_: Any
 ) -> Tensor:
     width = up_HXR.shape[1] - (q_THK.shape[2] - rotated_TGP.shape[2])
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
@@ -317,7 +312,7 @@ def topk_rows(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     Ties are broken by the lower index. NaN counts as infinity.
     """
     if scores.device.type == "cuda":
-        from treegen.model.linear.router_topk_kernels import largest as on_gpu
+        from treegen.model.linear.row_kernels import largest as on_gpu
 
         shape = (*scores.shape[:-1], num)
         values = scores.new_empty(shape)

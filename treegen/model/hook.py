@@ -18,7 +18,7 @@ from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.chunked import chunk_of, scale_queries, scaling_of
-from treegen.model.indexer import index_dim_of, index_topk_of, is_empty, takes_selection
+from treegen.model.indexer import indexer_sizes, is_empty, is_selecting_layer
 from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
@@ -157,27 +157,19 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         raise ModelError(f"{name} of layer {layer} builds its own attention mask; {_OTHER}")
     if dropout:
         raise ModelError(f"{name} of layer {layer} asks for dropout {dropout}; call eval() first")
-    unknown = {
-        keyword: value
-        for keyword, value in others.items()
-        if keyword not in _HARMLESS
-        and value is not None
-        and value is not False
-        and not (keyword in _SELECTIONS and is_empty(value))
-        and not (keyword == _SELECTED and takes_selection(module))
-    }
-    if unknown:
+    if unknown := _unknown_keywords(module, others):
         raise ModelError(
-            f"{name} of layer {layer} passes {', '.join(sorted(unknown))} to attention, which is "
+            f"{name} of layer {layer} passes {', '.join(unknown)} to attention, which is "
             f"not supported; {_OTHER}"
         )
     selected: Any = others.get(_SELECTED)
-    if takes_selection(module) and selected is not None and (sliding_window or softcap):
+    if is_selecting_layer(module) and selected is not None and (sliding_window or softcap):
         also = "window" if sliding_window else "soft cap"
         raise ModelError(
             f"{name} of layer {layer} selects keys and has a {also} as well, which is not "
             f"supported; {_OTHER}"
         )
+    index_dim, index_topk = indexer_sizes(module)
     return AttentionCall(
         layer=layer,
         q_THK=query[0].transpose(0, 1),
@@ -190,8 +182,21 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         sinks_H=s_aux,
         latent=latent_of(module) if is_latent_layer(module) else None,
         selected_TS=None if is_empty(selected) else selected[0],
-        index_dim=index_dim_of(module),
-        index_topk=index_topk_of(module),
+        index_dim=index_dim,
+        index_topk=index_topk,
+    )
+
+
+def _unknown_keywords(module: nn.Module, others: dict[str, Any]) -> list[str]:
+    """Return the names of given keywords that could change the result in a way unknown here."""
+    return sorted(
+        keyword
+        for keyword, value in others.items()
+        if keyword not in _HARMLESS
+        and value is not None
+        and value is not False
+        and not (keyword in _SELECTIONS and is_empty(value))
+        and not (keyword == _SELECTED and is_selecting_layer(module))
     )
 
 
@@ -301,12 +306,7 @@ def _attention(
     }
     if call.latent is not None:
         out_THV = write_and_attend_latents(
-            *new,
-            pool.keys,
-            get_up_projection(module),
-            treegen,
-            call.selected_TS,
-            **attend_options,
+            *new, pool.keys, get_up_projection(module), treegen, call.selected_TS, **attend_options
         )
     else:
         out_THV = write_and_attend(

@@ -217,20 +217,13 @@ def restore_attention(module: nn.Module) -> None:
                 part.__class__ = type(part).__bases__[1]
 
 
-def takes_selection(part: nn.Module) -> bool:
+def is_selecting_layer(part: nn.Module) -> bool:
     """Return whether a layer attends to selected keys of treegen's levels."""
     return isinstance(part, _SelectingLayer)
 
 
-def index_dim_of(part: Any) -> int:
-    """Return the number of elements of a layer's index keys; 0 if it selects no keys itself."""
-    return int(part.indexer.head_dim) if _has_selecting_indexer(part) else 0
-
-
-def index_topk_of(part: Any) -> int:
-    """Return the number of keys that a layer's indexer selects; 0 if it selects all keys."""
-    return int(part.indexer.index_topk) if _has_selecting_indexer(part) else 0
-
-
-def _has_selecting_indexer(part: Any) -> bool:
-    return isinstance(getattr(part, "indexer", None), _SelectingIndexer)
+def indexer_sizes(part: Any) -> tuple[int, int]:
+    """Return the width of a layer's index keys, and how many keys it selects; 0 without indexer."""
+    indexer: Any = getattr(part, "indexer", None)
+    selects = isinstance(indexer, _SelectingIndexer)
+    return (int(indexer.head_dim), int(indexer.index_topk)) if selects else (0, 0)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.common.garbage_collection import pause_gc
+from treegen.common.lifetimes import pause_gc
 from treegen.errors import Message, RunError, TreegenError
 from treegen.evals.config.base import OpenRunOptions, overrides_run
 from treegen.evals.progress.timeline import read_timeline

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from treegen.common.files.reading import open_regular
+from treegen.common.files import open_regular
 from treegen.errors import RunError, RunInUseError, arg
 from treegen.runs.files import (
     Lock,

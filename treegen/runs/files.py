@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from treegen.common.files.reading import describe_read_error, open_regular
-from treegen.common.files.temporary_files import is_at, replace_file
+from treegen.common.files import describe_read_error, is_at, open_regular, replace_file
 from treegen.errors import InputError, RunError, RunInUseError, arg
 
 # Errors of file systems that cannot fsync a directory. EACCES comes from a parent directory that

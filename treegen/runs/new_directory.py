@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from treegen.common.files.temporary_files import sweep, sweep_scratch
+from treegen.common.files import sweep, sweep_scratch
 from treegen.errors import RunError
 from treegen.runs.files import Lock, format_os_error, sync_directory
 

@@ -11,8 +11,7 @@ import torch
 from attention_cases import Case, Group, dense, make_case, oracle, paged, random_tree
 from torch import Tensor
 
-from treegen.ops.attention import attend, prepare
-from treegen.ops.attention.cpu import attend as cpu_attend
+from treegen.ops.attention import attend, cpu_attend, prepare
 
 IMPLS = ["reference", "cpu"]
 DTYPES = [torch.float32, torch.float64]

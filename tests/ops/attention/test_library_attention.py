@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treegen.errors import InputError
 from treegen.ops.attention import Level, attend, prepare
-from treegen.ops.attention.library import KernelCall, Library
+from treegen.ops.attention.library import QKV, KernelCall, Library
 from treegen.ops.attention.registry import LOADERS
 from treegen.ops.attention.types import AttentionOptions
 
@@ -36,15 +36,9 @@ class Slow(Library):
     def refusal(self, device: torch.device) -> str | None:
         return None
 
-    def run(
-        self,
-        q_NHD: Tensor,
-        k_SKD: Tensor,
-        v_SKD: Tensor,
-        call: KernelCall,
-        options: AttentionOptions,
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, qkv: QKV, call: KernelCall, options: AttentionOptions) -> tuple[Tensor, Tensor]:
         self.calls.append(call)
+        q_NHD, k_SKD, v_SKD = qkv
         out, lse = torch.empty_like(q_NHD), q_NHD.new_empty(q_NHD.shape[:2])
         ends, slots, lengths = call.ends_3U.tolist()
         assert ends[-1] == len(q_NHD) and len(call.units_U5) == len(ends) - 1

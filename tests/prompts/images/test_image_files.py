@@ -12,7 +12,7 @@ import pytest
 from cli_cases import Command, write_jsonl
 from tiny_images import picture, save_tiny_vision_model
 
-from treegen.common.files.reading import read_regular
+from treegen.common.files import read_regular
 from treegen.errors import InputError, RunError
 from treegen.evals.task import TaskOptions
 from treegen.prompts.images.loading import ImageFile

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen import demo
-from treegen.common.files.paths import file_name
+from treegen.common.files import file_name
 from treegen.errors import InputError, Message, arg
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.eval_settings import resolve_eval_settings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from treegen import demo
-from treegen.common.files.paths import file_name
+from treegen.common.files import file_name
 from treegen.errors import InputError, Message, RunError, arg
 from treegen.evals.config import eval_settings as eval_settings
 from treegen.evals.config.base import BaseSettings

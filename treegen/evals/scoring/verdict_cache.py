@@ -18,8 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.reading import read_bytes
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import read_bytes, replace_file
 from treegen.evals.job import Job
 from treegen.evals.registry import is_builtin_task
 from treegen.evals.verdict import Verdict

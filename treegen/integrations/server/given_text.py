@@ -14,7 +14,7 @@ from treegen.integrations.server.requests import RequestError, read_message, rea
 from treegen.llm.async_llm import AsyncLLM
 from treegen.prompts.images.table import PlacedImage
 from treegen.prompts.radix import Tokens
-from treegen.prompts.token_bounds import TokenLowerBound
+from treegen.prompts.token_bytes import TokenLowerBound
 from treegen.search.live.appended import AppendedText
 
 _MOST_GIVEN: Final = 2**20  # characters of given text that one operation may encode

@@ -49,9 +49,9 @@ from treegen.integrations.server.nodes import (
 from treegen.integrations.server.requests import RequestError, read_message
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
+from treegen.prompts.chat_images import without_images
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.tree import chat_arguments
-from treegen.prompts.turns import without_images
 from treegen.search.backend import BackendSample
 from treegen.search.budget import SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch

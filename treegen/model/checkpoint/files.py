@@ -16,8 +16,13 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from treegen import demo
-from treegen.common.files.paths import path_component
-from treegen.common.files.reading import describe_read_error, open_regular, read_bytes, read_text
+from treegen.common.files import (
+    describe_read_error,
+    open_regular,
+    path_component,
+    read_bytes,
+    read_text,
+)
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 

@@ -21,6 +21,7 @@ from treegen.ops.attention.types import (
     AttentionOptions,
     Implementation,
     KVPair,
+    KVPairs,
     PreparedLevels,
     Window,
 )
@@ -270,7 +271,7 @@ def _check_rows(level: HostLevel, index: int, num_rows: int) -> None:
         )
 
 
-def _check_tensors(q_THD: Tensor, pairs: Sequence[KVPair], prepared: PreparedLevels) -> None:
+def _check_tensors(q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels) -> None:
     """Check the tensors of a layer against each other and against the levels."""
     if q_THD.dim() != 3 or q_THD.dtype not in FLOATS:
         raise InputError(

@@ -33,6 +33,7 @@ from treegen.ops.attention.types import (
     NEEDS_AMPERE,
     AttentionOptions,
     KVPair,
+    KVPairs,
     PreparedLevels,
     Window,
 )
@@ -269,6 +270,10 @@ class LibraryState:
         return calls, int(part_N.max(initial=0)) + 1
 
 
+QKV = tuple[Tensor, Tensor, Tensor]
+"""Packed queries [N, H, D], and keys and values of the pool [S, K, D]."""
+
+
 class Library:
     """Attention by a library. A subclass names the library and calls its kernel."""
 
@@ -282,20 +287,11 @@ class Library:
     """Whether the kernel supports windows. If not, consecutive rows share a unit only if the window
     hides the same keys from them."""
 
-    def run(
-        self,
-        q_NHD: Tensor,
-        k_SKD: Tensor,
-        v_SKD: Tensor,
-        call: KernelCall,
-        options: AttentionOptions,
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, qkv: QKV, call: KernelCall, options: AttentionOptions) -> tuple[Tensor, Tensor]:
         """Return out [N, H, D] and LSE [H, N] in float32 of a call's units.
 
         Args:
-            q_NHD: Packed queries [N, H, D].
-            k_SKD: Keys of the pool [S, K, D].
-            v_SKD: Values of the pool [S, K, D].
+            qkv: Packed queries [N, H, D], and keys and values of the pool [S, K, D].
             call: The units to compute.
             options: Softmax options of the layer.
         """
@@ -322,11 +318,7 @@ class Library:
         return LibraryState(tuple(levels), positions_T, device)
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Compute all units, then merge. The kernel rounds its results; the merge is float32.
 
@@ -366,7 +358,7 @@ class Library:
         fold = call.folded
         q_NRKD = q_THD[call.rows_2N[0]].unflatten(1, (-1, fold)).transpose(1, 2)
         q_NHD = q_NRKD.reshape(-1, q_THD.shape[1] // fold, q_THD.shape[2])
-        out_NHD, lse_HN = self.run(q_NHD, k_SKD, v_SKD, call, options)
+        out_NHD, lse_HN = self.run((q_NHD, k_SKD, v_SKD), call, options)
         want = q_NHD.shape[1], q_NHD.shape[0]
         if lse_HN.shape != want:
             raise InputError(
@@ -377,7 +369,7 @@ class Library:
         lse_NKR = lse_HN.unflatten(1, (-1, fold)).transpose(0, 1)
         return out_NKRD.flatten(1, 2), lse_NKR.flatten(1, 2)
 
-    def _check(self, q_THD: Tensor, pairs: Sequence[KVPair], options: AttentionOptions) -> None:
+    def _check(self, q_THD: Tensor, pairs: KVPairs, options: AttentionOptions) -> None:
         k_dim, v_dim = q_THD.shape[2], pairs[0][1].shape[3]
         problem = None
         if q_THD.dtype not in self.dtypes:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.merge import add_sinks, merge
-from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
+from treegen.ops.attention.types import AttentionOptions, KVPair, KVPairs, PreparedLevels
 
 
 class Reference:
@@ -38,11 +38,7 @@ class Reference:
         return tuple(levels)
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Attend to each level separately, then merge.
 

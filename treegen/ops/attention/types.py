@@ -15,6 +15,7 @@ from torch import Tensor
 from treegen.ops.attention.level import HostLevel, IntArray
 
 KVPair = tuple[Tensor, Tensor]
+KVPairs = Sequence[KVPair]
 FP8: Final = torch.float8_e4m3fn
 """The 8-bit type in which keys and values may be stored."""
 NEEDS_AMPERE = "needs compute capability 8.0 (Ampere) or newer"
@@ -81,11 +82,7 @@ class Implementation(Protocol):
         ...
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Compute the attention of one layer.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.bounded.templates import render_source
-from treegen.common.files.reading import read_text
+from treegen.common.files import read_text
 from treegen.errors import TreegenError
 from treegen.prompts.tree import prompts_of
 from treegen.report.audit.answers import references_of

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from treegen.common.files.paths import given_path
+from treegen.common.files import given_path
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, RunError
 from treegen.evals.config.base import OpenRunOptions

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from treegen.common.files.paths import path_component
-from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.files import create_held, path_component, sweep
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, RunError
 from treegen.evals.config.eval_settings import resolve_eval_settings

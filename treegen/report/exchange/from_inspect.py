@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-from treegen.common.files.reading import describe_read_error, most_unpacked, open_regular
+from treegen.common.files import describe_read_error, most_unpacked, open_regular
 from treegen.errors import InputError, require_extra
 from treegen.report.exchange.external_log import (
     MOST_SAMPLES,

@@ -4,8 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from treegen.common.files.paths import given_path
-from treegen.common.files.reading import describe_read_error
+from treegen.common.files import describe_read_error, given_path
 from treegen.errors import InputError, arg
 from treegen.report.exchange.external_log import ExternalLog, make_runs
 from treegen.report.exchange.from_lm_eval import is_results, newest_results, read_lm_eval

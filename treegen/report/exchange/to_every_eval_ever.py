@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.paths import file_name
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import file_name, replace_file
 from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from treegen.engine.drafting.draft_length import DraftLengthController
+from treegen.engine.speculative.draft_length import DraftLengthController
 
 MOST = 8
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from treegen.ops.attention.cpu.jobs import CpuJob, CpuShape, LevelPlan, plan_level
+from treegen.ops.attention.cpu_jobs import CpuJob, CpuShape, LevelPlan, plan_level
 from treegen.ops.attention.level import HostLevel, IntArray
 from treegen.ops.attention.merge import add_sinks, merge_in_place
-from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
+from treegen.ops.attention.types import AttentionOptions, KVPairs, PreparedLevels
 
 # Largest number of logits that the path of plain matrix products holds at once.
 MAX_LOGITS: Final = 1 << 20
@@ -87,11 +87,7 @@ class Cpu:
         return CpuState(tuple(levels), positions)
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Run the jobs of all levels, then merge.
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from treegen.common.drafter import NOTHING, NewTokens
-from treegen.engine.drafting import ngrams
-from treegen.engine.drafting.ngrams import NgramDrafter
+from treegen.engine.speculative import ngrams
+from treegen.engine.speculative.ngrams import NgramDrafter
 
 
 @dataclass(frozen=True)

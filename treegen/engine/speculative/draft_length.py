@@ -50,7 +50,7 @@ class _LatencyCurve:
     ratio_of: Floats | None = None
 
     def add(self, tokens: int, ratio: float) -> None:
-        size = _size(tokens)
+        size = round(2 * math.log2(max(tokens, 1)))
         if size in self.first:
             self.measured.setdefault(size, deque(maxlen=_LAST)).append(ratio)
             self.ratio_of = None
@@ -85,10 +85,6 @@ class _LatencyCurve:
             self.ratio_of = np.array(list(medians.values()))[nearest]
         ratios_M: Floats = self.ratio_of[np.rint(2 * np.log2(tokens_M)).astype(np.int64)]
         return ratios_M
-
-
-def _size(tokens: int) -> int:
-    return round(2 * math.log2(max(tokens, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,3 +257,26 @@ class DraftLengthController:
         """Return the predicted times of passes, in units of the time of reading the weights."""
         shape: Floats = np.maximum(1.0, tokens / self._free) + keys / self._keys
         return shape
+
+
+_FIRST_RATE: Final = 0.7  # estimate before any draft token was tried
+_RATE_TRUST: Final = 8.0  # prior weight of that estimate, in tried tokens
+_RATE_MEMORY: Final = 0.99  # weight of earlier steps, relative to the next step
+
+
+class AcceptanceEstimator:
+    """The probability that a draft token is accepted if the ones before it were."""
+
+    def __init__(self) -> None:
+        """Set up an estimate before any draft token was tried."""
+        self._accepted, self._tried = _FIRST_RATE * _RATE_TRUST, _RATE_TRUST
+
+    @property
+    def value(self) -> float:
+        """The share of tried draft tokens that were accepted."""
+        return self._accepted / self._tried
+
+    def learn(self, tried_R: Ints, accepted_R: Ints) -> None:
+        """Record how many draft tokens of each row were tried, and how many were accepted."""
+        self._tried = _RATE_MEMORY * self._tried + int(tried_R.sum())
+        self._accepted = _RATE_MEMORY * self._accepted + int(accepted_R.sum())
