@@ -49,6 +49,7 @@ _COLUMNS: Final[Mapping[str, Any]] = {
     "Better": "{0.better:,}",
     "Worse": "{0.worse:,}",
 }
+_LEVEL: Final = 0.05  # of the tests, as 95% intervals have
 METHOD: Final = "adjusted t interval over problems, and its p-value"
 CLUSTERED: Final = "adjusted t interval over clusters of problems, and its p-value"
 
@@ -171,7 +172,7 @@ class Comparison:
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
             )
         )
-        lines = []
+        lines = [_conclude(shown)]
         for method in dict.fromkeys(row.method for row in shown):
             names = dict.fromkeys(row.metric for row in shown if row.method == method)
             lines.append(f"{', '.join(names)}: {method}")
@@ -198,6 +199,26 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return self.listing()._repr_html_()
+
+
+def _conclude(rows: Sequence[Difference]) -> str:
+    """Return one line that says which run is better in which metrics, by the adjusted p-values."""
+    several = len({row.filter for row in rows}) > 1
+    metrics: dict[str, list[str]] = {"A": [], "B": [], "": []}
+    for row in rows:
+        p = row.p_value if row.p_holm is None else row.p_holm
+        is_shown = p is not None and p < _LEVEL
+        run = "" if not is_shown else "B" if row.value > 0 else "A"
+        metrics[run].append(f"{row.metric} ({row.filter})" if several else row.metric)
+    name = "p" if all(row.p_holm is None for row in rows) else "p (Holm)"
+    parts = [
+        f"{run} is better in {', '.join(metrics[run])} ({name} below {_LEVEL})"
+        for run in "AB"
+        if metrics[run]
+    ]
+    if metrics[""]:
+        parts.append(f"no difference is shown in {', '.join(metrics[''])}")
+    return f"conclusion: {'; '.join(parts)}"
 
 
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
