@@ -174,6 +174,8 @@ _NO_COUNTERPART: Final = {
     "max_seq_len_to_capture": _LEAVE_OUT,
     "max_lora_rank": _LEAVE_OUT,
     "max_loras": _LEAVE_OUT,
+    "max_cpu_loras": _LEAVE_OUT,
+    "hf_overrides": "change config.json in a copy of the checkpoint",
     "mm_processor_kwargs": _LEAVE_OUT,
     "disable_custom_all_reduce": _LEAVE_OUT,
     "distributed_executor_backend": _LEAVE_OUT,
