@@ -32,6 +32,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
     ("args", "message"),
     [
         (["gsm8"], "there is no task 'gsm8'; did you mean 'gsm8k'?"),
+        (["my.jsonl"], "to ask the questions of a file, use the task jsonl with --data my.jsonl"),
         (["gsm8k,gsm8k"], "task 'gsm8k' is named twice"),
         (["gsm8k", "--metric", "exact"], "no option --metric; give the task jsonl -T metric=VALUE"),
         ([], "no task is given; `treegen tasks` lists them"),
