@@ -170,9 +170,10 @@ class Comparison:
                 ),
                 f"differ in: {', '.join(self.differ_in) or 'no setting'}",
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
+                _conclude(shown),
             )
         )
-        lines = [_conclude(shown)]
+        lines = []
         for method in dict.fromkeys(row.method for row in shown):
             names = dict.fromkeys(row.metric for row in shown if row.method == method)
             lines.append(f"{', '.join(names)}: {method}")
