@@ -34,8 +34,8 @@ from treegen.report.run_settings import (
     describe_view,
     differing_settings,
 )
-from treegen.report.tables import PrintableTable, headline_filters, interval
-from treegen.report.view import ProblemView, RunView, count_equal_samples
+from treegen.report.tables import PrintableTable, headline_filters, interval, p_text
+from treegen.report.view import RunView, count_equal_samples
 
 _COLUMNS: Final[Mapping[str, Any]] = {
     "Filter": "{0.filter}",
@@ -44,12 +44,11 @@ _COLUMNS: Final[Mapping[str, Any]] = {
     "B": "{0.b:.3f}",
     "B - A": "{0.value:+.3f}",
     "95% interval": lambda row: interval(row.low, row.high, signed=True),
-    "p": lambda row: _p_value(row.p_value),
-    "p (Holm)": lambda row: _p_value(row.p_holm),
+    "p": lambda row: p_text(row.p_value),
+    "p (Holm)": lambda row: p_text(row.p_holm),
     "Better": "{0.better:,}",
     "Worse": "{0.worse:,}",
 }
-_LEVEL: Final = 0.05  # of the tests, as 95% intervals have
 METHOD: Final = "adjusted t interval over problems, and its p-value"
 CLUSTERED: Final = "adjusted t interval over clusters of problems, and its p-value"
 
@@ -205,20 +204,15 @@ class Comparison:
 def _conclude(rows: Sequence[Difference]) -> str:
     """Return one line that says which run is better in which metrics, by the adjusted p-values."""
     several = len({row.filter for row in rows}) > 1
-    metrics: dict[str, list[str]] = {"A": [], "B": [], "": []}
+    metrics: dict[str, list[str]] = {}
     for row in rows:
         p = row.p_value if row.p_holm is None else row.p_holm
-        is_shown = p is not None and p < _LEVEL
-        run = "" if not is_shown else "B" if row.value > 0 else "A"
-        metrics[run].append(f"{row.metric} ({row.filter})" if several else row.metric)
-    name = "p" if all(row.p_holm is None for row in rows) else "p (Holm)"
-    parts = [
-        f"{run} is better in {', '.join(metrics[run])} ({name} below {_LEVEL})"
-        for run in "AB"
-        if metrics[run]
-    ]
-    if metrics[""]:
-        parts.append(f"no difference is shown in {', '.join(metrics[''])}")
+        result = "no difference is shown"
+        if p is not None and p < 0.05:
+            result = f"{'B' if row.value > 0 else 'A'} is better"
+        name = f"{row.metric} ({row.filter})" if several else row.metric
+        metrics.setdefault(result, []).append(name)
+    parts = [f"{result} in {', '.join(names)}" for result, names in metrics.items()]
     return f"conclusion: {'; '.join(parts)}"
 
 
@@ -238,7 +232,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     unfinished = tuple(
         p.id
         for p, q in zip(a.problems, b.problems, strict=True)
-        if not (_is_whole(a, p) and _is_whole(b, q))
+        if not (a.is_whole(p) and b.is_whole(q))
     )
     if unfinished and not partial:
         raise InputError(
@@ -346,13 +340,6 @@ def _compare_judgements(
     return differences
 
 
-def _is_whole(view: RunView, problem: ProblemView) -> bool:
-    """Return whether no more samples of a problem will be drawn."""
-    if view.voters is not None:
-        return problem.id in view.voters
-    return len(problem.samples) >= view.num_samples
-
-
 def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
     """Return how correct the final vote of each problem is, from all samples that vote."""
     votes = []
@@ -458,12 +445,7 @@ def _describe_tokens(tokens: TokenDifference) -> str:
         line += f" ({abs(tokens.saved):.1%} {'fewer' if tokens.saved > 0 else 'more'})"
     if tokens.low is None or tokens.high is None:
         return line
-    bounds = f"{tokens.low:+,.0f} to {tokens.high:+,.0f}"
-    p_value = _p_value(tokens.p_value)
-    return f"{line}; B - A {tokens.value:+,.0f} for a problem ({bounds}), p {p_value}"
-
-
-def _p_value(value: float | None) -> str:
-    if value is None:
-        return "n/a"
-    return f"{value:.4f}" if value >= 0.00005 else "<0.0001"
+    line += (
+        f"; B - A {tokens.value:+,.0f} for a problem ({tokens.low:+,.0f} to {tokens.high:+,.0f})"
+    )
+    return f"{line}, p {p_text(tokens.p_value)}"
