@@ -212,8 +212,7 @@ def _conclude(rows: Sequence[Difference]) -> str:
             result = f"{'B' if row.value > 0 else 'A'} is better"
         name = f"{row.metric} ({row.filter})" if several else row.metric
         metrics.setdefault(result, []).append(name)
-    parts = [f"{result} in {', '.join(names)}" for result, names in metrics.items()]
-    return f"conclusion: {'; '.join(parts)}"
+    return "conclusion: " + "; ".join(f"{s} in {', '.join(names)}" for s, names in metrics.items())
 
 
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
@@ -260,7 +259,14 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
             "so problems cannot be compared; compare the metrics that `treegen score` prints"
         )
-    spent = [[count[i] for i in ids] for count in map(_num_tokens, (a, b))]
+    spent = [
+        [
+            sum(sample.num_tokens for sample in p.samples)
+            for p in view.problems
+            if p.id not in left_out
+        ]
+        for view in (a, b)
+    ]
     tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
@@ -350,10 +356,6 @@ def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
             of_problem = of_problem[: view.voters[problem_id]]
         votes.append(tally(of_problem).maj_at_k(len(of_problem)))
     return votes
-
-
-def _num_tokens(view: RunView) -> dict[str, int]:
-    return {p.id: sum(sample.num_tokens for sample in p.samples) for p in view.problems}
 
 
 def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDifference:
