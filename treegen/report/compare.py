@@ -8,8 +8,7 @@ for correct and wrong, so the interval has a width even where no problem differs
 test and sign flips of shares would disagree with any interval near its ends. If problems are
 clustered, the unit is the cluster.
 
-A run with early stopping is compared by the samples that are always drawn, and by the votes at
-which its problems stopped.
+Runs with early stopping are compared by the samples that are always drawn, and by their votes.
 """
 
 import math
@@ -99,8 +98,7 @@ class TokenDifference:
     """The lower bound of its 95% t interval over problems or clusters of problems; None for a
     single one."""
     high: float | None
-    """The upper bound of its 95% t interval over problems or clusters of problems; None for a
-    single one."""
+    """The upper bound of this interval."""
     p_value: float | None
     """Of Student's paired t-test."""
 
@@ -212,7 +210,8 @@ def _conclude(rows: Sequence[Difference]) -> str:
             result = f"{'B' if row.value > 0 else 'A'} is better"
         name = f"{row.metric} ({row.filter})" if several else row.metric
         metrics.setdefault(result, []).append(name)
-    return "conclusion: " + "; ".join(f"{s} in {', '.join(names)}" for s, names in metrics.items())
+    parts = [f"{result} in {', '.join(names)}" for result, names in metrics.items()]
+    return f"conclusion: {'; '.join(parts)}"
 
 
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
