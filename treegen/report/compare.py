@@ -258,14 +258,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
             "so problems cannot be compared; compare the metrics that `treegen score` prints"
         )
-    spent = [
-        [
-            sum(sample.num_tokens for sample in p.samples)
-            for p in view.problems
-            if p.id not in left_out
-        ]
-        for view in (a, b)
-    ]
+    kept = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
+    spent = [[sum(s.num_tokens for s in p.samples) for p in problems] for problems in kept]
     tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
