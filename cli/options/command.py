@@ -5,6 +5,7 @@ from typing import Any, Final
 import click
 
 from treegen.cli.options import config
+from treegen.common.spelling import advise_foreign
 
 # For each group: its title, whether --help shows it, and its parameters. Commands share it.
 _GROUPS: Final = (
@@ -142,10 +143,13 @@ def _check_tasks(error: click.NoSuchOption) -> None:
     from treegen.tasks import get_task, list_tasks
 
     name = error.option_name.lstrip("-").replace("-", "_")
+    if advise_foreign(name, ())[1]:  # rather advice on an option of another tool
+        return
     names = [info.name for info in list_tasks() if info.source == "treegen"]
     if tasks := [task for task in names if name in get_task(task).arguments]:
+        some = [*tasks[:3], f"{len(tasks) - 3} others"] if len(tasks) > 4 else tasks
         raise click.UsageError(
-            f"there is no option {error.option_name}; give the task {' or '.join(tasks)} "
+            f"there is no option {error.option_name}; give the task {' or '.join(some)} "
             f"-T {name}=VALUE",
             error.ctx,
         ) from None

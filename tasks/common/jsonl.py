@@ -62,7 +62,8 @@ def _fault(cause: BaseException | None) -> str:
         case UnicodeDecodeError():
             return "is not UTF-8"
         case json.JSONDecodeError():
-            return f"is not JSON: {cause.msg} at column {cause.colno}"
+            column = min(cause.pos, len(cause.doc.rstrip())) + 1  # an end of line is not a line
+            return f"is not JSON: {cause.msg} at column {column}"
         case _:  # such as a number of thousands of digits
             return "is JSON beyond what can be read"
 

@@ -114,7 +114,7 @@ def test_a_problem_is_shown_with_samples_and_votes(treegen: Command, run: Path) 
         assert f"--- sample {sample['index']}: {sample['fate']}" in done.out
         assert sample["text"].strip() in done.out
     strict = treegen("show", run, "-p", "p7", "--filter", "strict-match")
-    assert "Answer by strict-match" in strict.out
+    assert "Answer (strict-match)" in strict.out
     assert treegen("show", run, "-p", "p7", "--json").out.count("\n") == 1
 
 

@@ -36,6 +36,7 @@ _PAGES = (
             "search/loops",
             "search/own-methods",
             "search/refine",
+            "search/verifiers",
             "speculation",
             "tasks",
             "trust",

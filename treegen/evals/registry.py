@@ -19,7 +19,7 @@ from treegen import demo
 from treegen.common.files import describe_read_error
 from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError, TreegenError
+from treegen.errors import InputError, TreegenError, arg
 from treegen.evals.answer_types import AnswerType
 from treegen.evals.task import Task, TaskDefaults
 
@@ -169,6 +169,11 @@ def get_task(name: str | Task) -> Task:
     for point in _entry_points():
         if point.name == name:
             return _make(_load_point(point), name)
+    if name.endswith((".jsonl", ".json", ".csv", ".parquet")):
+        raise InputError(
+            f"there is no task {name!r}; to ask the questions of a file, use the task jsonl with "
+            f"{arg('data', name)}"
+        )
     known = [info.name for info in list_tasks()]
     hint = did_you_mean(name, known) or f"; known: {', '.join(known)}, or path/to/file.py:Class"
     raise InputError(f"there is no task {name!r}{hint}")

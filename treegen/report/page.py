@@ -315,7 +315,7 @@ def _contents(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if section["metrics"].rows:
         yield "metrics", "Metrics"
     for number, table in enumerate(section["tables"], 1):
-        yield f"table-{number}", table.title
+        yield f"table-{number}", table.title[:1].upper() + table.title[1:]
     for name, id, title in (
         ("has_problems", "problems", "Problems"),
         ("has_trees", "trees", "Search trees"),

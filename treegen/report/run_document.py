@@ -188,9 +188,8 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
             ]
             for answer, indices in ranked
         ]
-        lines.append(
-            format_table([f"Answer by {filter}", "Votes", "Most", ""], rows, right=(1,)) + "\n"
-        )
+        columns = [f"Answer ({filter})", "Votes", "Most", "Verdict"]
+        lines.append(f"{format_table(columns, rows, right=(1,))}\n")
     for s in problem.samples:
         what = "search" if view.searched else f"sample {s.index}"
         logprob = "" if s.logprob is None else f", logprob {s.logprob:.2f}"

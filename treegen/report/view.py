@@ -150,6 +150,12 @@ class RunView:
         """Whether the samples of a problem vote on its answer."""
         return self.num_samples > 1 and self.report is not None and bool(self.report.majority)
 
+    def is_whole(self, problem: ProblemView) -> bool:
+        """Return whether no more samples of a problem will be drawn."""
+        if self.voters is not None:
+            return problem.id in self.voters
+        return len(problem.samples) >= self.num_samples
+
     def verdicts(self, filter: str, *, fixed: bool = False) -> Mapping[str, Sequence[Verdict]]:
         """Return the verdicts of one filter by problem; problems without any are left out.
 

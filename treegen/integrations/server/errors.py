@@ -23,6 +23,8 @@ _RETRY_AFTER: Final = 1  # seconds
 _PIECE: Final = 2**20
 _MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the request
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
+_TEMPLATE: Final = "load the model with chat_template='FILE'"
+_TEMPLATE_OPTION: Final = "start the server with --chat-template FILE"
 _GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
@@ -95,11 +97,12 @@ def _details(status: int, message: str, param: str | None = None) -> dict[str, A
 def for_client(message: str) -> str:
     """Return a message of the library without remedies that only the server's operator has.
 
-    These remedies name an argument of Python, such as `images=True`.
+    These remedies name an argument of Python, such as `images=True`. The server takes every chat
+    only with a template, so its option for one is named.
     """
-    problem, semicolon, advice = message.rpartition("; ")
+    problem, semicolon, advice = message.replace(_TEMPLATE, _TEMPLATE_OPTION).rpartition("; ")
     if not semicolon or not _ARGUMENT.search(advice):
-        return message
+        return f"{problem}{semicolon}{advice}"
     remedies = [part for part in re.split(r", or |, ", advice) if not _ARGUMENT.search(part)]
     return f"{problem}; {', or '.join(remedies) or 'leave it out'}"
 

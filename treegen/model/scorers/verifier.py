@@ -72,8 +72,9 @@ class Verifier:
             )
         if form == CAUSAL and not self.mark:
             raise InputError(
-                "a language model judges steps at a mark: give the text that it was trained with "
-                "(mark), and the two tokens that it says there (tokens)"
+                "a language model judges steps at a mark; give the mark that it was trained with "
+                f"and the tokens that it answers there for right and wrong, such as "
+                f"{arg('mark')}=+ and {arg('tokens')}=+,-"
             )
         if form == SEQUENCE and self.mark:
             raise InputError("a sequence classifier reads the whole text; leave the mark out")
