@@ -17,8 +17,20 @@ _WIDE_TABLES = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")
     .map(box => box.innerText.slice(0, 60))"""
 
 
+def last_change(repository: Path) -> float:
+    """When a file that the site is made of was last changed."""
+    folders = (repository / name for name in ("docs", "examples", "treegen", "tasks", "cli"))
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix != ".pyc"]
+    files += [path for path in repository.iterdir() if path.is_file()]
+    return max(path.lstat().st_mtime for path in files if not path.is_dir())
+
+
 @pytest.fixture(scope="module")
 def site(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site that `make docs` built if nothing has changed since, or else a new one."""
+    built_page = repository / ".site" / "index.html"
+    if built_page.is_file() and built_page.stat().st_mtime > last_change(repository):
+        return built_page.parent
     pytest.importorskip("mkdocs", reason="needs the extra docs")
     pytest.importorskip("mkdocstrings", reason="needs the extra docs")
     folder = tmp_path_factory.mktemp("site")

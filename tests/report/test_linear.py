@@ -21,7 +21,7 @@ from treegen.report.load import load_run
 from treegen.runs import record_lines
 from treegen.runs.fields import check_record
 
-SMALL, LARGE = 30, 240
+SMALL, LARGE = 20, 160
 SAMPLES = 5
 
 
