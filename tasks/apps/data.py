@@ -17,7 +17,7 @@ from treegen.common.files.reading import describe_read_error, open_regular
 from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.suite import Suite, json_value, read_suite
-from treegen.tasks.common.jsonl import read_data, text_field
+from treegen.tasks.common.files import read_data, text_field
 from treegen.tasks.common.problems import TASK_PAGE
 from treegen.tasks.common.sources import load_table
 

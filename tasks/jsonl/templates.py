@@ -8,7 +8,7 @@ from typing import Any
 
 from treegen.errors import DataError, InputError
 from treegen.prompts.images.loading import is_image, source_of
-from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.files import text_field
 
 
 @dataclass(frozen=True, slots=True)

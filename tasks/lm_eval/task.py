@@ -195,7 +195,7 @@ class LmEvalTask(Task):
         return self._score(problem, {}, text)
 
     def _score(self, problem: Problem, record: Mapping[str, Any], text: str) -> dict[str, Verdict]:
-        from treegen.tasks.lm_eval.scoring import responses_of, score_responses
+        from treegen.tasks.lm_eval.report import responses_of, score_responses
 
         part = self._parts[_leaf(problem.id)]
         verdicts = score_responses(

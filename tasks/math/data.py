@@ -9,8 +9,7 @@ from typing import Any, Final
 from treegen.errors import DataError
 from treegen.evals.problem import Problem
 from treegen.tasks.answers.maths import without_dollars
-from treegen.tasks.common.files import Rows, column, optional
-from treegen.tasks.common.jsonl import read_data
+from treegen.tasks.common.files import Rows, column, optional, read_data
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.math.boxed import extract_boxed
 

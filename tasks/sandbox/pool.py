@@ -26,8 +26,7 @@ from treegen.tasks.sandbox.programs import (
     TestResult,
     check_program,
 )
-from treegen.tasks.sandbox.runtime import find_runtime
-from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of
+from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, find_runtime, name_of
 
 _DETAIL_CHARS = 300
 _STAGES = 3
