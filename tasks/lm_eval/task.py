@@ -26,7 +26,7 @@ from treegen.tasks.lm_eval.parts import FEWSHOT_SEED, TaskPart, is_scored, part_
 if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
     from treegen.evals.config.eval_settings import EvalSettings
-    from treegen.evals.requests import OwnRequests
+    from treegen.evals.multiple_choice import OwnRequests
     from treegen.prompts.images.table import ImageTable
 
 

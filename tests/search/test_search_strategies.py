@@ -22,7 +22,7 @@ from treegen.search.evaluate import Evaluate, by_function, mean_logprob, min_log
 from treegen.search.propose import sample_steps
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_first import best_first
-from treegen.search.strategies.best_of_n import best_of_n
+from treegen.search.strategies.majority import best_of_n
 from treegen.search.strategies.tree_of_thoughts import bfs, dfs
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome

@@ -13,6 +13,7 @@ from treegen.evals.config.base import BaseSettings
 from treegen.evals.config.eval_settings import EvalSettings, default_sampling
 from treegen.evals.multiple_choice import (
     ChoicePrompt,
+    OwnRequests,
     check_settings,
     choice_prompts,
     choice_requests,
@@ -20,7 +21,6 @@ from treegen.evals.multiple_choice import (
 )
 from treegen.evals.problem import Problem, readable_reference
 from treegen.evals.registry import get_task
-from treegen.evals.requests import OwnRequests
 from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.task_calls import load_data, wrap_task_method

@@ -240,7 +240,8 @@ class Task(ABC):
             images: The model's images; None if it takes none.
 
         Returns:
-            A `treegen.evals.requests.OwnRequests`; None if treegen tokenizes the prompts of `tree`.
+            A `treegen.evals.multiple_choice.OwnRequests`; None if treegen tokenizes the prompts
+            of `tree`.
         """
         return None
 
