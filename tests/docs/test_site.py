@@ -50,7 +50,9 @@ def site(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_table_is_wider_than_its_box(site: Path, browser: "Browser") -> None:
     tab = browser.new_page(viewport={"width": 1280, "height": 900})
     wide = {}
-    for page in sorted(site.rglob("*.html")):
+    pages = sorted(page for page in site.rglob("*.html") if "<table" in page.read_text("utf-8"))
+    assert len(pages) > 30
+    for page in pages:
         tab.goto(page.as_uri(), wait_until="domcontentloaded")
         if tables := tab.evaluate(_WIDE_TABLES):
             wide[str(page.relative_to(site))] = tables
