@@ -235,22 +235,32 @@ def command(
     results = [result for row in rows for result in row]
     if not is_quiet():
         _show_results(results, all_filters=all_filters)
-    documents = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
-    complaints = [result.complaint for result in results if result.complaint]
     with closing(models):
         judged = _judge_runs(results, plan, loading_of(choices), models, terminal)
-    for document, judgings in zip(documents, judged, strict=True):
-        if judgings is not None:
-            document["judged"] = judgings.to_json()
-            complaints += judgings.complaints
+    documents, complaints = _describe_results(results, judged)
     differences = _compare(
         rows, allow_task_code="allow_task_code" in choices, all_filters=all_filters
     )
     _show_headlines(results)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
+    render.exit_with_complaints(complaints)
+
+
+def _describe_results(
+    results: "Sequence[EvaluationResult]", judged: "Sequence[Judgings | None]"
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the document of each run, and what the runs lack."""
+    from treegen.cli.terminal.render import without_parts
+
+    documents = [{"run": str(r.path), **without_parts(r.results)} for r in results]
+    complaints = [result.complaint for result in results if result.complaint]
+    for document, judgings in zip(documents, judged, strict=True):
+        if judgings is not None:
+            document["judged"] = judgings.to_json()
+            complaints += judgings.complaints
     if missing := sum(result.missing for result in results):
         complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
-    render.exit_with_complaints(complaints)
+    return documents, complaints
 
 
 def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -> None:
