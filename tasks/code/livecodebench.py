@@ -15,6 +15,9 @@ Prompt, extraction of answers and comparison of results are those of the publish
 https://github.com/LiveCodeBench/LiveCodeBench, for chat models. Its time limit is 6 seconds of wall
 time for each test; here it is 6 seconds of CPU time. Each test runs in a fresh process here, and a
 program that ends with an error is wrong whatever it printed.
+
+Private tests are JSON, or the base64 of a zlib stream of a pickled text of JSON. They are never
+unpickled, because `pickle.loads` executes what the file says. Only the one text is extracted.
 """
 
 import base64

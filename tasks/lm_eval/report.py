@@ -1,4 +1,4 @@
-"""lm-eval's metrics of scored samples, with intervals, votes and groups."""
+"""Scores responses with lm-eval's filters and metrics, and adds intervals, votes and groups."""
 
 import json
 import math
