@@ -38,7 +38,7 @@ from treegen.evals.arguments import one_of
 from treegen.evals.chat import with_role
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.prompts.tree import Node
-from treegen.tasks.apps.suite import json_value
+from treegen.tasks.apps.data import json_value
 from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask, check_name
 from treegen.tasks.common.files import Rows, read_any, text_field
 from treegen.tasks.common.sources import HubTable, Source, load_table

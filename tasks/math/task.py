@@ -32,11 +32,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import DataError
-from treegen.evals.answer_types import AnswerType
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults
-from treegen.evals.verdict import Verdict
+from treegen.evals.verdict import AnswerType, Verdict
 from treegen.tasks.answers.canonical import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.answers.maths import MathAnswer, without_dollars
 from treegen.tasks.common.files import Rows, column, optional, read_data

@@ -14,10 +14,10 @@ from treegen.common.cores import count_cores
 from treegen.errors import InputError, TreegenError
 from treegen.tasks.sandbox import value_json
 from treegen.tasks.sandbox.canaries import choose_tier
-from treegen.tasks.sandbox.limits import Limits
 from treegen.tasks.sandbox.process import ProcessOutcome, SandboxProcess
 from treegen.tasks.sandbox.programs import (
     Compare,
+    Limits,
     Program,
     ProgramResult,
     ProgramStatus,

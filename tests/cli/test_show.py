@@ -20,7 +20,7 @@ from treegen.common.outputs import LevelRows
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
 from treegen.evals.progress.timeline import read_timeline
 from treegen.evals.statistics.estimators import estimate
-from treegen.report.trees import read_trees
+from treegen.report.view import read_trees
 from treegen.search.tree.draw import draw_tree
 from treegen.search.tree.records import best_path
 

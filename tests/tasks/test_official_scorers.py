@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from math_outputs import aime_outputs, letter_outputs, math_outputs, some_answers
 
-from treegen.evals.answer_types import unify_answers
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.estimators import pass_at_k
 from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.votes import Tally
-from treegen.evals.verdict import SampleScore
+from treegen.evals.verdict import SampleScore, unify_answers
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa import GPQA
 from treegen.tasks.math.aime import AIME

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError, arg
-from treegen.evals.answer_types import check_ready
 from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import as_chat
 from treegen.evals.config.base import BaseSettings
@@ -25,6 +24,7 @@ from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.task_calls import load_data, wrap_task_method
 from treegen.evals.truncation import barest, truncate_prompts
+from treegen.evals.verdict import check_ready
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.tree import Node, prompts_of
 

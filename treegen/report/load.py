@@ -19,9 +19,8 @@ from treegen.evals.statistics.tables import Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
-from treegen.report.trees import FILE as TREES
-from treegen.report.trees import read_trees
-from treegen.report.view import ProblemView, RunView, Sample, task_name
+from treegen.report.view import FILE as TREES
+from treegen.report.view import ProblemView, RunView, Sample, read_trees, task_name
 from treegen.runs import RunDir
 from treegen.runs.images import RunImages
 

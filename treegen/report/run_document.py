@@ -12,8 +12,7 @@ from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Node, prompts_of
 from treegen.report.curves import VoteShares, classify_sample, vote_shares
 from treegen.report.tables import table_listing
-from treegen.report.trees import StoredTree
-from treegen.report.view import ProblemView, RunView
+from treegen.report.view import ProblemView, RunView, StoredTree
 
 _LISTED: Final = 20
 _FOLDED: Final = 120  # the number of characters shown of a sample's reasoning
