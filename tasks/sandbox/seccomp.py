@@ -1,6 +1,7 @@
 """The system calls that a program may make, as a seccomp filter that is assembled here.
 
-The numbers of the calls are those of x86_64 and aarch64. Allowed are the calls that threads, files in the scratch directory, pipes, timers and asyncio need.
+The numbers of the calls are those of x86_64 and aarch64. Allowed are the calls that threads, files
+in the scratch directory, pipes, timers and asyncio need.
 A call is refused with EPERM if it starts a program, reaches the network, shares memory, or changes
 a file in a way that Landlock does not control (chmod, chown, utime, truncate by path). fallocate is
 refused too, because it fills a disk at once and files are checked only at intervals.
