@@ -26,7 +26,7 @@ from treegen.evals.task_calls import wrap_task_method
 from treegen.runs import Key, SearchRunDir
 
 if TYPE_CHECKING:
-    from treegen.evals.search.method_types import ValueFunction
+    from treegen.evals.search.value_functions import ValueFunction
     from treegen.llm.base import BaseLLM
     from treegen.search.run import SearchRun
     from treegen.search.tree.result import SearchResult

@@ -16,15 +16,14 @@ from treegen.evals.problem import Problem
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import search_names
 from treegen.evals.search.method_arguments import to_call_values
-from treegen.evals.search.method_types import (
-    Method,
-    TreeSettings,
+from treegen.evals.search.method_types import Method, TreeSettings
+from treegen.evals.search.settings import SearchSettings
+from treegen.evals.search.task import SearchTask
+from treegen.evals.search.value_functions import (
     ValueFunction,
     general_value_function,
     own_value_function,
 )
-from treegen.evals.search.settings import SearchSettings
-from treegen.evals.search.task import SearchTask
 from treegen.evals.task import TaskData
 from treegen.evals.task_calls import wrap_task_method
 from treegen.search.budget import StopReason
