@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from train_demo.documents import LONG, SHORT, draw_document
-from treegen.tasks.needle.names import NAMES
+from treegen.tasks.needle.text import NAMES
 
 BOS, EOS = "<|begin|>", "<|end|>"
 VOCAB_SIZE: Final = 2048

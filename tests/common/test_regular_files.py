@@ -44,7 +44,7 @@ OWN = {
     "treegen/runs/records.py",
     "tasks/common/sources.py",
     "treegen/common/bounded/worker_server.py",
-    "cli/terminal/streams.py",
+    "cli/main.py",
 }
 READERS = {"read_text", "read_bytes"}
 

@@ -206,7 +206,10 @@ def test_compiled_recurrent_layers_draw_the_same(family: str, tmp_path: Path) ->
     assert [c.tokens for c in llm.run(tree, params).completions] == [c.tokens for c in want]
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "qwen3_next", "bamba"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "deepseek_v3", "qwen3_next", pytest.param("bamba", marks=pytest.mark.soak)],
+)
 def test_another_amount_of_memory_is_not_compiled_anew(family: str, tmp_path: Path) -> None:
     path = tiny_models.save_tiny_model(tmp_path, family)
     params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True)

@@ -33,8 +33,7 @@ from treegen.runs import (
     open_for_append,
     versions,
 )
-from treegen.runs.files import Lock
-from treegen.runs.new_directory import check_directory
+from treegen.runs.files import Lock, check_directory
 from treegen.runs.record_lines import encode_record
 from treegen.runs.records import RecordFile
 from treegen.runs.settings import SCHEMA, from_json
@@ -511,7 +510,7 @@ import os, sys
 from pathlib import Path
 from treegen.errors import RunError
 from treegen.runs import RunDir, RunSettings
-from treegen.runs.new_directory import check_directory
+from treegen.runs.files import check_directory
 
 folder = Path(sys.argv[1])
 asked = RunSettings(identity={}, problem_ids=["q"], planned=2)

@@ -12,8 +12,7 @@ import pytest
 
 from treegen.common.files import most_unpacked
 from treegen.errors import DataError
-from treegen.tasks.common.files import csv_rows, read_any
-from treegen.tasks.common.jsonl import parse_rows
+from treegen.tasks.common.files import csv_rows, parse_rows, read_any
 
 _MIB = 1 << 20
 ROW = b'{"question": "How many?", "answer": "2"}\n'

@@ -21,7 +21,7 @@ from treegen.evals.judging.settings import Verdicts, resolve_judge_settings
 from treegen.evals.judging.summary import Combine, Summary, summarise
 from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Table
-from treegen.report.judgements import build_flagged_table, count_judgements, describe_missing
+from treegen.report.load import build_flagged_table, count_judgements, describe_missing
 from treegen.report.run_settings import KeySettings, differing_settings
 from treegen.report.tables import PrintableTable, table_listing
 

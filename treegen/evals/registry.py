@@ -20,8 +20,8 @@ from treegen.common.files import describe_read_error
 from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, TreegenError, arg
-from treegen.evals.answer_types import AnswerType
 from treegen.evals.task import Task, TaskDefaults
+from treegen.evals.verdict import AnswerType
 
 ENTRY_POINT_GROUP: Final = "treegen.tasks"
 LM_EVAL: Final = "lm-eval:"
@@ -45,7 +45,7 @@ _BUILTIN: Final = {
     "humaneval-plus": "treegen.tasks.code.plus:HumanEvalPlus",
     "ifeval": "treegen.tasks.ifeval.task:IFEval",
     "imported": "treegen.tasks.imported:Imported",
-    "jsonl": "treegen.tasks.jsonl.task:QuestionAnswer",
+    "jsonl": "treegen.tasks.jsonl:QuestionAnswer",
     "livecodebench": "treegen.tasks.code.livecodebench:LiveCodeBench",
     "math": "treegen.tasks.math.task:Math",
     "math500": "treegen.tasks.math.task:Math500",

@@ -17,7 +17,7 @@ from treegen.errors import InputError, RunError
 from treegen.evals.task import TaskOptions
 from treegen.prompts.images.loading import ImageFile
 from treegen.runs.images import RunImage, RunImages, keep_images
-from treegen.tasks.jsonl.task import QuestionAnswer
+from treegen.tasks.jsonl import QuestionAnswer
 
 CONTENT = b"an image"
 NAME = hashlib.sha256(CONTENT).hexdigest()

@@ -18,8 +18,7 @@ from treegen.errors import InputError, RunError
 from treegen.report.compare import compare_runs
 from treegen.report.exchange import FORMATS, export_run, import_log
 from treegen.report.load import load_run
-from treegen.report.trees import read_trees
-from treegen.report.view import RunView
+from treegen.report.view import RunView, read_trees
 from treegen.runs import RunDir
 
 inspect_ai = pytest.importorskip("inspect_ai")

@@ -43,7 +43,7 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
 
 
 async def _best_of_n(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.best_of_n import best_of_n
+    from treegen.search.strategies.majority import best_of_n
 
     return await best_of_n(on.root, on.knobs.num_samples, on.evaluate)
 
@@ -97,7 +97,7 @@ async def _rebase(on: MethodContext) -> "SearchOutcome":
 
 
 async def _best_first(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.best_first import best_first
+    from treegen.search.strategies.tree_of_thoughts import best_first
 
     return await best_first(
         on.root, on.propose, on.evaluate, on.done, solutions=_enough(on), state=on.state

@@ -15,7 +15,7 @@ from treegen.report.audit.answers import references_of
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form
-from treegen.report.prompt_tree import content_text
+from treegen.report.run_document import content_text
 from treegen.report.view import ProblemView, RunView
 from treegen.runs import RunDir
 

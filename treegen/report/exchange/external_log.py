@@ -25,8 +25,7 @@ from treegen.evals.identity import build_content_identity
 from treegen.evals.job import Job, load_job
 from treegen.evals.scoring.results import write_results
 from treegen.runs import RunDir, RunSettings
-from treegen.runs.files import format_os_error
-from treegen.runs.new_directory import check_directory
+from treegen.runs.files import check_directory, format_os_error
 
 MOST_SAMPLES: Final = 1_000_000
 """The largest number of samples of a problem in a log, or of its epochs."""

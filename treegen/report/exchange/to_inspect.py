@@ -13,8 +13,7 @@ from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError, require_extra
 from treegen.report.exchange.export import ExportedRun
-from treegen.report.trees import StoredTree
-from treegen.report.view import ProblemView, Sample
+from treegen.report.view import ProblemView, Sample, StoredTree
 
 with require_extra("an Inspect log needs inspect_ai", "inspect"):
     from inspect_ai import event as events
