@@ -14,7 +14,7 @@ import pytest
 import torch
 from guessing import Always, Knowing, guessed
 from latent_cases import load
-from tiny_models import EXACT, known, save_tiny_model
+from tiny_models import EXACT, HYBRID, known, save_tiny_model
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -40,6 +40,16 @@ NUM = 16
 # With many heads, hardly any two keys have the same score. Which of them stock attention selects on
 # a CPU depends on the number of keys after them.
 SETTINGS = {"index_topk": NUM, "index_n_heads": 16, "max_position_embeddings": 10 * NUM}
+# Prompts of the tree fork inside blocks of 4 tokens, and between them.
+BLOCK = 4
+_AVERAGED = {"indexer_budget": NUM, "indexer_compress_ratio": BLOCK, "indexer_n_heads": 16}
+BLOCKS: dict[str, dict[str, Any]] = {
+    "glm5_next_on_text": {"index_topk": NUM, "index_kpool": BLOCK, "index_n_heads": 16},
+    "minimax_m3_vl_on_text": {"index_topk_blocks": NUM // BLOCK, "index_block_size": BLOCK},
+    "qwen4_exp": _AVERAGED,
+    "qwen4_exp_on_text": _AVERAGED,
+}
+"""Families that select blocks of keys."""
 STEPS = 7
 PARAMS = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
 WAYS: dict[str, dict[str, Any]] = {
@@ -65,10 +75,12 @@ def force(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     @functools.cache
     def save(family: str, **settings: Any) -> Path:
-        if not known(EXACT[family][0]):
-            pytest.skip(f"this transformers has no {EXACT[family][0]}")
+        model_type, _ = (EXACT | HYBRID)[family]
+        if not known(model_type):
+            pytest.skip(f"this transformers has no {model_type}")
         directory = tmp_path_factory.mktemp(family)
-        return save_tiny_model(directory, family, seed=1, **{**SETTINGS, **settings})
+        sizes = {"max_position_embeddings": 10 * NUM, **BLOCKS.get(family, SETTINGS), **settings}
+        return save_tiny_model(directory, family, seed=1, **sizes)
 
     return save
 
@@ -138,6 +150,7 @@ def check_tree(llm: LLM, path: Path, limit: float = 1e-5, **params: Any) -> list
     [
         *((family, "chosen") for family in FAMILIES),
         *((family, way) for family in FAMILIES[3::3] for way in WAYS if way != "chosen"),
+        *((family, way) for family in BLOCKS for way in WAYS if way != "expanded"),
     ],
 )
 def test_a_ragged_tree_decodes_like_stock_transformers(

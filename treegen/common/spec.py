@@ -255,6 +255,8 @@ class ModelSpec:
     index_topk: int = 0
     """Number of keys that a token selects, in layers with an indexer; 0 if no layer selects keys,
     or the context has no more of them."""
+    has_pooled_index: bool = False
+    """Whether blocks of tokens have index keys that are pooled from those of the tokens."""
     copy_pages: int = 0
     """For a model with latents, the number of pages for expanded keys and values per page of
     tokens, in the type of the computation."""

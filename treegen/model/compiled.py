@@ -35,13 +35,14 @@ from treegen.model.hook import (
     write_and_attend,
     write_and_attend_latents,
 )
-from treegen.model.indexer import INDEX_KEYS, write_and_select
+from treegen.model.indexer import INDEX_KEYS, write_and_read, write_and_select
 from treegen.model.latent import is_latent_layer
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.gated import GatedLinears
 from treegen.model.linear.merged import MergedLinears
 from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
 from treegen.model.recurrent.operators import OPERATORS, forward
+from treegen.ops.attention.selection import IndexForm
 from treegen.ops.cache.pool import LayerKV, make_proxy, resolve_proxy
 
 # T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, P rotated numbers
@@ -133,17 +134,40 @@ def _(
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
 
 
+@torch.library.custom_op("treegen::write_and_read", mutates_args=())
+def _write_and_read(new_TX: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Call `treegen.model.indexer.write_and_read` with the page pool of a proxy."""
+    return write_and_read(new_TX, resolve_proxy(keys), size)
+
+
+@_write_and_read.register_fake
+def _(new_TX: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    num_tokens, width = new_TX.shape
+    starts_T = new_TX.new_empty(num_tokens, dtype=torch.int64)
+    return new_TX.new_empty(num_tokens, size, width), starts_T
+
+
 @torch.library.custom_op("treegen::write_and_select", mutates_args=())
 def _write_and_select(
-    q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor, keys: Tensor, num: int
+    q_THD: Tensor,
+    k_TD: Tensor,
+    weights_TH: Tensor | None,
+    keys: Tensor,
+    num: int,
+    size: int,
+    is_pooled: bool,
+    local: int,
 ) -> Tensor:
     """Call `treegen.model.indexer.write_and_select` with the page pool of a proxy."""
-    return write_and_select(q_THD, k_TD, weights_TH, resolve_proxy(keys), num)
+    form = IndexForm(num, size, is_pooled, local)
+    return write_and_select(q_THD, k_TD, weights_TH, resolve_proxy(keys), form)
 
 
 @_write_and_select.register_fake
-def _(q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor, keys: Tensor, num: int) -> Tensor:
-    return q_THD.new_empty((q_THD.shape[0], num), dtype=torch.int32)
+def _(q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None, keys: Tensor, *form: Any) -> Tensor:
+    heads = q_THD.shape[1:2] if weights_TH is None else ()
+    shape = q_THD.shape[0], *heads, IndexForm(*form).width
+    return q_THD.new_empty(shape, dtype=torch.int32)
 
 
 class _SlotStateLayer(nn.Module):

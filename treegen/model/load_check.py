@@ -62,6 +62,17 @@ _COPY_TOY: Final = _Toy(12, (28, 4))
 _LOW: Final = (8, 16)
 """Boundaries of random copies. The toy crosses 8 in its prefix, and 16 in one branch and in the
 decode step of the other."""
+_SELECTED: Final = {
+    "index_topk": 16,
+    "index_kpool": 8,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 8,
+    "index_topk_blocks": 2,
+    "index_block_size": 8,
+    "index_local_blocks": 1,
+}
+"""Numbers of selected keys in random copies, with settings of blocks. The toy forks inside a
+block."""
 _LEAST_CONTEXT: Final = 128
 """A family whose context would be shorter is refused."""
 _COPY_TOLERANCE: Final = 0.01
@@ -147,7 +158,11 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
 def _check_selection(model: "Model", wrap: _Wrap) -> None:
     """Check that a random copy of a model selects the keys that transformers selects."""
     name, topk = model.spec.model_type, model.spec.index_topk
-    crosses = _crosses(model, {"index_topk": _LOW[0]}, wrap)
+    text = model.module.config.get_text_config(decoder=True)
+    low = {name: value for name, value in _SELECTED.items() if getattr(text, name, None)}
+    if len(low) == 1:
+        low = {"index_topk": _LOW[0]}
+    crosses = _crosses(model, low, wrap)
     if crosses is None:
         warnings.warn(
             f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "

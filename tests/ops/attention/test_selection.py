@@ -92,7 +92,9 @@ def test_rows_attend_to_the_keys_with_the_highest_scores(
     q_THK, sinks_H = randn(ROWS, 4, 5), randn(4)
     index = index.float()
     assert selection.count_keys(prepared) == max(LENGTHS)
-    selected_TS = selection.select_keys(q_THD, weights_TH, index, prepared, positions_T, num)
+    selected_TS = selection.select_keys(
+        q_THD, weights_TH, index, prepared, positions_T, selection.IndexForm(num)
+    )
     own_slot_T = torch.tensor([row[-1] if row else 0 for row in slots])
     chosen = selected.SelectedKeys(selected_TS, own_slot_T, prepared)
     out_THV = selected.attend_selected(q_THK, keys, values, chosen, 0.3, sinks_H)
@@ -124,6 +126,6 @@ def test_nothing_is_scored_if_every_key_is_selected(monkeypatch: pytest.MonkeyPa
         index,
         prepare(levels, positions_T),
         positions_T,
-        max(LENGTHS),
+        selection.IndexForm(max(LENGTHS)),
     )
     assert selected_TS.shape == (ROWS, max(LENGTHS))

@@ -33,10 +33,11 @@ _COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
 _WIDTH: Final = re.compile(r"(^|_)(hidden_size|intermediate_size|n_embd|d_model|ffn_dim)$")
 _HEADS: Final = re.compile(r"(^|_)(heads|n_head)$")
 _ATTENTION_HEADS: Final = re.compile(r"(^|_)(attention_heads|key_value_heads|n_head)$")
-_INDEX_HEADS: Final = "index_n_heads"
+_INDEX_HEADS: Final = re.compile("^index(er)?_n_heads$")
 _NUM_INDEX_HEADS: Final = 16
 """With fewer heads, some keys have no positive product in any head. Their scores are all zero, and
-which of them transformers selects depends on the device."""
+which of them transformers selects depends on the device. Heads that each select blocks for some
+attention heads shrink with those."""
 _EXPERTS: Final = re.compile(r"^(num|n)_(local_|routed_)?experts$")
 _MOST_EXPERTS: Final = 16
 _LEAST_WIDTH: Final = 32
@@ -200,7 +201,7 @@ def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) 
             continue
         if _EXPERTS.search(name):
             setattr(text, name, min(value, _MOST_EXPERTS))
-        elif name == _INDEX_HEADS:
+        elif _INDEX_HEADS.search(name) and not hasattr(text, "index_topk_blocks"):
             setattr(text, name, _NUM_INDEX_HEADS)
         elif factor > 1 and _WIDTH.search(name):
             width = value // factor // _WIDTH_MULTIPLE * _WIDTH_MULTIPLE
