@@ -30,6 +30,7 @@ FAMILIES = [
 ]
 HYBRID = [
     "qwen3_next",
+    "qwen4_exp",
     *(
         pytest.param(family, marks=pytest.mark.soak)
         for family in (
@@ -43,6 +44,8 @@ HYBRID = [
         )
     ),
 ]
+# Texts are longer than two blocks.
+BLOCKS = {"indexer_budget": 8, "indexer_compress_ratio": 4, "max_position_embeddings": 64}
 
 
 def batch_of(pools: Sequence[LayerKV], num_tokens: int, start: int) -> Batch:
@@ -103,16 +106,29 @@ def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> No
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
-def test_compiled_layers_select_the_same_keys(tmp_path: Path) -> None:
-    """Layers select keys themselves, or use those that an earlier layer selects."""
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        (
+            "glm_moe_dsa",
+            {
+                "index_topk": 8,
+                "num_hidden_layers": 2,
+                "indexer_types": ["full", "shared"],
+                "first_k_dense_replace": 0,
+            },
+        ),
+        ("minimax_m3_vl_on_text", {"index_topk_blocks": 2, "index_block_size": 4}),
+    ],
+)
+def test_compiled_layers_select_the_same_keys(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Layers select keys or blocks themselves, or use those that an earlier layer selects."""
+    if not tiny_models.known(tiny_models.EXACT[family][0]):
+        pytest.skip(f"this transformers has no {family}")
     torch._dynamo.reset()
-    settings: dict[str, Any] = {
-        "index_topk": 8,
-        "max_position_embeddings": 64,
-        "num_hidden_layers": 2,
-    }
-    settings |= {"indexer_types": ["full", "shared"], "first_k_dense_replace": 0}
-    path = tiny_models.save_tiny_model(tmp_path, "glm_moe_dsa", **settings)
+    path = tiny_models.save_tiny_model(tmp_path, family, max_position_embeddings=64, **settings)
     model = load_model(path, device="cpu", check=False)
     pools, fresh = model.new_cache(4, 16), model.new_cache(4, 16)
     want = run(model, pools, PASSES[:2])
@@ -185,7 +201,10 @@ def test_past_the_limit_of_graphs_layers_run_uncompiled(
 def test_compiled_recurrent_layers_draw_the_same(family: str, tmp_path: Path) -> None:
     """Prefill passes and decode steps, below a shared state and on states of their own."""
     torch._dynamo.reset()
-    path = tiny_models.save_tiny_model(tmp_path, family)
+    if not tiny_models.known(tiny_models.HYBRID[family][0]):
+        pytest.skip(f"this transformers has no {family}")
+    settings = BLOCKS if family == "qwen4_exp" else {}
+    path = tiny_models.save_tiny_model(tmp_path, family, **settings)
     llm = LLM(str(path), device="cpu", check=False, memory="8MiB", prefill_chunk=9)
     tree = Node("Q: Bob has 14 pens", children=[Node(" a", samples=2), Node("b", samples=1)])
     params = SamplingParams(max_tokens=11, seed=1, ignore_eos=True)

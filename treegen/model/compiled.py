@@ -157,9 +157,10 @@ def _write_and_select(
     size: int,
     is_pooled: bool,
     local: int,
+    selections: int,
 ) -> Tensor:
     """Call `treegen.model.indexer.write_and_select` with the page pool of a proxy."""
-    form = IndexForm(num, size, is_pooled, local)
+    form = IndexForm(num, size, is_pooled, local, selections)
     return write_and_select(q_THD, k_TD, weights_TH, resolve_proxy(keys), form)
 
 

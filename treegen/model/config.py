@@ -284,7 +284,9 @@ def spec_of(
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
         index_topk=max((form.num * form.size for form in forms), default=0),
-        has_pooled_index=any(form.is_pooled for form in forms),
+        index_pool=max((form.size for form in forms if form.is_pooled), default=1),
+        index_selections=max((form.selections for form in forms), default=1),
+        num_heads=max(call.q_THK.shape[1] for call in probe.calls),
         recommended=recommended_sampling(directory),
         recommended_note=difference_from_generate(directory),
     )

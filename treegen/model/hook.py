@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
-from treegen.model.indexer import index_dim_of, index_form_of, is_empty, takes_selection
+from treegen.model.indexer import index_dim_of, index_form_of, is_empty, is_selecting_layer
 from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
@@ -162,18 +162,24 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         and value is not None
         and value is not False
         and not (keyword in _SELECTIONS and is_empty(value))
-        and not (keyword in _SELECTIONS and takes_selection(module))
+        and not (keyword in _SELECTIONS and is_selecting_layer(module))
     }
     if unknown:
         raise ModelError(
             f"{name} of layer {layer} passes {', '.join(sorted(unknown))} to attention, which is "
             f"not supported; {_OTHER}"
         )
-    if takes_selection(module) and selected is not None and (sliding_window or softcap):
+    if is_selecting_layer(module) and selected is not None and (sliding_window or softcap):
         also = "window" if sliding_window else "soft cap"
         raise ModelError(
             f"{name} of layer {layer} selects keys and has a {also} as well, which is not "
             f"supported; {_OTHER}"
+        )
+    form = index_form_of(module)
+    if form is not None and not form.fits(query.shape[1], key.shape[1]):
+        raise ModelError(
+            f"{name} of layer {layer} selects keys for {form.selections} groups of its "
+            f"{query.shape[1]} heads, which does not fit {key.shape[1]} key heads; {_OTHER}"
         )
     return AttentionCall(
         layer=layer,
@@ -187,7 +193,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         latent=latent_of(module) if is_latent_layer(module) else None,
         selected_TS=None if selected is None or is_empty(selected) else selected[0],
         index_dim=index_dim_of(module),
-        index_form=index_form_of(module),
+        index_form=form,
     )
 
 
@@ -195,7 +201,7 @@ def _find_selection(
     module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, Any]
 ) -> Tensor | None:
     """Return the positions of selected keys that a layer passes; None if it passes none."""
-    if not takes_selection(module):
+    if not is_selecting_layer(module):
         return None
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         return attention_mask

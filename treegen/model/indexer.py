@@ -94,23 +94,26 @@ class _SelectingIndexer(_DenseIndexer):
         args = tuple(everything if _is_empty_tensor(value) else value for value in args)
         with products:
             indexer.forward(hidden_states, *args, **kwargs)
-        return self._write_and_select(*products.read())
+        return self._write_and_select(self._find_keys(), *products.read())
 
-    def _write_and_select(self, q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None) -> Tensor:
-        """Store new index keys and select, as `write_and_select` does."""
-        keys = getattr(self, INDEX_KEYS, None)
-        if keys is None:
-            pool = current_batch().index_keys_of(self.treegen_pool)
-            return write_and_select(q_THD, k_TD, weights_TH, pool, self.get_form())
-        operator = torch.ops.treegen.write_and_select
-        selected: Tensor = operator(q_THD, k_TD, weights_TH, keys, *self.get_form())
+    def _find_keys(self) -> Tensor:
+        """Return the layer's pool of index keys, or the proxy of it in a compiled layer."""
+        proxy: Tensor | None = getattr(self, INDEX_KEYS, None)
+        return current_batch().index_keys_of(self.treegen_pool) if proxy is None else proxy
+
+    def _write_and_select(
+        self, keys: Tensor, q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None
+    ) -> Tensor:
+        form = self.get_form()
+        if not hasattr(self, INDEX_KEYS):
+            return write_and_select(q_THD, k_TD, weights_TH, keys, form)
+        selected: Tensor = torch.ops.treegen.write_and_select(q_THD, k_TD, weights_TH, keys, *form)
         return selected
 
-    def _write_and_read(self, new_TX: Tensor) -> tuple[Tensor, Tensor]:
-        """Store what tokens add to blocks and read blocks, as `write_and_read` does."""
-        keys, size = getattr(self, INDEX_KEYS, None), self.get_form().size
-        if keys is None:
-            return write_and_read(new_TX, current_batch().index_keys_of(self.treegen_pool), size)
+    def _write_and_read(self, keys: Tensor, new_TX: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.get_form().size
+        if not hasattr(self, INDEX_KEYS):
+            return write_and_read(new_TX, keys, size)
         blocks_TBX, starts_T = torch.ops.treegen.write_and_read(new_TX, keys, size)
         return blocks_TBX, starts_T
 
@@ -126,7 +129,7 @@ class _PooledIndexer(_SelectingIndexer):
         return IndexForm(self.index_topk // self.index_kpool, self.index_kpool, is_pooled=True)
 
     def get_dim(self) -> int:
-        """Return how many numbers a token stores: an index key and a gate for each of them."""
+        """Return the numbers of an index key and of its gate."""
         return 2 * int(self.head_dim)
 
     def select(self, hidden_states: Tensor, q_resid: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -135,13 +138,14 @@ class _PooledIndexer(_SelectingIndexer):
         q_THD = part.wq_b(q_resid)[0].unflatten(-1, (-1, self.head_dim))
         k_TD = part.k_norm(part.wk(hidden_states))[0]
         gate_TD = linear(hidden_states, part.index_kpool_compress_gate)[0]
-        blocks_TBX, _ = self._write_and_read(torch.cat([k_TD, gate_TD], -1))
+        keys = self._find_keys()
+        blocks_TBX, _ = self._write_and_read(keys, torch.cat([k_TD, gate_TD], -1))
         k_TBD, gate_TBD = blocks_TBX.chunk(2, -1)
         logits_TBD = gate_TBD.float() + part.index_kpool_compress_ape.float()
         pooled_TD = (logits_TBD.softmax(1).to(k_TBD.dtype) * k_TBD).sum(1)
         weights_TH = part.weights_proj(hidden_states.to(part.weights_proj.weight.dtype))[0].float()
         scale = self.n_heads**-0.5 * part.softmax_scale
-        return self._write_and_select(q_THD.float(), pooled_TD, weights_TH * scale)
+        return self._write_and_select(keys, q_THD.float(), pooled_TD, weights_TH * scale)
 
 
 class _AveragedIndexer(_SelectingIndexer):
@@ -175,11 +179,12 @@ class _AveragedIndexer(_SelectingIndexer):
         heads_1TXD = part.index_qk_proj(hidden_states).unflatten(-1, (-1, part.index_head_dim))
         q_1THD, k_1T1D = heads_1TXD.split([part.index_n_heads, 1], 2)
         q_THD = _rotate(part.q_layernorm(q_1THD), *rotary)[0].float()
-        k_TBD, starts_T = self._write_and_read(k_1T1D[0, :, 0])
+        keys = self._find_keys()
+        k_TBD, starts_T = self._write_and_read(keys, k_1T1D[0, :, 0])
         pooled_TD = part.k_layernorm(k_TBD.float().mean(1).to(k_TBD.dtype))
         rotary = self.treegen_rotary[0](hidden_states, starts_T[None])
-        pooled_1T1D = _rotate(pooled_TD[None, :, None], *rotary)
-        return self._write_and_select(q_THD, pooled_1T1D[0, :, 0], q_THD.new_ones(q_THD.shape[:2]))
+        pooled_TD = _rotate(pooled_TD[None, :, None], *rotary)[0, :, 0]
+        return self._write_and_select(keys, q_THD, pooled_TD, q_THD.new_ones(q_THD.shape[:2]))
 
 
 class _LargestIndexer(_SelectingIndexer):
@@ -188,23 +193,23 @@ class _LargestIndexer(_SelectingIndexer):
     def get_form(self) -> IndexForm:
         """Return which keys the indexer selects."""
         part: Any = self
-        return IndexForm(part.topk_blocks, part.block_size, local=part.local_blocks)
+        blocks = part.topk_blocks, part.block_size
+        return IndexForm(*blocks, local=part.local_blocks, selections=part.num_heads)
 
     def select(
         self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], *_: Any, **__: Any
     ) -> Tensor:
         """Return the positions of the keys that each head selects [T, C, S].
 
-        Args:
-            hidden_states: The input of the layer.
-            rotary: The cosines and sines of the tokens' positions.
+        The arguments are those of `_AveragedIndexer.select`.
         """
         part: Any = self
         cos_1TP, sin_1TP = (each[..., : self.head_dim] for each in rotary)
         q_1THD = part.q_norm(part.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim)))
         k_1T1D = part.k_norm(part.k_proj(hidden_states)[:, :, None])
         q_THD = _rotate(q_1THD, cos_1TP, sin_1TP)[0].float()
-        return self._write_and_select(q_THD, _rotate(k_1T1D, cos_1TP, sin_1TP)[0, :, 0], None)
+        k_TD = _rotate(k_1T1D, cos_1TP, sin_1TP)[0, :, 0]
+        return self._write_and_select(self._find_keys(), q_THD, k_TD, None)
 
 
 def _rotate(x_1THD: Tensor, cos_1TP: Tensor, sin_1TP: Tensor) -> Tensor:
@@ -390,7 +395,8 @@ def adapt_attention(module: PreTrainedModel) -> None:
     if selects_keys(text):
         kinds = _KINDS.get(text.model_type, (_SelectingLayer, _SelectingIndexer))
     parts: list[Any] = list(module.modules())
-    rotary = [part.rotary_emb for part in parts if hasattr(part, "rotary_emb")]
+    names = {"rotary_emb", "embed_tokens"}
+    rotary = [part.rotary_emb for part in parts if names <= {*part._modules}]
     pools = 0
     for part in parts:
         stock: Any = type(part)
@@ -406,8 +412,7 @@ def adapt_attention(module: PreTrainedModel) -> None:
             indexer = part.indexer
             indexer.__class__ = make_subclass(kinds[1], type(indexer))
             indexer.treegen_config = part.config
-            # Only layers that attend have pages, and all of them have an indexer where others
-            # are recurrent.
+            # In hybrid models only layers that attend have pages, and all of those are sparse.
             indexer.treegen_pool = pools if recurrent_types(text) else part.layer_idx
             indexer.treegen_rotary = tuple(rotary[:1])
         pools += 1
@@ -424,7 +429,7 @@ def restore_attention(module: nn.Module) -> None:
                 part.__class__ = type(part).__bases__[1]
 
 
-def takes_selection(part: nn.Module) -> bool:
+def is_selecting_layer(part: nn.Module) -> bool:
     """Return whether a layer attends to selected keys of treegen's levels."""
     return isinstance(part, _SelectingLayer)
 

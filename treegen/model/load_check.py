@@ -30,6 +30,7 @@ from treegen.model.checkpoint.small_config import (
     build_random_model,
     find_boundaries,
     iter_small_copies,
+    low_selection,
 )
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import warn_context
@@ -62,17 +63,6 @@ _COPY_TOY: Final = _Toy(12, (28, 4))
 _LOW: Final = (8, 16)
 """Boundaries of random copies. The toy crosses 8 in its prefix, and 16 in one branch and in the
 decode step of the other."""
-_SELECTED: Final = {
-    "index_topk": 16,
-    "index_kpool": 8,
-    "indexer_budget": 16,
-    "indexer_compress_ratio": 8,
-    "index_topk_blocks": 2,
-    "index_block_size": 8,
-    "index_local_blocks": 1,
-}
-"""Numbers of selected keys in random copies, with settings of blocks. The toy forks inside a
-block."""
 _LEAST_CONTEXT: Final = 128
 """A family whose context would be shorter is refused."""
 _COPY_TOLERANCE: Final = 0.01
@@ -158,11 +148,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
 def _check_selection(model: "Model", wrap: _Wrap) -> None:
     """Check that a random copy of a model selects the keys that transformers selects."""
     name, topk = model.spec.model_type, model.spec.index_topk
-    text = model.module.config.get_text_config(decoder=True)
-    low = {name: value for name, value in _SELECTED.items() if getattr(text, name, None)}
-    if len(low) == 1:
-        low = {"index_topk": _LOW[0]}
-    crosses = _crosses(model, low, wrap)
+    crosses = _crosses(model, low_selection(model.module.config), wrap)
     if crosses is None:
         warnings.warn(
             f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "
@@ -378,11 +364,11 @@ def _pass(
             states=batch,
         )
     )
-    if sorted(counted.indices) != list(range(len(pools))):
-        raise ModelError(
-            f"{model.spec.model_type} called attention {len(counted.indices)} times for "
-            f"{len(pools)} layers; each layer must call it exactly once"
-        )
+    # Attention reads the pages of each layer once, and so does an indexer that selects keys.
+    readers = [at for at, pool in enumerate(pools) for _ in range(1 + (pool.index is not None))]
+    if sorted(counts := counted.indices) != readers:
+        reads = f"read its pages {len(counts)} times, not {len(readers)} times"
+        raise ModelError(f"{model.spec.model_type} {reads}; each layer must call attention once")
     return logits_RV
 
 

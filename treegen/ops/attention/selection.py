@@ -50,11 +50,18 @@ class IndexForm(NamedTuple):
     among complete blocks, and also selects all keys after its last complete block."""
     local: int = 0
     """Number of blocks, its own and those before it, that a row selects whatever their scores."""
+    selections: int = 1
+    """C, the number of selections of a row. Each is for consecutive heads of attention."""
 
     @property
     def width(self) -> int:
         """Maximum keys that a row selects."""
         return self.num * self.size + (self.size - 1 if self.is_pooled else 0)
+
+    def fits(self, num_heads: int, num_key_heads: int) -> bool:
+        """Return whether the heads of each selection share key heads with no other selection."""
+        num = self.selections
+        return not num_heads % num and (not num_key_heads % num or not num % num_key_heads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +186,7 @@ def select_keys(
 
 def _choose_keys(scores_NCL: Tensor, positions_N: Tensor, form: IndexForm) -> Tensor:
     """Return the positions [N, C, S] of the keys in the blocks with the highest scores, or -1."""
-    num, size, is_pooled, num_local = form
+    num, size, is_pooled, num_local, _ = form
     offsets_B = torch.arange(size, device=scores_NCL.device, dtype=torch.int32)
     if size > 1 and not is_pooled:
         padded = pad(scores_NCL, (0, -scores_NCL.shape[-1] % size), value=-torch.inf)
@@ -228,6 +235,8 @@ def read_blocks(
     Returns:
         Stored numbers [T, B, X]; those of the row's own token where a row completes no block.
     """
+    if size == 1:
+        return read_slots(pool, slots_T[:, None], dtype)
     key = "blocks", len(slots_T), pool.shape[1], size
     if key not in levels.memo:
         levels.memo[key] = _block_slots(levels, positions_T, slots_T, pool.shape[1], size)
