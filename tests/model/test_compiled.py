@@ -30,7 +30,6 @@ FAMILIES = [
 ]
 HYBRID = [
     "qwen3_next",
-    "qwen4_exp",
     *(
         pytest.param(family, marks=pytest.mark.soak)
         for family in (
@@ -44,8 +43,6 @@ HYBRID = [
         )
     ),
 ]
-# Texts are longer than two blocks.
-BLOCKS = {"indexer_budget": 8, "indexer_compress_ratio": 4, "max_position_embeddings": 64}
 
 
 def batch_of(pools: Sequence[LayerKV], num_tokens: int, start: int) -> Batch:
@@ -201,10 +198,7 @@ def test_past_the_limit_of_graphs_layers_run_uncompiled(
 def test_compiled_recurrent_layers_draw_the_same(family: str, tmp_path: Path) -> None:
     """Prefill passes and decode steps, below a shared state and on states of their own."""
     torch._dynamo.reset()
-    if not tiny_models.known(tiny_models.HYBRID[family][0]):
-        pytest.skip(f"this transformers has no {family}")
-    settings = BLOCKS if family == "qwen4_exp" else {}
-    path = tiny_models.save_tiny_model(tmp_path, family, **settings)
+    path = tiny_models.save_tiny_model(tmp_path, family)
     llm = LLM(str(path), device="cpu", check=False, memory="8MiB", prefill_chunk=9)
     tree = Node("Q: Bob has 14 pens", children=[Node(" a", samples=2), Node("b", samples=1)])
     params = SamplingParams(max_tokens=11, seed=1, ignore_eos=True)

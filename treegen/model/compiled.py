@@ -35,7 +35,7 @@ from treegen.model.hook import (
     write_and_attend,
     write_and_attend_latents,
 )
-from treegen.model.indexer import INDEX_KEYS, write_and_read, write_and_select
+from treegen.model.indexer import INDEX_KEYS, write_and_select
 from treegen.model.latent import is_latent_layer
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.gated import GatedLinears
@@ -132,19 +132,6 @@ def _(
 ) -> Tensor:
     width = up_HXR.shape[1] - (q_THK.shape[2] - rotated_TGP.shape[2])
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
-
-
-@torch.library.custom_op("treegen::write_and_read", mutates_args=())
-def _write_and_read(new_TX: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Call `treegen.model.indexer.write_and_read` with the page pool of a proxy."""
-    return write_and_read(new_TX, resolve_proxy(keys), size)
-
-
-@_write_and_read.register_fake
-def _(new_TX: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    num_tokens, width = new_TX.shape
-    starts_T = new_TX.new_empty(num_tokens, dtype=torch.int64)
-    return new_TX.new_empty(num_tokens, size, width), starts_T
 
 
 @torch.library.custom_op("treegen::write_and_select", mutates_args=())

@@ -69,6 +69,8 @@ class _DenseIndexer(nn.Module):
 class _SelectingIndexer(_DenseIndexer):
     """An indexer that selects keys of treegen's levels, and runs its own code up to the scores."""
 
+    head_dim: int
+    index_topk: int
     treegen_pool: int
     """The number of the layer among those with pages."""
 
@@ -78,7 +80,7 @@ class _SelectingIndexer(_DenseIndexer):
 
     def get_dim(self) -> int:
         """Return how many numbers a token stores for the indexer."""
-        return int(self.head_dim)
+        return self.head_dim
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the positions of the selected keys [1, T, S] if treegen computes attention."""
@@ -94,28 +96,19 @@ class _SelectingIndexer(_DenseIndexer):
         args = tuple(everything if _is_empty_tensor(value) else value for value in args)
         with products:
             indexer.forward(hidden_states, *args, **kwargs)
-        return self._write_and_select(self._find_keys(), *products.read())
+        return self._write_and_select(*products.read())
 
-    def _find_keys(self) -> Tensor:
-        """Return the layer's pool of index keys, or the proxy of it in a compiled layer."""
-        proxy: Tensor | None = getattr(self, INDEX_KEYS, None)
-        return current_batch().index_keys_of(self.treegen_pool) if proxy is None else proxy
+    def get_pool(self) -> Tensor:
+        """Return the layer's pool of index keys."""
+        return current_batch().index_keys_of(self.treegen_pool)
 
-    def _write_and_select(
-        self, keys: Tensor, q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None
-    ) -> Tensor:
-        form = self.get_form()
-        if not hasattr(self, INDEX_KEYS):
-            return write_and_select(q_THD, k_TD, weights_TH, keys, form)
+    def _write_and_select(self, q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None) -> Tensor:
+        """Store new index keys and select, as `write_and_select` does, also in compiled layers."""
+        form, keys = self.get_form(), getattr(self, INDEX_KEYS, None)
+        if keys is None:
+            return write_and_select(q_THD, k_TD, weights_TH, self.get_pool(), form)
         selected: Tensor = torch.ops.treegen.write_and_select(q_THD, k_TD, weights_TH, keys, *form)
         return selected
-
-    def _write_and_read(self, keys: Tensor, new_TX: Tensor) -> tuple[Tensor, Tensor]:
-        size = self.get_form().size
-        if not hasattr(self, INDEX_KEYS):
-            return write_and_read(new_TX, keys, size)
-        blocks_TBX, starts_T = torch.ops.treegen.write_and_read(new_TX, keys, size)
-        return blocks_TBX, starts_T
 
 
 class _PooledIndexer(_SelectingIndexer):
@@ -130,22 +123,22 @@ class _PooledIndexer(_SelectingIndexer):
 
     def get_dim(self) -> int:
         """Return the numbers of an index key and of its gate."""
-        return 2 * int(self.head_dim)
+        return 2 * self.head_dim
 
-    def select(self, hidden_states: Tensor, q_resid: Tensor, *_: Any, **__: Any) -> Tensor:
+    def select(self, hidden_states: Tensor, q_resid: Tensor, **others: Any) -> Tensor:
         """Return the positions of the selected keys [T, S]."""
         part: Any = self
         q_THD = part.wq_b(q_resid)[0].unflatten(-1, (-1, self.head_dim))
         k_TD = part.k_norm(part.wk(hidden_states))[0]
         gate_TD = linear(hidden_states, part.index_kpool_compress_gate)[0]
-        keys = self._find_keys()
-        blocks_TBX, _ = self._write_and_read(keys, torch.cat([k_TD, gate_TD], -1))
+        form, pool = self.get_form(), self.get_pool()
+        blocks_TBX, _ = write_and_read(torch.cat([k_TD, gate_TD], -1), pool, form.size)
         k_TBD, gate_TBD = blocks_TBX.chunk(2, -1)
         logits_TBD = gate_TBD.float() + part.index_kpool_compress_ape.float()
         pooled_TD = (logits_TBD.softmax(1).to(k_TBD.dtype) * k_TBD).sum(1)
         weights_TH = part.weights_proj(hidden_states.to(part.weights_proj.weight.dtype))[0].float()
         scale = self.n_heads**-0.5 * part.softmax_scale
-        return self._write_and_select(keys, q_THD.float(), pooled_TD, weights_TH * scale)
+        return write_and_select(q_THD.float(), pooled_TD, weights_TH * scale, pool, form)
 
 
 class _AveragedIndexer(_SelectingIndexer):
@@ -168,7 +161,7 @@ class _AveragedIndexer(_SelectingIndexer):
         """Return an empty selection if treegen computes attention: the layer calls `select`."""
         return _DenseIndexer.forward(self, hidden_states, *args, **kwargs)
 
-    def select(self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+    def select(self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """Return the positions of the selected keys [T, S].
 
         Args:
@@ -179,12 +172,12 @@ class _AveragedIndexer(_SelectingIndexer):
         heads_1TXD = part.index_qk_proj(hidden_states).unflatten(-1, (-1, part.index_head_dim))
         q_1THD, k_1T1D = heads_1TXD.split([part.index_n_heads, 1], 2)
         q_THD = _rotate(part.q_layernorm(q_1THD), *rotary)[0].float()
-        keys = self._find_keys()
-        k_TBD, starts_T = self._write_and_read(keys, k_1T1D[0, :, 0])
+        form, pool = self.get_form(), self.get_pool()
+        k_TBD, starts_T = write_and_read(k_1T1D[0, :, 0], pool, form.size)
         pooled_TD = part.k_layernorm(k_TBD.float().mean(1).to(k_TBD.dtype))
         rotary = self.treegen_rotary[0](hidden_states, starts_T[None])
         pooled_TD = _rotate(pooled_TD[None, :, None], *rotary)[0, :, 0]
-        return self._write_and_select(keys, q_THD, pooled_TD, q_THD.new_ones(q_THD.shape[:2]))
+        return write_and_select(q_THD, pooled_TD, q_THD.new_ones(q_THD.shape[:2]), pool, form)
 
 
 class _LargestIndexer(_SelectingIndexer):
@@ -196,9 +189,7 @@ class _LargestIndexer(_SelectingIndexer):
         blocks = part.topk_blocks, part.block_size
         return IndexForm(*blocks, local=part.local_blocks, selections=part.num_heads)
 
-    def select(
-        self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], *_: Any, **__: Any
-    ) -> Tensor:
+    def select(self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], *others: Any) -> Tensor:
         """Return the positions of the keys that each head selects [T, C, S].
 
         The arguments are those of `_AveragedIndexer.select`.
@@ -209,7 +200,7 @@ class _LargestIndexer(_SelectingIndexer):
         k_1T1D = part.k_norm(part.k_proj(hidden_states)[:, :, None])
         q_THD = _rotate(q_1THD, cos_1TP, sin_1TP)[0].float()
         k_TD = _rotate(k_1T1D, cos_1TP, sin_1TP)[0, :, 0]
-        return self._write_and_select(self._find_keys(), q_THD, k_TD, None)
+        return self._write_and_select(q_THD, k_TD, None)
 
 
 def _rotate(x_1THD: Tensor, cos_1TP: Tensor, sin_1TP: Tensor) -> Tensor:
@@ -345,11 +336,10 @@ class _SelectingLayer(_DenseLayer):
 class _PooledLayer(_SelectingLayer):
     """A layer that hands a mask of the selected keys to attention."""
 
-    def build_attention_mask_from_topk(self, topk_indices: Tensor, **kwargs: Any) -> Tensor | None:
+    def build_attention_mask_from_topk(self, **kwargs: Any) -> Tensor | None:
         """Return the positions of the selected keys in place of a mask."""
-        if self.config._attn_implementation in OURS:
-            return topk_indices
-        return super().build_attention_mask_from_topk(topk_indices=topk_indices, **kwargs)
+        mask = super().build_attention_mask_from_topk(**kwargs)
+        return kwargs["topk_indices"] if mask is None else mask
 
 
 class _AveragedLayer(_SelectingLayer):
@@ -409,8 +399,8 @@ def adapt_attention(module: PreTrainedModel) -> None:
             continue
         part.__class__ = make_subclass(kinds[0], stock)
         if part.indexer is not None:  # otherwise the layer uses the selection of an earlier one
-            indexer = part.indexer
-            indexer.__class__ = make_subclass(kinds[1], type(indexer))
+            indexer, stock = part.indexer, type(part.indexer)
+            indexer.__class__ = make_subclass(kinds[1], stock)
             indexer.treegen_config = part.config
             # In hybrid models only layers that attend have pages, and all of those are sparse.
             indexer.treegen_pool = pools if recurrent_types(text) else part.layer_idx

@@ -367,8 +367,8 @@ def _pass(
     # Attention reads the pages of each layer once, and so does an indexer that selects keys.
     readers = [at for at, pool in enumerate(pools) for _ in range(1 + (pool.index is not None))]
     if sorted(counts := counted.indices) != readers:
-        reads = f"read its pages {len(counts)} times, not {len(readers)} times"
-        raise ModelError(f"{model.spec.model_type} {reads}; each layer must call attention once")
+        times = f"{len(counts)} times, not {len(readers)} times"
+        raise ModelError(f"{model.spec.model_type} read its pages {times}; use another model")
     return logits_RV
 
 
