@@ -236,6 +236,21 @@ def test_index_heads_select_for_groups_of_heads(
     check_tree(load(path, page_size=4, sharing="all"), path)
 
 
+def test_layers_share_selected_blocks_beside_recurrent_layers(tmp_path: Path) -> None:
+    if not known("glm5_next"):
+        pytest.skip("this transformers has no glm5_next")
+    settings: dict[str, Any] = {
+        "layer_types": ["linear_attention", *["indexed_attention"] * 3],
+        "indexer_types": ["full", "full", "shared", "full"],
+        "max_position_embeddings": 10 * NUM,
+        **BLOCKS["glm5_next_on_text"],
+    }
+    path = save_tiny_model(tmp_path, "glm5_next_on_text", seed=1, **settings)
+    llm = load(path, page_size=4, sharing="all", check=True)
+    assert [layer.index_dim for layer in llm.spec.layers] == [16, 0, 16]
+    check_tree(llm, path)
+
+
 @pytest.mark.parametrize("family", ["glm_moe_dsa", *BLOCKS])
 def test_what_no_token_wrote_is_never_read(family: str, saved: Callable[..., Path]) -> None:
     path = saved(family)
