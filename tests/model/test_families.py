@@ -378,6 +378,15 @@ def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository
     assert documented == told
 
 
+def test_the_documented_families_of_sparse_attention_are_those_of_the_code(
+    repository: Path,
+) -> None:
+    text = section(repository, "Sparse attention")
+    known_names = {*CONFIG_MAPPING, *SELECTING}
+    documented = {name.removesuffix("_text") for name in names_in(text) if name in known_names}
+    assert documented == SELECTING
+
+
 def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None:
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section(repository, "Refused"), re.MULTILINE)[1:]
     documented = {name: reason for reason, names in rows for name in names_in(names)}

@@ -257,6 +257,12 @@ class ModelSpec:
     index_topk: int = 0
     """Number of keys that a token selects, in layers with an indexer; 0 if no layer selects keys,
     or the context has no more of them."""
+    index_pool: int = 1
+    """Number of tokens whose index keys are pooled into one key; 1 if none are pooled."""
+    index_selections: int = 1
+    """Number of times that a token selects keys in a layer, each time for some heads."""
+    num_heads: int = 0
+    """Query heads of the layer that has most of them."""
     copy_pages: int = 0
     """For a model with latents, the number of pages for expanded keys and values per page of
     tokens, in the type of the computation."""

@@ -43,6 +43,7 @@ from treegen.model.linear.gated import GatedLinears
 from treegen.model.linear.merged import MergedLinears
 from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
 from treegen.model.recurrent.operators import OPERATORS, forward
+from treegen.ops.attention.selection import IndexForm
 from treegen.ops.cache.pool import LayerKV, make_proxy, resolve_proxy
 
 # T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, P rotated numbers
@@ -147,15 +148,26 @@ def _(q_THK: Tensor, floor_scale: float, scale: float) -> Tensor:
 
 @torch.library.custom_op("treegen::write_and_select", mutates_args=())
 def _write_and_select(
-    q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor, keys: Tensor, num: int
+    q_THD: Tensor,
+    k_TD: Tensor,
+    weights_TH: Tensor | None,
+    keys: Tensor,
+    num: int,
+    size: int,
+    is_pooled: bool,
+    local: int,
+    selections: int,
 ) -> Tensor:
     """Call `treegen.model.indexer.write_and_select` with the page pool of a proxy."""
-    return write_and_select(q_THD, k_TD, weights_TH, resolve_proxy(keys), num)
+    form = IndexForm(num, size, is_pooled, local, selections)
+    return write_and_select(q_THD, k_TD, weights_TH, resolve_proxy(keys), form)
 
 
 @_write_and_select.register_fake
-def _(q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor, keys: Tensor, num: int) -> Tensor:
-    return q_THD.new_empty((q_THD.shape[0], num), dtype=torch.int32)
+def _(q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None, keys: Tensor, *form: Any) -> Tensor:
+    heads = q_THD.shape[1:2] if weights_TH is None else ()
+    shape = q_THD.shape[0], *heads, IndexForm(*form).width
+    return q_THD.new_empty(shape, dtype=torch.int32)
 
 
 class _SlotStateLayer(nn.Module):

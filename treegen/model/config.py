@@ -262,6 +262,7 @@ def spec_of(
         shared_with = None if source == at else source
         layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent, call.index_dim))
     text = config.get_text_config(decoder=True)
+    forms = [call.index_form for call in probe.calls if call.index_form is not None]
     declared = _declared_length(text)
     length, reason = min([(declared, ""), *_limits(text)], key=lambda limit: limit[0])
     if reason:
@@ -282,14 +283,16 @@ def spec_of(
         num_weights=probed.num_weights,
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
-        index_topk=max(call.index_topk for call in probe.calls),
+        index_topk=max((form.num * form.size for form in forms), default=0),
+        index_pool=max((form.size for form in forms if form.is_pooled), default=1),
+        index_selections=max((form.selections for form in forms), default=1),
+        num_heads=max(call.q_THK.shape[1] for call in probe.calls),
         recommended=recommended_sampling(directory),
         recommended_note=difference_from_generate(directory),
     )
-    if spec.index_topk and (spec.states or has_loops(text)):
-        also = "recurrent layers" if spec.states else "loops"
+    if spec.index_topk and has_loops(text):
         raise ModelError(
-            f"{config.model_type} selects keys and also has {also}, which is not supported; use "
+            f"{config.model_type} selects keys and also has loops, which is not supported; use "
             "another model"
         )
     if spec.latent is None:

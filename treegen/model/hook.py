@@ -7,6 +7,7 @@ pool and attends to the levels of the batch, which travels through the model as 
 causality, and each call has its window.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Unpack
 
@@ -18,13 +19,13 @@ from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.chunked import chunk_of, scale_queries, scaling_of
-from treegen.model.indexer import indexer_sizes, is_empty, is_selecting_layer
+from treegen.model.indexer import index_dim_of, index_form_of, is_empty, is_selecting_layer
 from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.latent import attend_latents
 from treegen.ops.attention.selected import SelectedKeys, attend_selected, attend_selected_latents
-from treegen.ops.attention.selection import count_keys
+from treegen.ops.attention.selection import IndexForm, count_keys
 from treegen.ops.cache.pool import write_kv
 
 # T tokens, H query heads, G key heads, K key dimension, V value dimension, R rank of latents,
@@ -43,9 +44,8 @@ _OTHER: Final = "its numbers would be wrong; use another model"
 # Some families pass these keywords to the function. They do not change its result.
 _HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
 _SELECTIONS: Final = frozenset({"indices", "block_indices"})
-"""Keywords of sparse attention: the selected keys, where nothing stands for all keys."""
-_SELECTED: Final = "indices"
-"""The keyword with positions of selected keys, of layers whose indexers select them for treegen."""
+"""Keywords of sparse attention: the selected keys, where nothing stands for all keys. Some layers
+pass the positions of selected keys in place of a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class AttentionCall:
     """The positions of the keys that each token selects [T, S]; None for all keys."""
     index_dim: int = 0
     """Number of elements of the layer's index keys; 0 without them."""
-    index_topk: int = 0
-    """Number of keys that the layer's indexer selects; 0 for all keys."""
+    index_form: IndexForm | None = None
+    """Which keys the layer's indexer selects; None for all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,8 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         layer = NO_NUMBER
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError(f"{name} of layer {layer} is not causal; {_OTHER}")
-    if not is_empty(attention_mask):
+    selected = _find_selection(module, attention_mask, others)
+    if not is_empty(attention_mask) and selected is not attention_mask:
         raise ModelError(f"{name} of layer {layer} builds its own attention mask; {_OTHER}")
     if dropout:
         raise ModelError(f"{name} of layer {layer} asks for dropout {dropout}; call eval() first")
@@ -162,14 +163,18 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
             f"{name} of layer {layer} passes {', '.join(unknown)} to attention, which is "
             f"not supported; {_OTHER}"
         )
-    selected: Any = others.get(_SELECTED)
     if is_selecting_layer(module) and selected is not None and (sliding_window or softcap):
         also = "window" if sliding_window else "soft cap"
         raise ModelError(
             f"{name} of layer {layer} selects keys and has a {also} as well, which is not "
             f"supported; {_OTHER}"
         )
-    index_dim, index_topk = indexer_sizes(module)
+    form = index_form_of(module)
+    if form is not None and not form.fits(query.shape[1], key.shape[1]):
+        raise ModelError(
+            f"{name} of layer {layer} selects keys for {form.selections} groups of its "
+            f"{query.shape[1]} heads, which does not fit {key.shape[1]} key heads; {_OTHER}"
+        )
     return AttentionCall(
         layer=layer,
         q_THK=query[0].transpose(0, 1),
@@ -181,9 +186,9 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         softcap=softcap or None,
         sinks_H=s_aux,
         latent=latent_of(module) if is_latent_layer(module) else None,
-        selected_TS=None if is_empty(selected) else selected[0],
-        index_dim=index_dim,
-        index_topk=index_topk,
+        selected_TS=None if selected is None or is_empty(selected) else selected[0],
+        index_dim=index_dim_of(module),
+        index_form=form,
     )
 
 
@@ -196,8 +201,19 @@ def _unknown_keywords(module: nn.Module, others: dict[str, Any]) -> list[str]:
         and value is not None
         and value is not False
         and not (keyword in _SELECTIONS and is_empty(value))
-        and not (keyword == _SELECTED and is_selecting_layer(module))
+        and not (keyword in _SELECTIONS and is_selecting_layer(module))
     )
+
+
+def _find_selection(
+    module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, Any]
+) -> Tensor | None:
+    """Return the positions of selected keys that a layer passes; None if it passes none."""
+    if not is_selecting_layer(module):
+        return None
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        return attention_mask
+    return next((options[name] for name in _SELECTIONS if name in options), None)
 
 
 def write_and_attend(
@@ -221,7 +237,8 @@ def write_and_attend(
         keys: The layer's pool of keys [pages, page_size, G, K].
         values: The layer's pool of values [pages, page_size, G, V].
         batch: The batch: cache slots of the new tokens, and levels.
-        selected_TS: The positions of the keys that each token selects [T, S]. Default: all keys.
+        selected_TS: The positions of the keys that each token selects [T, S], or [T, C, S] for C
+            groups of heads. Default: all keys.
         **options: Scale, window, chunk, softcap and sinks, as in `treegen.ops.attention.attend`.
 
     Returns:
@@ -236,7 +253,7 @@ def write_and_attend(
 
 def _get_selection(batch: Batch, selected_TS: Tensor | None) -> SelectedKeys | None:
     """Return the selected keys of a batch; None if every token sees all of its keys."""
-    if selected_TS is None or count_keys(batch.levels) <= selected_TS.shape[1]:
+    if selected_TS is None or count_keys(batch.levels) <= selected_TS.shape[-1]:
         return None
     return SelectedKeys(selected_TS, batch.slots_T, batch.levels)
 
@@ -290,7 +307,7 @@ def _attention(
     The other arguments are those of `read_call`.
     """
     if treegen is None:
-        return _compiled_attention(module, *tensors[:3], **options), None
+        return _compiled_attention(module, *tensors, **options), None
     call = read_call(module, *tensors, **options)
     pool = treegen.layers[call.layer]
     q_THK = call.q_THK
@@ -316,7 +333,12 @@ def _attention(
 
 
 def _compiled_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
     """Attend inside a compiled layer, whose options were checked before it was compiled."""
     keys = getattr(module, KEYS, None)
@@ -324,7 +346,7 @@ def _compiled_attention(
         raise _make_keyword_error(module)
     is_latent = is_latent_layer(module)
     operators = torch.ops.treegen
-    selected: Any = options.get(_SELECTED)
+    selected = _find_selection(module, attention_mask, options)
     attend_now = operators.write_and_attend_latents if is_latent else operators.write_and_attend
     q_THK = query[0].transpose(0, 1)
     if (scaling := scaling_of(module)) is not None:
@@ -340,7 +362,7 @@ def _compiled_attention(
         options.get("sliding_window") or None,
         chunk_of(module),
         options.get("softcap") or None,
-        None if is_empty(selected) else selected[0],
+        None if selected is None or is_empty(selected) else selected[0],
     )
     return out_THV[None]
 

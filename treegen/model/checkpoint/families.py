@@ -159,7 +159,8 @@ _BY_LAYER_TYPE: Final = frozenset({"dots3_note_text", "minimax_m3_vl_text"})
 SELECTING: Final = frozenset(
     _names(
         """
-        axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4 hy_v4_vl_text mistral_large4_text
+        axk2 deepseek_v32 dots3_note_text glm5_next_text glm_moe_dsa hy_v4 hy_v4_vl_text
+        minimax_m3_vl_text mistral_large4_text qwen4_exp_text
         """
     )
 )
@@ -307,6 +308,9 @@ def selects_keys(text: PretrainedConfig) -> bool:
     """
     length = dense_length(text)
     declared = getattr(text, "max_position_embeddings", None)
+    # Of more local blocks than selected ones, transformers takes any.
+    if getattr(text, "index_local_blocks", 0) > getattr(text, "index_topk_blocks", 0):
+        return False
     return bool(text.model_type in SELECTING and length and declared and length < declared)
 
 
