@@ -1,12 +1,15 @@
-"""The demo model for tests that compare searches, and settings of small trees."""
+"""The demo model for tests that compare searches, settings of small trees, and a verifier."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
+from tiny_models import config_of, spread_weights, tiny_tokenizer
 
 from treegen import LLM
 from treegen.demo import model_path
@@ -48,3 +51,23 @@ def exact_demo(chat_template: str | None = None, *, memory: str = "64MiB") -> LL
     if chat_template is not None:
         llm.tokenizer.chat_template = chat_template
     return llm
+
+
+def save_tiny_verifier(
+    directory: Path, kind: Any, num_labels: int, chat_template: str | None = None
+) -> Path:
+    """Write a verifier with random weights and a tokenizer to a directory, and return it.
+
+    Args:
+        directory: The directory.
+        kind: Class of the model, such as LlamaForSequenceClassification.
+        num_labels: Number of its outputs.
+        chat_template: The tokenizer's chat template; None for none.
+    """
+    model = kind(config_of("llama", max_position_embeddings=400, num_labels=num_labels))
+    spread_weights(model, 7)
+    model.save_pretrained(directory)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(directory)
+    return directory

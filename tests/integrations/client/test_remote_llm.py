@@ -557,3 +557,12 @@ def test_the_client_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_server_needs_no_extra_of_the_client() -> None:
+    program = (
+        "import sys, treegen.tasks.chat\n"
+        "assert 'treegen.integrations.client.searches' in sys.modules\n"
+        "assert 'treegen.integrations.client.connection' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

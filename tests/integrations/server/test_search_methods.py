@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from serving import KEY, TEMPLATE, Running, draining, listening
-from small_searches import SMALL, exact_demo
+from small_searches import SMALL, exact_demo, save_tiny_verifier
 
 from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.evals.search.methods import METHODS
@@ -431,25 +431,9 @@ def test_the_key_is_checked(running: Running) -> None:
 
 @pytest.fixture(name="judge", scope="module")
 def _judge(tmp_path_factory: pytest.TempPathFactory) -> Verifier:
-    from tiny_models import spread_weights, tiny_tokenizer
-    from transformers import LlamaConfig, LlamaForSequenceClassification
+    from transformers import LlamaForSequenceClassification
 
-    folder = tmp_path_factory.mktemp("verifier")
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=400,
-        pad_token_id=2,
-        num_labels=1,
-    )
-    model = LlamaForSequenceClassification(config)
-    spread_weights(model, 7)
-    model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    folder = save_tiny_verifier(tmp_path_factory.mktemp("judge"), LlamaForSequenceClassification, 1)
     return load_verifier(folder, device="cpu", memory="4MiB")
 
 
