@@ -139,10 +139,10 @@ def resume_any(loop: IdleLoop, running: set[RunningSearch], *, busy: bool) -> bo
         running: Its searches; abandoned ones are removed.
         busy: Whether the model has other work.
     """
-    if any(search.end_wait() for search in running):
+    if any(one.end_wait() for one in running):
         return True
-    running -= {search for search in running if search.end_abandoned()}
-    if sum(each.search.return_next() for each in running):  # one call of each
+    running -= {one for one in running if one.end_abandoned()}
+    if sum(one.search.return_next() for one in running):  # one call of each
         return True
     return loop.aside.resume_searches(busy=busy)
 

@@ -29,7 +29,7 @@ _MOST_GIVEN: Final = 2**20  # characters of given text that one operation may en
 
 
 @dataclass(frozen=True, slots=True)
-class GivenRoot:
+class RootPrompt:
     """The prompt of a request for a root."""
 
     field: str
@@ -49,7 +49,7 @@ class GivenText:
         """Create an object for the tokenizer and the context of a model."""
         self._served, self._bound = served, TokenLowerBound(served.llm.tokenizer)
 
-    def read_root(self, ask: RootFields) -> GivenRoot:
+    def read_root(self, ask: RootFields) -> RootPrompt:
         """Return the prompt of a request.
 
         Raises:
@@ -65,18 +65,18 @@ class GivenText:
         if ask.messages is None:
             if ask.tools or ask.chat_template_kwargs:
                 raise RequestError("tools and chat_template_kwargs are for messages", "tools")
-            return GivenRoot("prompt", ask.prompt, (), {})
+            return RootPrompt("prompt", ask.prompt, (), {})
         check_chat_template(self._served.llm.tokenizer)
         messages = [read_message(message) for message in ask.messages]
         template = chat_arguments(ask.tools, ask.chat_template_kwargs)
-        return GivenRoot("messages", messages, messages, template)
+        return RootPrompt("messages", messages, messages, template)
 
-    async def encode_root(self, client: Client, given: GivenRoot) -> Tokens:
+    async def encode_root(self, client: Client, prompt: RootPrompt) -> Tokens:
         """Return the token ids of a client's prompt, encoded in a thread."""
         async with client.encoding:
-            with blaming(given.field):
+            with blaming(prompt.field):
                 (tokens,) = await self._served.encode(
-                    [given.content], chat_template_kwargs=given.template
+                    [prompt.content], chat_template_kwargs=prompt.template
                 )
         return tokens
 
@@ -164,7 +164,7 @@ def blaming(param: str) -> Iterator[None]:
         raise RequestError(for_client(str(error)), param) from error
 
 
-def read_judged(node: ServedNode) -> tuple[str, str]:
+def read_judged_text(node: ServedNode) -> tuple[str, str]:
     """Return what a verifier reads of a node: the prompt, and the text after it.
 
     Raises:

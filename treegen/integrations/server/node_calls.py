@@ -16,7 +16,7 @@ from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
 from treegen.integrations.server.errors import StatusError
-from treegen.integrations.server.given_text import GivenText, read_judged
+from treegen.integrations.server.given_text import GivenText, read_judged_text
 from treegen.integrations.server.node_answers import (
     check_answer_size,
     count_cached,
@@ -73,7 +73,7 @@ class NodeCalls:
 
     Attributes:
         store: The nodes.
-        given: Checks and renders what clients give as text.
+        texts: Checks and renders the texts of clients.
     """
 
     def __init__(self, served: AsyncLLM, store: NodeStore, verifier: Verifier | None) -> None:
@@ -86,7 +86,7 @@ class NodeCalls:
         """
         self._served, self.store, self._verifier = served, store, verifier
         self._verifying = asyncio.Lock()
-        self.given = GivenText(served)
+        self.texts = GivenText(served)
 
     # Operations
 
@@ -98,7 +98,7 @@ class NodeCalls:
             ask: The request.
             changes: Records what the operation changes.
         """
-        given = self.given.read_root(ask)
+        prompt = self.texts.read_root(ask)
         seed = secrets.randbits(48) if ask.seed is None else ask.seed
         params = merge_params(SamplingParams(seed=seed), ask.params)
         size = len(ask.params.model_dump_json(exclude_none=True))
@@ -109,8 +109,8 @@ class NodeCalls:
                 "params",
             )
         with self.store.reserve(client, 1, 0):
-            tokens = await self.given.encode_root(client, given)
-            with self.store.reserve(client, 0, len(tokens), (None, given.field)):
+            tokens = await self.texts.encode_root(client, prompt)
+            with self.store.reserve(client, 0, len(tokens), (None, prompt.field)):
                 content = ask.prompt if isinstance(ask.prompt, str) else tokens.tolist()
 
                 async def begin(backend: LiveBackend) -> tuple[LiveBackend, LiveContext]:
@@ -121,9 +121,9 @@ class NodeCalls:
                 )
         origin = ask.name
         if origin is None:
-            counter, prompt = DrawCounter(), hash_prompt(tokens)
-            counter.advance(f"{prompt} searched", ask.repeat)
-            origin = counter.origin_of_search(prompt)
+            counter, digest = DrawCounter(), hash_prompt(tokens)
+            counter.advance(f"{digest} searched", ask.repeat)
+            origin = counter.origin_of_search(digest)
         tree = Tree(
             client,
             backend,
@@ -134,9 +134,9 @@ class NodeCalls:
         )
         # Only later turns need them. What is far larger than its tokens is not kept, because tokens
         # are limited and other memory is not.
-        earlier = [without_images(message) for message in given.messages]
-        if len(json.dumps([earlier, given.template])) <= _KEPT + _KEPT_PER_TOKEN * len(tokens):
-            tree.messages, tree.template = earlier, given.template
+        earlier = [without_images(message) for message in prompt.messages]
+        if len(json.dumps([earlier, prompt.template])) <= _KEPT + _KEPT_PER_TOKEN * len(tokens):
+            tree.messages, tree.template = earlier, prompt.template
         node = self.store.add_root(tree, context)
         changes.nodes.append(node)
         return NodeResult(node=describe_node(node), memory=self.store.memory(client))
@@ -208,11 +208,11 @@ class NodeCalls:
             changes: Records what the operation changes.
         """
         self.store.check_depth(node)
-        field = self.given.field_of(ask)
+        field = self.texts.field_of(ask)
         tree = node.tree
         with tree.in_use(), self.store.reserve(client, 1, 0):
             index = changes.take(node, "num_extended", ask.index, 1)
-            encoded = await self.given.encode_extension(node, ask)
+            encoded = await self.texts.encode_extension(node, ask)
             self._check_live(node)
 
             async def begin(backend: LiveBackend) -> LiveContext:
@@ -221,7 +221,7 @@ class NodeCalls:
             context = await self._served.call_nodes(begin, discard=tree.backend.release)
             try:
                 self._check_live(node)
-                self.given.check_context(context.num_tokens)
+                self.texts.check_context(context.num_tokens)
                 added = max(0, context.num_tokens - node.context.num_tokens)
                 with self.store.reserve(client, 0, added, (None, field)):
                     pass
@@ -251,7 +251,7 @@ class NodeCalls:
             )
 
         with tree.in_use():
-            encoded = await self.given.encode_scored(node, ask.texts)
+            encoded = await self.texts.encode_scored(node, ask.texts)
             self._check_live(node)
             scores = await self._call(node, begin, rows=len(ask.texts))
         if len(scores) < len(ask.texts):
@@ -267,7 +267,7 @@ class NodeCalls:
         verifier = self._verifier
         if verifier is None:
             raise StatusError(400, "the server has no verifier; compute the values yourself", "op")
-        texts = [read_judged(node) for node in nodes]
+        texts = [read_judged_text(node) for node in nodes]
 
         async def verify() -> list[float]:
             async with self._verifying:

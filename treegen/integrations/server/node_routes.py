@@ -226,7 +226,7 @@ class NodeRoutes:
         for part in operations if isinstance(operations, list) else [fields]:
             prompt = part.get("prompt") if isinstance(part, dict) else None
             if isinstance(prompt, list):
-                self._calls.given.check_context(len(prompt))
+                self._calls.texts.check_context(len(prompt))
         return parse_model(kind, fields)
 
 

@@ -36,7 +36,7 @@ from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.live.appended import AppendedText, AppendedTextEncoder
 from treegen.search.live.pending import LiveContext, LiveResults
 from treegen.search.live.prompts import PromptIndex, check_fits
-from treegen.search.pending import T
+from treegen.search.pending import PendingResults, T
 
 
 class LiveBackend:
@@ -81,7 +81,7 @@ class LiveBackend:
         self._tickets: dict[int, tuple[LiveResults[Any], LiveRequest]] = {}  # by request
         self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, during a step
         self._open: dict[LiveResults[Any], None] = {}  # awaited tickets, in order
-        self.new: list[LiveResults[Any]] = []
+        self.new: list[PendingResults[Any]] = []
         self.closed = False
 
     # Contexts
