@@ -250,12 +250,17 @@ def test_errors_of_the_server_reach_the_search(remote: RemoteLLM) -> None:
             await root.score([""])
         except InputError as error:
             seen.append(error)
+        try:
+            await root.sample(1, stop=[str(number) for number in range(65)])
+        except InputError as error:
+            seen.append(error)
         (child,) = await root.sample(1, max_tokens=2)
         return child
 
     (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
     assert result.error is None and result.best is not None
-    assert len(seen) == 2 and "a text is empty" in str(seen[1])
+    assert len(seen) == 3 and "a text is empty" in str(seen[1])
+    assert str(seen[2]).startswith("the server cannot take stop: List should have at most 64")
 
 
 def test_seconds_end_a_search(remote: RemoteLLM) -> None:

@@ -358,8 +358,9 @@ def _describe_refusal(error: ValidationError | InputError) -> InputError:
     """Return the error for what the protocol of nodes cannot express."""
     if isinstance(error, InputError):
         return error
-    reason = error.errors(include_input=False)[0]["msg"]
-    return InputError(f"the server cannot take this: {reason}")
+    last = error.errors(include_input=False)[-1]  # a union's last kind is the most general one
+    field = next((part for part in last["loc"] if isinstance(part, str)), "this")
+    return InputError(f"the server cannot take {field}: {last['msg']}")
 
 
 def _root_name(origin: str, context: NodeContext) -> str:
