@@ -9,14 +9,16 @@ from treegen.common.params import Params, check_tree_params
 from treegen.common.spec import ModelSpec
 from treegen.prompts.plan.requests import expand_requests
 from treegen.prompts.tree import Node, expansions_of
+from treegen.search.budget import Budget
 from treegen.search.run import SearchRun
 from treegen.search.search_calls import SearchCalls
+from treegen.search.session import flat_content
+from treegen.search.strategies.expand import expand
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import SearchOutcome, SearchProblem, SearchResult
 
 if TYPE_CHECKING:
     from treegen.prompts.images.table import ImageTable
-    from treegen.search.budget import Budget
-    from treegen.search.tree.node import SearchNode
-    from treegen.search.tree.result import SearchOutcome, SearchResult
 
 
 class LocalSearchCalls(SearchCalls[SearchRun]):
@@ -27,8 +29,6 @@ class LocalSearchCalls(SearchCalls[SearchRun]):
     images: ImageTable | None = None
 
     def _read_prompt(self, content: Any, template: Mapping[str, Any]) -> str | Sequence[int]:
-        from treegen.search.session import flat_content
-
         return flat_content(content, self.tokenizer, template, self.images)
 
     def expand(
@@ -54,9 +54,6 @@ class LocalSearchCalls(SearchCalls[SearchRun]):
             CapacityError: a prompt is too long for the model.
             TreegenError: as for `search`.
         """
-        from treegen.search.strategies.expand import expand
-        from treegen.search.tree.result import SearchProblem
-
         params = check_tree_params(params)
         expansions = {expansion.id: expansion for expansion in expansions_of(tree)}
         requests = expand_requests(tree, self.tokenizer, params, self.spec, self.images)
