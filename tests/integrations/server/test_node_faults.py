@@ -222,6 +222,16 @@ def test_unknown_fields_have_a_hint(
         assert f"{start}{param} is not supported{hint}" in error["message"]
 
 
+def test_unknown_operations_have_a_hint(client: NodeClient) -> None:
+    for operation, message in (
+        ({"op": "smaple"}, "there is no op 'smaple'; did you mean 'sample'?"),
+        ({"op": "fly"}, "there is no op 'fly'; give one of root, sample, extend, score, reward"),
+        ({}, "there is no op ''; give one of root"),
+    ):
+        status, error = client.error("POST", "/v1/nodes/batch", {"operations": [operation]})
+        assert (status, error["param"]) == (400, "operations.0") and message in error["message"]
+
+
 def test_a_child_after_the_highest_index_is_refused(client: NodeClient) -> None:
     root = client.root("A", params={"max_tokens": 1})
     (last,) = client.sample(root, first=MAX_INDEX)

@@ -44,6 +44,10 @@ def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
         param = ".".join(where) or None
         if first["type"] == "extra_forbidden":
             message = f"{param or 'the body'} is not supported{_hint(kind, first['loc'])}"
+        elif first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+            tag = first["ctx"].get("tag", "")[:80]
+            names = did_you_mean(tag, _OPERATIONS) or f"; give one of {', '.join(_OPERATIONS)}"
+            message = f"{param}: there is no op {tag!r}{names}"
         else:
             message = f"{param or 'body'}: {first['msg']}"
         raise RequestError(message, param) from None

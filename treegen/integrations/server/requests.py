@@ -250,9 +250,9 @@ def check_chat_template(tokenizer: Any) -> None:
     if not getattr(tokenizer, "chat_template", None):
         template = "{% for m in messages %}{{ m.content }}{% endfor %}"
         raise RequestError(
-            "the served model has no chat template, so it reads no messages; start the server "
-            f"with one (treegen serve --chat-template '{template}'), or send text to "
-            "/v1/completions or /v1/nodes",
+            "the served model has no chat template, so it reads no messages; start treegen serve "
+            f"with one, such as --chat-template '{template}', or send text to /v1/completions or "
+            "/v1/nodes",
             "messages",
         )
 
