@@ -27,7 +27,6 @@ from treegen.llm.arguments import (
     reject_unknown_arguments,
     repeat_params,
 )
-from treegen.llm.search_calls import LocalSearchCalls
 from treegen.model.model_info import ModelInfo
 from treegen.prompts.expansion import sum_levels
 from treegen.prompts.plan.draws import DrawCounter
@@ -48,6 +47,7 @@ from treegen.prompts.tree import (
     expansions_of,
     has_expansions,
 )
+from treegen.search.search_calls import LocalSearchCalls
 
 
 class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):

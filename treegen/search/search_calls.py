@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from treegen.common.params import Params, SamplingParams, check_int, check_tree_params
+from treegen.common.spec import ModelSpec
 from treegen.errors import InputError
-from treegen.prompts.tree import chat_arguments
+from treegen.prompts.plan.requests import expand_requests
+from treegen.prompts.tree import Node, chat_arguments, expansions_of
 from treegen.search.budget import Budget, check_budget
-from treegen.search.run import SearchResults
-from treegen.search.tree.node import SearchFn
-from treegen.search.tree.result import SearchProblem, SearchResult, name_problems
+from treegen.search.run import SearchResults, SearchRun
+from treegen.search.strategies.expand import expand
+from treegen.search.tree.node import SearchFn, SearchNode
+from treegen.search.tree.result import (
+    SearchOutcome,
+    SearchProblem,
+    SearchResult,
+    name_problems,
+)
+
+if TYPE_CHECKING:
+    from treegen.prompts.images.table import ImageTable
 
 Run = TypeVar("Run", bound=SearchResults, covariant=True)
 
@@ -128,3 +139,57 @@ class SearchCalls(ABC, Generic[Run]):
             budget=budget,
             rows=rows,
         )
+
+
+class LocalSearchCalls(SearchCalls[SearchRun]):
+    """The search calls of an LLM or of a cluster's workers, which also grow prompt trees."""
+
+    tokenizer: Any
+    spec: ModelSpec
+    images: ImageTable | None = None
+
+    def _read_prompt(self, content: Any, template: Mapping[str, Any]) -> str | Sequence[int]:
+        from treegen.search.session import flat_content  # imports torch
+
+        return flat_content(content, self.tokenizer, template, self.images)
+
+    def expand(
+        self,
+        tree: Node,
+        params: Params | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int | None = None,
+    ) -> list[SearchResult]:
+        """Generate the levels that nodes of a tree declare; return one result per such node.
+
+        Args:
+            tree: Root of the prompt tree.
+            params: Sampling parameters. Default: those of `SamplingParams()`.
+            concurrency: As for `search`.
+            budget: As for `search`.
+            rows: As for `search`. Default: the rows of the largest level.
+
+        Raises:
+            TreeError: the tree is malformed or generates nothing.
+            CapacityError: a prompt is too long for the model.
+            TreegenError: as for `search`.
+        """
+        params = check_tree_params(params)
+        expansions = {expansion.id: expansion for expansion in expansions_of(tree)}
+        requests = expand_requests(tree, self.tokenizer, params, self.spec, self.images)
+        rows = max(request.rows for request in requests) if rows is None else rows
+
+        async def run(root: SearchNode) -> SearchOutcome:
+            return await expand(root, expansions[root.search.name].levels)
+
+        problems = [
+            SearchProblem(
+                request.id,
+                expansions[request.id].text or request.tokens.tolist(),
+                is_named=expansions[request.id].path[-1].id is not None,
+            )
+            for request in requests
+        ]
+        return self.search(run, problems, params, concurrency=concurrency, budget=budget, rows=rows)
