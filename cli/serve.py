@@ -69,6 +69,7 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 )
 @option("--max-stored-answers SIZE", "Answers stored by idempotency keys. Default: 64MiB.")
 @option("--max-searches N", "Searches at once; 0 turns searches off. Default: 16.", type=int)
+@option("--max-key-searches N", "Searches of one key at once. Default: --max-searches.", type=int)
 @option(
     "--max-search-tokens N",
     "Decoded tokens per search, also if the request names no budget. Default: 16384.",

@@ -177,7 +177,7 @@ _GROUPS: Final = (
         "node_lease max_node_lease max_nodes max_node_depth max_node_samples "
         "max_node_operations max_node_memory max_stored_answers",
     ),
-    ("Searches", False, "max_searches max_search_tokens max_search_seconds"),
+    ("Searches", False, "max_searches max_key_searches max_search_tokens max_search_seconds"),
     (
         "Sampling",
         True,

@@ -1,15 +1,17 @@
-"""Errors as answers in OpenAI's form."""
+"""Errors as answers in OpenAI's form, and the end of calls whose client disconnects."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from treegen.errors import BusyError, CapacityError, InputError, StoppedError
@@ -140,3 +142,24 @@ def encode_json(value: Any) -> bytes:
     """Return a value as JSON."""
     # ASCII only, because a text may have lone surrogates, which UTF-8 cannot encode.
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+async def cancel_on_disconnect(request: Request, call: Awaitable[Any]) -> Any:
+    """Return the result of a call, which is cancelled when the client disconnects."""
+    work = asyncio.ensure_future(call)
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientDisconnect
+    finally:
+        for task in (work, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

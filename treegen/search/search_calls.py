@@ -1,37 +1,50 @@
-"""The calls that search trees or generate levels of a tree, with their arguments and results."""
+"""The calls that run a search function over many problems, wherever the model computes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from treegen.common.params import Params, SamplingParams, check_int, check_tree_params
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError
 from treegen.prompts.plan.requests import expand_requests
 from treegen.prompts.tree import Node, chat_arguments, expansions_of
+from treegen.search.budget import Budget, check_budget
+from treegen.search.run import SearchResults, SearchRun
+from treegen.search.strategies.expand import expand
+from treegen.search.tree.node import SearchFn, SearchNode
+from treegen.search.tree.result import (
+    SearchOutcome,
+    SearchProblem,
+    SearchResult,
+    name_problems,
+)
 
 if TYPE_CHECKING:
     from treegen.prompts.images.table import ImageTable
-    from treegen.search.budget import Budget
-    from treegen.search.run import SearchRun
-    from treegen.search.tree.node import SearchFn, SearchNode
-    from treegen.search.tree.result import SearchOutcome, SearchProblem, SearchResult
+
+Run = TypeVar("Run", bound=SearchResults, covariant=True)
 
 
-class SearchCalls(ABC):
-    """The search calls of everything that can start searches: an LLM, or a cluster's workers."""
+class SearchCalls(ABC, Generic[Run]):
+    """The search calls of everything that starts searches: an LLM, a cluster or a remote model."""
 
-    tokenizer: Any
-    spec: ModelSpec
-    images: ImageTable | None = None
+    @abstractmethod
+    def _read_prompt(self, content: Any, template: Mapping[str, Any]) -> Any:
+        """Return a prompt in the form that `_start_searches` takes.
+
+        Args:
+            content: Text, token ids or chat messages.
+            template: Arguments of the chat template.
+        """
 
     @abstractmethod
     def _start_searches(
         self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
-    ) -> SearchRun:
-        """Start a search of each problem; `how` has further arguments of `SearchRun`."""
+    ) -> Run:
+        """Start a search of each problem; `how` has further arguments of the run."""
 
     def search(
         self,
@@ -89,7 +102,7 @@ class SearchCalls(ABC):
         rows: int = 8,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> SearchRun:
+    ) -> Run:
         """Start the searches of `search`; return an iterator over the results as they finish.
 
         Args:
@@ -103,15 +116,11 @@ class SearchCalls(ABC):
             chat_template_kwargs: Further arguments of the chat template.
 
         Raises:
-            InputError: an argument cannot be used, two problems have one name, or another run of
-                this LLM is not finished.
+            InputError: an argument cannot be used, two problems have one name, another run of this
+                LLM is not finished, or the server cannot be reached.
             TreegenError: from the iterator, errors of the model itself, such as NumericsError; they
                 end all searches.
         """
-        from treegen.search.budget import check_budget
-        from treegen.search.session import flat_content
-        from treegen.search.tree.result import name_problems
-
         if not callable(fn):
             raise InputError(
                 f"fn must be a function `async def fn(root)`, got {fn!r:.60}; treegen.search has "
@@ -121,9 +130,7 @@ class SearchCalls(ABC):
             check_int(name, value, least=1)
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
-        named = name_problems(
-            problems, lambda content: flat_content(content, self.tokenizer, template, self.images)
-        )
+        named = name_problems(problems, lambda content: self._read_prompt(content, template))
         return self._start_searches(
             fn,
             named,
@@ -132,6 +139,19 @@ class SearchCalls(ABC):
             budget=budget,
             rows=rows,
         )
+
+
+class LocalSearchCalls(SearchCalls[SearchRun]):
+    """The search calls of an LLM or of a cluster's workers, which also grow prompt trees."""
+
+    tokenizer: Any
+    spec: ModelSpec
+    images: ImageTable | None = None
+
+    def _read_prompt(self, content: Any, template: Mapping[str, Any]) -> str | Sequence[int]:
+        from treegen.search.session import flat_content  # imports torch
+
+        return flat_content(content, self.tokenizer, template, self.images)
 
     def expand(
         self,
@@ -156,9 +176,6 @@ class SearchCalls(ABC):
             CapacityError: a prompt is too long for the model.
             TreegenError: as for `search`.
         """
-        from treegen.search.strategies.expand import expand
-        from treegen.search.tree.result import SearchProblem
-
         params = check_tree_params(params)
         expansions = {expansion.id: expansion for expansion in expansions_of(tree)}
         requests = expand_requests(tree, self.tokenizer, params, self.spec, self.images)
