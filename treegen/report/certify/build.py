@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen.common.files.reading import open_regular, read_bytes
 from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import format_bytes
+from treegen.common.params import SamplingParams
 from treegen.errors import InputError, ModelError, RunError, arg
 from treegen.evals.config.eval_settings import recall_choices
 from treegen.evals.identity import computed_on, load_stored_job
@@ -24,6 +25,7 @@ from treegen.evals.scoring.samples import aggregate, rounds_of, score_samples
 from treegen.evals.scoring.verdict_cache import library_versions
 from treegen.evals.scoring.vote_tables import VoteInputs
 from treegen.evals.verdict import SampleScore
+from treegen.prompts.plan.plan import Request
 from treegen.report.audit.audit import audit_run
 from treegen.report.certify import document
 from treegen.report.certify.signature import sign, signature_path
@@ -86,7 +88,7 @@ def certify_run(
         hashed, prepared = hash_model(job, listener), render_prompts(job)
         if problem := find_foreign_samples(run, prepared):
             raise InputError(f"{path}: {problem}; certify it with the model and version of the run")
-    model = document.Model(**hashed, prompts=describe_prompts(prepared))
+    model = document.CertifiedModel(**hashed, prompts=describe_prompts(prepared))
     return document.Certificate(**dict(facts), model=model)
 
 
@@ -129,10 +131,10 @@ def describe_run(
     info, task = run.info, job.task
     report, samples = _score(run, job, listener, execution)
     reading = {n: v for n, v in choices.items() if n in ("data", "task", "allow_task_code")}
-    names = document.Finding.model_fields
+    names = document.CertifiedFinding.model_fields
     audit = audit_run(run.path, **reading)  # type: ignore[arg-type]
     return document.RunPart(
-        run=document.Run(
+        run=document.CertifiedRun(
             created=info.created,
             fingerprint=info.fingerprint,
             planned=info.planned,
@@ -143,14 +145,14 @@ def describe_run(
             computed_on=computed_on(info),
             run_json=document.hash_value(to_json(info)),
         ),
-        task=document.Task(
+        task=document.CertifiedTask(
             name=task.name,
             version=task.version,
             filters=list(task.filters),
             arguments={name: str(value) for name, value in job.settings.options.extra.items()},
             libraries=library_versions(),
         ),
-        data=document.Data(
+        data=document.CertifiedData(
             problems=document.hash_value(
                 [[p.content, dict(p.metadata), p.group] for p in job.data.problems]
             ),
@@ -161,7 +163,7 @@ def describe_run(
         samples=samples,
         report=report,
         audit=[
-            document.Finding(**{name: getattr(finding, name) for name in names})
+            document.CertifiedFinding(**{name: getattr(finding, name) for name in names})
             for finding in audit.findings
         ],
     )
@@ -169,7 +171,7 @@ def describe_run(
 
 def _score(
     run: RunDir, job: Job, listener: Listener, execution: ExecutionOptions | None
-) -> tuple[dict[str, Any], document.Samples]:
+) -> tuple[dict[str, Any], document.CertifiedSamples]:
     """Score all samples again; return the report, and the hashes of samples and verdicts."""
     check_execution_options([job.task], execution)
     scores: list[SampleScore] = []
@@ -194,7 +196,7 @@ def _score(
         ]
         for s in scores
     )
-    return report, document.Samples(
+    return report, document.CertifiedSamples(
         samples_jsonl=run.digest(),
         num_samples=len(run.done),
         num_tokens=sum(score.num_tokens for score in scores),
@@ -253,7 +255,7 @@ def render_prompts(job: Job) -> PreparedJob:
     return prepare_job(job, load_model_facts(engine))
 
 
-def describe_prompts(prepared: PreparedJob) -> document.Prompts:
+def describe_prompts(prepared: PreparedJob) -> document.CertifiedPrompts:
     """Return the hashes of the token ids of prompts, and of the chat template."""
     digest, num_tokens = hashlib.sha256(), 0
     for name, parts in _prompts(prepared).items():
@@ -262,7 +264,7 @@ def describe_prompts(prepared: PreparedJob) -> document.Prompts:
         digest.update(document.canonical([name, hashes]) + b"\n")
     is_chat = prepared.job.settings.apply_chat_template
     template = prepared.facts.tokenizer.chat_template if is_chat else None
-    return document.Prompts(
+    return document.CertifiedPrompts(
         token_ids=digest.hexdigest(),
         num_tokens=num_tokens,
         chat_template=None if template is None else document.hash_value(template),
@@ -325,21 +327,26 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
         name: hashlib.blake2b(parts[0].astype("<i4").tobytes(), digest_size=16).hexdigest()
         for name, parts in _prompts(prepared).items()
     }
-    drawing = prepared.job.drawing
-    requests = {} if prepared.job.choices else {r.id: r for r in prepared.plan.requests}
-    params = list(drawing) if isinstance(drawing, list) else [drawing] * len(requests)
-    seeds = {name: one.seed for name, one in zip(requests, params, strict=False)}
+    requests = pair_requests(prepared)
     num_prompts = num_seeds = 0
     for record in run.records():
         name, index = record["problem_id"], record["sample_index"]
         num_prompts += record.get("prompt_hash") != hashes[name]
         if name in requests:
-            num_seeds += record["seed"] != sample_seed(seeds[name], requests[name], index)
+            request, params = requests[name]
+            num_seeds += record["seed"] != sample_seed(params.seed, request, index)
     if num_prompts:
         return f"{num_prompts:,} samples have other prompts than those rendered now"
-    if num_seeds:
-        return f"{num_seeds:,} samples have other seeds than those of the run"
-    return ""
+    return f"{num_seeds:,} samples have other seeds than those of the run" if num_seeds else ""
+
+
+def pair_requests(prepared: PreparedJob) -> dict[str, tuple[Request, SamplingParams]]:
+    """Return the request and the parameters of each problem, by id; empty if choices are scored."""
+    drawing, requests = prepared.job.drawing, prepared.plan.requests
+    if prepared.job.choices:
+        return {}
+    params = drawing if isinstance(drawing, list) else [drawing] * len(requests)
+    return {request.id: (request, one) for request, one in zip(requests, params, strict=True)}
 
 
 def write_certificate(

@@ -41,7 +41,7 @@ _WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PartCheck:
     """One part of a certificate, and whether it holds."""
 
     what: str
@@ -58,7 +58,7 @@ class CertificateCheck:
     """The file."""
     sha256: str
     """The hash of the file."""
-    checks: tuple[Check, ...]
+    checks: tuple[PartCheck, ...]
 
     @property
     def holds(self) -> bool:
@@ -120,7 +120,7 @@ def check_certificate(
         drawing = partial(
             redraw_samples, listener=listener, num=redraw, seed=seed, tolerance=tolerance
         )
-    checks = [Check("signature", *verify(content, signature_path(file), signer))]
+    checks = [PartCheck("signature", *verify(content, signature_path(file), signer))]
     with RunDir.open(file.parent if run is None else run) as opened:
         job = load_job_of(opened, choices)
         facts = describe_run(opened, job, choices, listener, execution)
@@ -128,7 +128,7 @@ def check_certificate(
         if "model" in choices:
             checks += _compare_model(certificate, opened, job, listener, drawing)
         else:
-            checks += [Check(what, None, "--model DIR checks it") for what in _OF_MODEL]
+            checks += [PartCheck(what, None, "--model DIR checks it") for what in _OF_MODEL]
     return CertificateCheck(str(file), certificate.sha256, tuple(checks))
 
 
@@ -138,7 +138,7 @@ def _compare_run(
     job: Job,
     facts: RunPart,
     execution: ExecutionOptions | None,
-) -> Iterator[Check]:
+) -> Iterator[PartCheck]:
     """Yield the checks that need no model.
 
     Args:
@@ -158,7 +158,7 @@ def _compare_run(
     found = _compare("samples", theirs["samples"], mine["samples"], f"{done:,} samples")
     if found.holds and run.missing > 0:
         planned = run.info.planned
-        found = Check("samples", False, f"{run.missing:,} of {planned:,} samples are missing")
+        found = PartCheck("samples", False, f"{run.missing:,} of {planned:,} samples are missing")
     yield found
     scores = [
         {"verdicts": verdict, "report": values["report"]}
@@ -168,20 +168,20 @@ def _compare_run(
     scored = _compare("scores", *scores, how)
     if as_code_execution_task(job.task) and execution is None and scored.holds:
         how = "the stored verdicts give them; --allow-code-execution runs the programs again"
-        scored = Check("scores", None, how)
+        scored = PartCheck("scores", None, how)
     yield scored
     if stored_report(run) is None:
-        yield Check("results.json", False, "there are no scores in it")
+        yield PartCheck("results.json", False, "there are no scores in it")
     else:
         changed = find_changed_report(run, mine["report"])
-        yield Check("results.json", not changed, _list(changed) or "the same scores")
+        yield PartCheck("results.json", not changed, _list(changed) or "the same scores")
     high = sum(finding["severity"] == "high" for finding in mine["audit"])
     how = f"{len(mine['audit']):,} findings, {high:,} high"
     yield _compare("audit", {"audit": theirs["audit"]}, {"audit": mine["audit"]}, how)
     others = list(find_differences(*libraries))
     if others:
         names = ", ".join(f"{name} {a} / {b}" for name, a, b in others)
-        yield Check("libraries", None, f"other versions here: {names}")
+        yield PartCheck("libraries", None, f"other versions here: {names}")
 
 
 def _compare_model(
@@ -190,7 +190,7 @@ def _compare_model(
     job: Job,
     listener: Listener,
     redraw: Callable[[RunDir, PreparedJob], Redraw] | None,
-) -> Iterator[Check]:
+) -> Iterator[PartCheck]:
     """Yield the checks that need the model.
 
     Args:
@@ -215,26 +215,26 @@ def _compare_model(
     try:
         check_model(run, job.settings.engine)
     except ModelError as error:
-        checked = Check("model", False, str(error))
+        checked = PartCheck("model", False, str(error))
     yield checked
     if not checked.holds:  # tokenizers and weights are not loaded if others are expected
-        yield from (Check(what, None, "the model is another one") for what in _OF_MODEL[1:])
+        yield from (PartCheck(what, None, "the model is another one") for what in _OF_MODEL[1:])
         return
     prepared = render_prompts(job)
     prompts = describe_prompts(prepared)
     how = f"{prompts.num_tokens:,} tokens, and the seeds of all samples"
     checked = _compare("prompts", theirs["prompts"], prompts.model_dump(mode="json"), how)
     if checked.holds and (problem := find_foreign_samples(run, prepared)):
-        checked = Check("prompts", False, problem)
+        checked = PartCheck("prompts", False, problem)
     yield checked
     if redraw is None:
-        yield Check("redraw", None, "--redraw 20 draws samples again")
+        yield PartCheck("redraw", None, "--redraw 20 draws samples again")
     else:
         result = redraw(run, prepared)
-        yield Check("redraw", result.holds, str(result))
+        yield PartCheck("redraw", result.holds, str(result))
 
 
-def _compare(what: str, theirs: object, mine: object, detail: str) -> Check:
+def _compare(what: str, theirs: object, mine: object, detail: str) -> PartCheck:
     """Return whether two JSON values are the same.
 
     Args:
@@ -247,7 +247,7 @@ def _compare(what: str, theirs: object, mine: object, detail: str) -> Check:
         f"{name}: certified {json.dumps(a)[:_WIDTH]}, now {json.dumps(b)[:_WIDTH]}"
         for name, a, b in find_differences(theirs, mine)
     ]
-    return Check(what, not changed, _list(changed) or detail)
+    return PartCheck(what, not changed, _list(changed) or detail)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from treegen.common.files.reading import describe_read_error, read_regular
+from treegen.common.formatting import format_bytes
 from treegen.errors import InputError
 from treegen.runs import RunDir
 from treegen.runs.files import parse_json
@@ -44,7 +45,7 @@ class HashedFile(_Part):
     sha256: Sha256
 
 
-class Run(_Part):
+class CertifiedRun(_Part):
     """The settings of the run, as its run.json has them."""
 
     created: str
@@ -60,7 +61,7 @@ class Run(_Part):
     """Hash of the content of run.json, which has further settings."""
 
 
-class Task(_Part):
+class CertifiedTask(_Part):
     """The task and its scorer."""
 
     name: str
@@ -71,7 +72,7 @@ class Task(_Part):
     """Versions of the libraries that scorers use; null if one is not installed."""
 
 
-class Data(_Part):
+class CertifiedData(_Part):
     """The problems and the solved examples."""
 
     problems: Sha256
@@ -81,7 +82,7 @@ class Data(_Part):
     """Lines of the data that could not be used."""
 
 
-class Samples(_Part):
+class CertifiedSamples(_Part):
     """The samples and their verdicts."""
 
     samples_jsonl: Sha256
@@ -92,7 +93,7 @@ class Samples(_Part):
     """Hash of whether each sample is right, and of its credit, by filter."""
 
 
-class Finding(_Part):
+class CertifiedFinding(_Part):
     """A finding of the audit."""
 
     kind: str
@@ -102,7 +103,7 @@ class Finding(_Part):
     unit: str
 
 
-class Prompts(_Part):
+class CertifiedPrompts(_Part):
     """The prompts as the tokenizer renders them."""
 
     token_ids: Sha256
@@ -112,24 +113,24 @@ class Prompts(_Part):
     """Null if prompts are not chat messages."""
 
 
-class Model(_Part):
+class CertifiedModel(_Part):
     """The files of the model, and the prompts that it reads."""
 
     files: dict[str, HashedFile]
     adapter: dict[str, HashedFile]
-    prompts: Prompts
+    prompts: CertifiedPrompts
 
 
 class RunPart(_Part):
     """The parts of a certificate that need no model."""
 
-    run: Run
-    task: Task
-    data: Data
-    samples: Samples
+    run: CertifiedRun
+    task: CertifiedTask
+    data: CertifiedData
+    samples: CertifiedSamples
     report: dict[str, Any]
     """The report as in results.json."""
-    audit: list[Finding]
+    audit: list[CertifiedFinding]
 
 
 class Certificate(RunPart):
@@ -137,7 +138,7 @@ class Certificate(RunPart):
 
     format: Literal["treegen-certificate"] = "treegen-certificate"
     schema_version: Literal[1] = 1
-    model: Model
+    model: CertifiedModel
 
     def content(self) -> bytes:
         """Return the file of the certificate."""
@@ -176,13 +177,7 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
         InputError: the file cannot be read, is larger than 64 MiB, or is not a certificate in
             canonical form.
     """
-    try:
-        content = read_regular(path, _MOST_BYTES)
-    except (OSError, ValueError) as error:
-        why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
-        raise InputError(why) from None
-    if content is None or len(content) > _MOST_BYTES:
-        raise InputError(f"{path} is no file of at most 64 MiB; name one by `treegen certify`")
+    content = read_limited(path, _MOST_BYTES)
     try:
         document = parse_json(content.decode("ascii"))
         certificate = Certificate.model_validate(document)
@@ -201,6 +196,26 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
             "ask for the original"
         )
     return certificate, content
+
+
+def read_limited(path: Path, most: int) -> bytes:
+    """Return the content of a file that somebody else may have made.
+
+    Args:
+        path: The file.
+        most: Maximum size in bytes.
+
+    Raises:
+        InputError: the file cannot be read, is no regular file, or is larger.
+    """
+    try:
+        content = read_regular(path, most)
+    except (OSError, ValueError) as error:
+        why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
+        raise InputError(why) from None
+    if content is None or len(content) > most:
+        raise InputError(f"{path} is no file of at most {format_bytes(most)}; name another file")
+    return content
 
 
 def load_own_certificate(path: Path) -> Certificate | None:

@@ -25,7 +25,7 @@ from treegen.evals.model import load_llm
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.sampling import sample
 from treegen.prompts.detokenize import PARTIAL, Detokenizer
-from treegen.report.certify.build import check_model
+from treegen.report.certify.build import check_model, pair_requests
 from treegen.runs import Key, RunDir, RunSettings, versions
 
 if TYPE_CHECKING:
@@ -238,14 +238,7 @@ class _Comparison:
         self._job, self._llm, self._tolerance = prepared.job, llm, tolerance
         self._decode = Detokenizer(llm.tokenizer).text
         self._ends = {*llm.spec.eos_token_ids}
-        self._params = {}
-        if not prepared.job.choices:
-            drawing, requests = prepared.job.drawing, prepared.plan.requests
-            every = list(drawing) if isinstance(drawing, list) else [drawing] * len(requests)
-            self._params = {
-                request.id: (request.tokens, params)
-                for request, params in zip(requests, every, strict=True)
-            }
+        self._requests = pair_requests(prepared)
 
     def compare(self, stored: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple[str, float]:
         """Return what differs, or an empty text and the distance of the log-probabilities."""
@@ -284,7 +277,7 @@ class _Comparison:
             pairs = enumerate(zip(tokens, kept, strict=False))
             at = next((i for i, (a, b) in pairs if a != b), None)
             return at is not None and kept[at] in self._near(drawn, at)
-        prompt, _ = self._params[drawn["problem_id"]]
+        prompt = self._requests[drawn["problem_id"]][0].tokens
         stop, text = stored["stop"], stored["text"]
         whole = f"{text}{stop}" if isinstance(stop, str) else text
 
@@ -319,7 +312,7 @@ class _Comparison:
 
     def _near(self, drawn: Mapping[str, Any], at: int) -> Iterator[int]:
         """Yield the tokens other than the drawn one that rounding could have drawn at a place."""
-        prompt, params = self._params[drawn["problem_id"]]
+        request, params = self._requests[drawn["problem_id"]]
         if params.penalties or params.structure or params.max_thinking_tokens is not None:
             return  # then a draw depends on more than the text before it
         one = replace(
@@ -333,7 +326,7 @@ class _Comparison:
             logprobs=self._llm.spec.vocab_size,
             logprobs_mode="processed_logprobs" if params.temperature else "raw_logprobs",
         )
-        ids = [*prompt.tolist(), *drawn["tokens"][:at]]
+        ids = [*request.tokens.tolist(), *drawn["tokens"][:at]]
         ((completion,),) = self._llm.generate([ids], one, progress=False)
         logprobs = dict(completion.top_logprobs[0])
         mine = drawn["tokens"][at]

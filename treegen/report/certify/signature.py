@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from treegen.common.files.reading import describe_read_error, read_regular
 from treegen.errors import InputError, arg
+from treegen.report.certify.document import read_limited
 
 NAMESPACE: Final = "treegen"
 _PROGRAM: Final = "ssh-keygen"
@@ -40,7 +40,7 @@ def sign(content: bytes, key: Path) -> bytes:
     Raises:
         InputError: ssh-keygen is not installed, or cannot sign with the key.
     """
-    _read(key, "sign")
+    read_limited(key, _MOST_BYTES)
     done = _run("-Y", "sign", "-f", os.path.abspath(key), "-n", NAMESPACE, content=content)
     if done.returncode or not done.stdout.startswith(_BEGIN):
         raise InputError(
@@ -62,7 +62,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
     Raises:
         InputError: ssh-keygen is not installed, or the file of the signer cannot be read.
     """
-    signers = None if signer is None else _read(signer, "signer").decode("utf-8", "replace")
+    signers = None if signer is None else _text(read_limited(signer, _MOST_BYTES))
     if not os.path.lexists(signature):
         if signer is None:
             return (
@@ -73,7 +73,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
     with tempfile.TemporaryDirectory(prefix="treegen-signature-") as folder:
         # A copy, so that ssh-keygen reads what was read here, and from a path without surprises.
         copy, allowed = Path(folder, "signature"), Path(folder, "allowed")
-        copy.write_bytes(_read(signature, "check"))
+        copy.write_bytes(read_limited(signature, _MOST_BYTES))
         common = ("-n", NAMESPACE, "-s", str(copy))
         if signers is None:
             done = _run("-Y", "check-novalidate", *common, content=content)
@@ -89,7 +89,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
             found = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
             if found.returncode:
                 return False, f"no signer in {signer} made it: {_last_line(found)}"
-            names = found.stdout.decode("utf-8", "replace").splitlines()
+            names = _text(found.stdout).splitlines()
         for name in names:
             done = _run("-Y", "verify", "-f", str(allowed), "-I", name, *common, content=content)
             if not done.returncode:
@@ -109,17 +109,10 @@ def _run(*words: str, content: bytes = b"") -> "subprocess.CompletedProcess[byte
     )
 
 
-def _read(path: Path, argument: str) -> bytes:
-    try:
-        content = read_regular(path, _MOST_BYTES)
-    except (OSError, ValueError) as error:
-        why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
-        raise InputError(f"{arg(argument)}: {why}") from None
-    if content is None or len(content) > _MOST_BYTES:
-        raise InputError(f"{arg(argument)}: {path} is no file of at most 1 MiB; name a key's file")
-    return content
-
-
 def _last_line(done: "subprocess.CompletedProcess[bytes]") -> str:
-    text = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+    text = _text(done.stdout + done.stderr).strip()
     return text.splitlines()[-1][:300] if text else f"exit code {done.returncode}"
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")
