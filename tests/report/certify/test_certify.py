@@ -15,9 +15,10 @@ import pytest
 from cli_cases import Command
 from foreign_logs import generated_rows, write_lm_eval
 
-from treegen import demo, evaluate
+from treegen import LLM, demo, evaluate
 from treegen.errors import InputError, TreegenError
 from treegen.evals.pipeline.listener import Listener
+from treegen.prompts.detokenize import Detokenizer
 from treegen.report.certify.build import (
     certify_run,
     describe_run,
@@ -32,7 +33,7 @@ from treegen.report.certify.document import (
     find_differences,
     read_certificate,
 )
-from treegen.report.certify.redraw import redraw_samples
+from treegen.report.certify.redraw import _Comparison, redraw_samples
 from treegen.report.exchange import export_run, import_log
 from treegen.runs import RunDir
 from treegen.runs.record_lines import decode_record, encode_record
@@ -351,6 +352,36 @@ def test_the_page_shows_what_the_command_prints(
     assert lines(done.out) <= lines(page)
 
 
+def test_a_near_tie_excuses_no_text_of_other_tokens(certified: Path) -> None:
+    """Every two tokens nearly tie at a tolerance of 50, and yet tokens and text belong together."""
+    with RunDir.open(certified / "run") as run:
+        prepared = render_prompts(load_job_of(run, {}))
+        drawn = next(r for r in run.records() if r["stop"] == "\n\n" and "answer is" in r["text"])
+    llm = LLM(str(certified / "model"), eager=True)
+    comparison = _Comparison(prepared, llm, 50.0)
+    tokens, text = drawn["tokens"], drawn["text"]
+    place = len(tokens) // 2
+    other = next(t for t in tokens if llm.tokenizer.decode([t]).isdigit() and t != tokens[place])
+    changed = [*tokens[:place], other, *tokens[place + 1 :]]
+    prompt = next(r.tokens for r in prepared.plan.requests if r.id == drawn["problem_id"])
+    theirs = Detokenizer(llm.tokenizer).text(prompt, changed)[: -len("\n\n")]
+    parts = comparison.parts_at_near_tie
+    honest = {**drawn, "tokens": changed, "text": theirs}
+    assert parts(honest, drawn)
+    unlogged = {name: value for name, value in honest.items() if name != "tokens"}
+    assert parts(unlogged, drawn)
+    assert not parts({**honest, "text": text}, drawn)
+    assert not parts({**honest, "text": f"{theirs[:-3]}123"}, drawn)
+    for edit in ({"stop": ""}, {"stop": "The"}, {"stop": 7}, {"seed": 1}, {"text": None}):
+        assert not parts({**honest, **edit}, drawn)
+        assert not parts({**unlogged, **edit}, drawn)
+    for bad in ([], [1.5], ["a"], [-1], [10**9], tokens):
+        assert not parts({**honest, "tokens": bad, "num_tokens": len(bad)}, drawn)
+    narrow = _Comparison(prepared, llm, 0.0)
+    assert not narrow.parts_at_near_tie(honest, drawn)
+    llm.close()
+
+
 def test_choices_are_scored_again(tmp_path: Path, treegen: Command) -> None:
     data = tmp_path / "data.jsonl"
     rows = [
@@ -410,14 +441,14 @@ def test_signatures_are_those_of_openssh(
     allowed.write_text(f'me@example.org namespaces="git" {public.read_text()}')
     assert result("--signer", allowed)[0] == 1
     allowed.write_text(f"me@example.org {public.read_text()}")
-    words = ["-Y", "verify", "-f", allowed, "-I", "me@example.org", "-n", "treegen"]
-    stock = ["ssh-keygen", *map(str, words), "-s", f"{file}.sig"]
+    stock = ["ssh-keygen", "-Y", "verify", "-f", str(allowed), "-I", "me@example.org"]
+    stock += ["-n", "treegen", "-s", f"{file}.sig"]
     assert subprocess.run(stock, input=file.read_bytes(), check=False).returncode == 0
     content = json.loads(file.read_text())
     content["task"]["libraries"]["sympy"] = "0"
     with _edited(file, canonical(content, indent=2) + b"\n"):
-        for words in (["--signer", public], []):
-            code, line = result(*words)
+        for options in (["--signer", public], []):
+            code, line = result(*options)
             assert code == 1 and "DOES NOT HOLD" in line
     other_model = ["certify", copied, "--model", certified / "model"]
     assert treegen(*other_model).code == 0  # the same content, so the signature still holds

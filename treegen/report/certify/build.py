@@ -38,14 +38,9 @@ if TYPE_CHECKING:
     from treegen.model.options import EngineOptions
 
 _PART: Final = 1 << 22
-_OF_MACHINE: Final = (
-    "memory",
-    "page_size",
-    "max_rows",
-    "prefill_chunk",
-    "speculate",
-    "draft_model",
-    "draft_tokens",
+# Engine options that only fit a run to its machine.
+_ANY_MACHINE: Final[dict[str, Any]] = dict.fromkeys(
+    ["memory", "page_size", "max_rows", "prefill_chunk", "speculate", "draft_model", "draft_tokens"]
 )
 
 
@@ -108,7 +103,7 @@ def load_job_of(run: RunDir, choices: Mapping[str, Any]) -> Job:
             "drawn; certificates are for runs of treegen"
         )
     job = load_stored_job(choices, run)
-    engine = replace(job.settings.engine, **dict.fromkeys(_OF_MACHINE))
+    engine = replace(job.settings.engine, **_ANY_MACHINE)
     return replace(job, settings=replace(job.settings, engine=engine))
 
 
@@ -132,7 +127,7 @@ def describe_run(
     report, samples = _score(run, job, listener, execution)
     reading = {n: v for n, v in choices.items() if n in ("data", "task", "allow_task_code")}
     names = document.CertifiedFinding.model_fields
-    audit = audit_run(run.path, **reading)  # type: ignore[arg-type]
+    audit = audit_run(run.path, **reading)
     return document.RunPart(
         run=document.CertifiedRun(
             created=info.created,

@@ -150,7 +150,7 @@ def _compare_run(
     """
     mine, theirs = (part.model_dump(mode="json") for part in (facts, certificate))
     libraries = [values["task"].pop("libraries") for values in (theirs, mine)]
-    verdicts = [values["samples"].pop("verdicts") for values in (theirs, mine)]
+    verdicts = [values["samples"].pop("verdicts") for values in (mine, theirs)]
     yield _compare("settings", theirs["run"], mine["run"], f"{run.info.planned:,} samples planned")
     yield _compare("data", theirs["data"], mine["data"], f"{facts.data.num_problems:,} problems")
     yield _compare("task", theirs["task"], mine["task"], f"{job.task.name} {job.task.version}")
@@ -160,12 +160,12 @@ def _compare_run(
         planned = run.info.planned
         found = PartCheck("samples", False, f"{run.missing:,} of {planned:,} samples are missing")
     yield found
-    scores = [
+    ours, scores = (
         {"verdicts": verdict, "report": values["report"]}
-        for verdict, values in zip(verdicts, (theirs, mine), strict=True)
-    ]
+        for verdict, values in zip(verdicts, (mine, theirs), strict=True)
+    )
     how = f"{done:,} samples scored again, {len(mine['report']['metrics']):,} metrics"
-    scored = _compare("scores", *scores, how)
+    scored = _compare("scores", scores, ours, how)
     if as_code_execution_task(job.task) and execution is None and scored.holds:
         how = "the stored verdicts give them; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)
@@ -178,7 +178,7 @@ def _compare_run(
     high = sum(finding["severity"] == "high" for finding in mine["audit"])
     how = f"{len(mine['audit']):,} findings, {high:,} high"
     yield _compare("audit", {"audit": theirs["audit"]}, {"audit": mine["audit"]}, how)
-    others = list(find_differences(*libraries))
+    others = list(find_differences(libraries[0], libraries[1]))
     if others:
         names = ", ".join(f"{name} {a} / {b}" for name, a, b in others)
         yield PartCheck("libraries", None, f"other versions here: {names}")

@@ -254,7 +254,7 @@ def find_other_conditions(a: Certificate, b: Certificate) -> list[str]:
         parts.append(part)
     return [
         f"{name.partition('.')[2]} {_shorten(x)} / {_shorten(y)}"
-        for name, x, y in find_differences(*parts)
+        for name, x, y in find_differences(parts[0], parts[1])
     ]
 
 

@@ -57,7 +57,6 @@ _NUMBERS: Final = {
     "logprob": "num_tokens",
     "choice_logprobs": "choice_tokens",
     "confidence": None,
-    "confidences": None,
     "self_certainty": None,
 }
 
@@ -272,23 +271,35 @@ class _Comparison:
             return False
         if self._job.choices:
             return self._is_tie_of_choices(stored, drawn)
+        request, params = self._requests[drawn["problem_id"]]
         tokens, kept = drawn["tokens"], stored.get("tokens")
-        if kept is not None:
-            pairs = enumerate(zip(tokens, kept, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), None)
-            return at is not None and kept[at] in self._near(drawn, at)
-        prompt = self._requests[drawn["problem_id"]][0].tokens
-        stop, text = stored["stop"], stored["text"]
+        stop: str | int | None = stored["stop"]
+        text: str = stored["text"].lstrip()
+        if stop is not None and stop not in {*self._ends, *params.stop_token_ids, *params.stops}:
+            return False
         whole = f"{text}{stop}" if isinstance(stop, str) else text
+
+        def read(some: Sequence[int]) -> str:
+            return self._decode(request.tokens, some).rstrip(PARTIAL).lstrip()
 
         def agrees(some: Sequence[int]) -> bool:
             """Return whether the stored sample may begin with these tokens."""
-            added = self._decode(prompt, some).rstrip(PARTIAL)
+            added = read(some)
             return whole.startswith(added) or (isinstance(stop, str) and added.startswith(whole))
+
+        if kept is not None:
+            size = self._llm.spec.vocab_size
+            are_tokens = all(type(token) is int and 0 <= token < size for token in kept)
+            if not (are_tokens and len(kept) == stored["num_tokens"] and agrees(kept)):
+                return False
+            pairs = enumerate(zip(tokens, kept, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), None)
+            is_whole = read(kept).startswith(text.rstrip(PARTIAL))
+            return at is not None and is_whole and kept[at] in self._near(drawn, at)
 
         def may_follow(other: int, at: int) -> bool:
             if other in self._ends or stop == other:  # it adds no text
-                return stop == other and self._decode(prompt, tokens[:at]) == text
+                return stop == other and read(tokens[:at]) == text
             return agrees([*tokens[:at], other])
 
         last = next((i for i in range(len(tokens)) if not agrees(tokens[: i + 1])), len(tokens) - 1)
@@ -307,8 +318,8 @@ class _Comparison:
         candidates = self._job.choices[stored["problem_id"]].candidates
         if stored["text"] not in candidates or drawn["text"] not in candidates:
             return False
-        a, b = (new[candidates.index(record["text"])] for record in (stored, drawn))
-        return stored["text"] != drawn["text"] and abs(a - b) <= 2 * most
+        a, b = (float(new[candidates.index(record["text"])]) for record in (stored, drawn))
+        return bool(stored["text"] != drawn["text"]) and abs(a - b) <= 2 * most
 
     def _near(self, drawn: Mapping[str, Any], at: int) -> Iterator[int]:
         """Yield the tokens other than the drawn one that rounding could have drawn at a place."""
