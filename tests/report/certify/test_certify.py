@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_cases import Command
 from foreign_logs import generated_rows, write_lm_eval
 
 from treegen import LLM, demo, evaluate
 from treegen.errors import InputError, TreegenError
 from treegen.evals.pipeline.listener import Listener
+from treegen.evals.pipeline.redraw import _Comparison, random_number, redraw_samples
+from treegen.ops.sampling.draw import uniforms
 from treegen.prompts.detokenize import Detokenizer
 from treegen.report.certify.build import (
     certify_run,
@@ -33,7 +36,6 @@ from treegen.report.certify.document import (
     find_differences,
     read_certificate,
 )
-from treegen.report.certify.redraw import _Comparison, redraw_samples
 from treegen.report.exchange import export_run, import_log
 from treegen.runs import RunDir
 from treegen.runs.record_lines import decode_record, encode_record
@@ -350,6 +352,13 @@ def test_the_page_shows_what_the_command_prints(
         return {line for line in found if "other versions here" not in line}
 
     assert lines(done.out) <= lines(page)
+
+
+def test_random_numbers_are_those_of_the_sampler() -> None:
+    rng = random.Random(3)
+    pairs = [(rng.randrange(2**63), rng.randrange(10_000)) for _ in range(1000)]
+    seeds, steps = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    assert uniforms(seeds, steps).tolist() == [random_number(*pair) for pair in pairs]
 
 
 def test_a_near_tie_excuses_no_text_of_other_tokens(certified: Path) -> None:

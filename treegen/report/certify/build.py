@@ -7,25 +7,24 @@ from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from treegen.common.files.reading import open_regular, read_bytes
 from treegen.common.files.temporary_files import replace_file
 from treegen.common.formatting import format_bytes
-from treegen.common.params import SamplingParams
-from treegen.errors import InputError, ModelError, RunError, arg
+from treegen.errors import InputError, RunError, arg
 from treegen.evals.config.eval_settings import recall_choices
 from treegen.evals.identity import computed_on, load_stored_job
 from treegen.evals.job import Job, PreparedJob, prepare_job
-from treegen.evals.model import check_machine, load_model_facts, weights_fingerprint
+from treegen.evals.model import check_machine, load_model_facts
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.program_scoring import check_execution_options, rescore_programs
+from treegen.evals.pipeline.redraw import check_model, pair_requests
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.scoring.samples import aggregate, rounds_of, score_samples
 from treegen.evals.scoring.verdict_cache import library_versions
 from treegen.evals.scoring.vote_tables import VoteInputs
 from treegen.evals.verdict import SampleScore
-from treegen.prompts.plan.plan import Request
 from treegen.report.audit.audit import audit_run
 from treegen.report.certify import document
 from treegen.report.certify.signature import sign, signature_path
@@ -33,9 +32,6 @@ from treegen.report.run_settings import short_model_name
 from treegen.runs import RunDir
 from treegen.runs.files import check_no_link, format_os_error, parse_json
 from treegen.runs.settings import to_json
-
-if TYPE_CHECKING:
-    from treegen.model.options import EngineOptions
 
 _PART: Final = 1 << 22
 # Engine options that only fit a run to its machine.
@@ -266,25 +262,6 @@ def describe_prompts(prepared: PreparedJob) -> document.CertifiedPrompts:
     )
 
 
-def check_model(run: RunDir, engine: "EngineOptions") -> None:
-    """Raise an error unless a model has the weights that a run was drawn from.
-
-    Args:
-        run: The run.
-        engine: The options that name the model.
-
-    Raises:
-        ModelError: the model cannot be read, or is another one.
-    """
-    stored = run.info.identity.get("model")
-    now = weights_fingerprint(engine)
-    if not isinstance(stored, Mapping) or stored.get("fingerprint") != now:
-        raise ModelError(
-            f"{engine.model} is not the model of {run.path}: its weights, tokenizer or settings "
-            f"differ; name the right one with {arg('model=')}"
-        )
-
-
 def _hash_files(directory: Path) -> dict[str, document.HashedFile]:
     """Return the hash of each file of a model, by its name."""
     from treegen.model.checkpoint.files import list_model_files
@@ -333,15 +310,6 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
     if num_prompts:
         return f"{num_prompts:,} samples have other prompts than those rendered now"
     return f"{num_seeds:,} samples have other seeds than those of the run" if num_seeds else ""
-
-
-def pair_requests(prepared: PreparedJob) -> dict[str, tuple[Request, SamplingParams]]:
-    """Return the request and the parameters of each problem, by id; empty if choices are scored."""
-    drawing, requests = prepared.job.drawing, prepared.plan.requests
-    if prepared.job.choices:
-        return {}
-    params = drawing if isinstance(drawing, list) else [drawing] * len(requests)
-    return {request.id: (request, one) for request, one in zip(requests, params, strict=True)}
 
 
 def write_certificate(

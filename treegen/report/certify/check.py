@@ -12,9 +12,9 @@ from treegen.common.formatting import format_bytes, safe_text
 from treegen.errors import InputError, ModelError, arg
 from treegen.evals.job import Job, PreparedJob
 from treegen.evals.pipeline.listener import Listener
+from treegen.evals.pipeline.redraw import Redraw, check_model, redraw_samples
 from treegen.evals.scoring.code_execution import ExecutionOptions, as_code_execution_task
 from treegen.report.certify.build import (
-    check_model,
     describe_prompts,
     describe_run,
     find_changed_report,
@@ -30,7 +30,6 @@ from treegen.report.certify.document import (
     find_differences,
     read_certificate,
 )
-from treegen.report.certify.redraw import Redraw, redraw_samples
 from treegen.report.certify.signature import signature_path, verify
 from treegen.runs import RunDir
 
@@ -102,7 +101,7 @@ def check_certificate(
         redraw: Number of samples to draw again; needs a model.
         redraw_seed: Chooses these samples. None takes a random seed, which whoever made the
             certificate cannot have known.
-        tolerance: As for `treegen.report.certify.redraw.redraw_samples`.
+        tolerance: As for `treegen.evals.pipeline.redraw.redraw_samples`.
 
     Raises:
         InputError: the file is not a certificate, or an argument cannot be used.

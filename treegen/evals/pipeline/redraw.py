@@ -17,15 +17,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.errors import InputError, arg
+from treegen.common.params import SamplingParams
+from treegen.errors import InputError, ModelError, arg
 from treegen.evals.early_stopping import NEVER
 from treegen.evals.identity import computed_on
 from treegen.evals.job import Job, PreparedJob
-from treegen.evals.model import load_llm
+from treegen.evals.model import load_llm, weights_fingerprint
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.sampling import sample
+from treegen.model.options import EngineOptions
 from treegen.prompts.detokenize import PARTIAL, Detokenizer
-from treegen.report.certify.build import check_model, pair_requests
+from treegen.prompts.plan.plan import Request
 from treegen.runs import Key, RunDir, RunSettings, versions
 
 if TYPE_CHECKING:
@@ -174,6 +176,34 @@ def redraw_samples(
         differing=tuple(differing),
         largest=largest,
     )
+
+
+def check_model(run: RunDir, engine: EngineOptions) -> None:
+    """Raise an error unless a model has the weights that a run was drawn from.
+
+    Args:
+        run: The run.
+        engine: The options that name the model.
+
+    Raises:
+        ModelError: the model cannot be read, or is another one.
+    """
+    stored = run.info.identity.get("model")
+    now = weights_fingerprint(engine)
+    if not isinstance(stored, Mapping) or stored.get("fingerprint") != now:
+        raise ModelError(
+            f"{engine.model} is not the model of {run.path}: its weights, tokenizer or settings "
+            f"differ; name the right one with {arg('model=')}"
+        )
+
+
+def pair_requests(prepared: PreparedJob) -> dict[str, tuple[Request, SamplingParams]]:
+    """Return the request and the parameters of each problem, by id; empty if choices are scored."""
+    drawing, requests = prepared.job.drawing, prepared.plan.requests
+    if prepared.job.choices:
+        return {}
+    params = drawing if isinstance(drawing, list) else [drawing] * len(requests)
+    return {request.id: (request, one) for request, one in zip(requests, params, strict=True)}
 
 
 def _key(record: Mapping[str, Any]) -> Key:
@@ -346,7 +376,7 @@ class _Comparison:
             yield from (token for token in near if token != mine)
             return
         weights = {token: math.exp(logprobs[token]) for token in sorted(logprobs)}
-        point = _random_number(drawn["seed"], at) * math.fsum(weights.values())
+        point = random_number(drawn["seed"], at) * math.fsum(weights.values())
         # Scaled logits that move by up to x move a share of the distribution by up to tanh(x / 2).
         margin = math.tanh(self._tolerance / params.temperature / 2)
         if params.top_p < 1 or params.top_k or params.min_p:  # the last token that is kept may go
@@ -368,10 +398,14 @@ def _numbers(value: Any) -> Iterator[float | None]:
         yield value
 
 
-def _random_number(seed: int, step: int) -> float:
-    """Return the random number with which a sample draws a token."""
-    import torch
+def random_number(seed: int, step: int) -> float:
+    """Return the random number with which a sample draws a token, as `uniforms` of `treegen.ops`.
 
-    from treegen.ops.sampling.draw import uniforms
-
-    return float(uniforms(torch.tensor([seed]), torch.tensor([step]))[0])
+    Args:
+        seed: The seed of the sample.
+        step: The number of tokens that it has drawn before.
+    """
+    number = (seed + (step + 1) * 0x9E3779B97F4A7C15) % 2**64
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB % 2**64
+    return ((number ^ (number >> 31)) >> 11) * 2.0**-53
