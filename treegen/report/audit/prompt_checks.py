@@ -189,7 +189,9 @@ def _of_model(
             severity="medium" if is_named_chat and not has_examples else "low",
             model=model,
         )
-    if is_chat and has_base_name and not has_chat_name and "imported" not in identity:
+    settings: Any = identity.get("prompt") or {}
+    applied = settings.get("apply_chat_template")  # of Inspect's providers it is not known
+    if applied and has_base_name and not has_chat_name:
         yield from find("template-on-base-model", prompt, 1, unit="runs", model=model)
     if is_chat and system and isinstance(template, str):
         messages = [
