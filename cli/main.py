@@ -37,6 +37,7 @@ _GROUPS: Final = {
         "show": "Show a run, one of its problems or one of its trees.",
         "report": "Write a page with the plots, samples and trees of runs.",
         "audit": "Look for what may make the score of a run mislead.",
+        "certify": "State what a score came from, or check such a statement.",
         "watch": "Show a run in the browser while it is under way.",
         "compare": "Test whether one run is better than another.",
         "export": "Write a run in the format of another tool.",

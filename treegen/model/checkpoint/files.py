@@ -47,6 +47,12 @@ TOKENIZER_SETTINGS: Final = (
     "chat_template.json",
 )
 _SETTINGS: Final = ("config.json", "generation_config.json", "adapter_config.json")
+_PROCESSORS: Final = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "model.safetensors.index.json",
+)
 _UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MOST_HEADER: Final = 100_000_008
@@ -308,6 +314,20 @@ def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]
             yield from _walk(v, key, depth + 1)
     else:
         yield key, value
+
+
+def list_model_files(directory: Path) -> list[Path]:
+    """Return the files that decide what a model computes: weights, settings, tokenizer and code.
+
+    Args:
+        directory: The directory or GGUF file of a checkpoint, or the directory of an adapter. Call
+            `check_weights` for a checkpoint first.
+    """
+    if is_gguf(directory):
+        return [directory]
+    names = (*_SETTINGS, *_PROCESSORS, *TOKENIZER_FILES, *TOKENIZER_SETTINGS)
+    others = [directory / name for name in names if (directory / name).is_file()]
+    return sorted({*others, *weight_files(directory), *directory.glob("*.py")})
 
 
 def fingerprint(directory: Path, adapter: Path | None = None) -> str:

@@ -76,6 +76,7 @@ def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any
     version = str(info.identity.get("treegen", VERSION))
     facts = info.identity.get("model")
     facts = facts if isinstance(facts, Mapping) else {}
+    certificate = run.certificate
     return {
         "schema_version": SCHEMA_VERSION,
         "evaluation_id": _id(run),
@@ -90,7 +91,10 @@ def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any
         "eval_library": {
             "name": "treegen",
             "version": version,
-            "additional_details": {"fingerprint": info.fingerprint},
+            "additional_details": {
+                "fingerprint": info.fingerprint,
+                **({} if certificate is None else {"certificate_sha256": certificate.sha256}),
+            },
         },
         "model_info": {
             "name": run.model,
