@@ -26,7 +26,7 @@ from treegen.search.evaluate import (
 )
 from treegen.search.propose import sample_step, sample_steps
 from treegen.search.strategies.beam import beam, dvts
-from treegen.search.strategies.majority import best_of_n
+from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
 from treegen.search.strategies.tree_of_thoughts import best_first, bfs, dfs

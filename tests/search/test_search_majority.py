@@ -12,8 +12,8 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function, sum_logprob
+from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.majority import (
-    best_of_n,
     is_decided,
     lead_probability,
     majority,

@@ -23,7 +23,8 @@ from treegen.errors import InputError, ModelError
 from treegen.search.propose import sample_steps
 from treegen.search.reward import by_verifier, load_verifier, reward_model
 from treegen.search.strategies.beam import beam, dvts
-from treegen.search.strategies.majority import best_of_n, vote
+from treegen.search.strategies.best_of_n import best_of_n
+from treegen.search.strategies.majority import vote
 from treegen.search.tree.node import Search, SearchNode
 from treegen.search.tree.result import SearchOutcome
 

@@ -43,11 +43,11 @@ from treegen.search.reward import reward_model as reward_model
 from treegen.search.strategies.ab_mcts import ab_mcts as ab_mcts
 from treegen.search.strategies.beam import beam as beam
 from treegen.search.strategies.beam import dvts as dvts
+from treegen.search.strategies.best_of_n import best_of_n as best_of_n
 from treegen.search.strategies.common import Done as Done
 from treegen.search.strategies.common import State as State
 from treegen.search.strategies.expand import expand as expand
 from treegen.search.strategies.lats import lats as lats
-from treegen.search.strategies.majority import best_of_n as best_of_n
 from treegen.search.strategies.majority import lead_probability as lead_probability
 from treegen.search.strategies.majority import majority as majority
 from treegen.search.strategies.majority import vote as vote

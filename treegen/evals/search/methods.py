@@ -43,7 +43,7 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
 
 
 async def _best_of_n(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.majority import best_of_n
+    from treegen.search.strategies.best_of_n import best_of_n
 
     return await best_of_n(on.root, on.knobs.num_samples, on.evaluate)
 
