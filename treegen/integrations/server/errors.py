@@ -25,6 +25,7 @@ _RETRY_AFTER: Final = 1  # seconds
 _PIECE: Final = 2**20
 _MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the request
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
+_BETWEEN: Final = re.compile(r"(?:, or |, )(?![^(]*\))")  # between remedies, not in brackets
 _GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
@@ -102,7 +103,7 @@ def for_client(message: str) -> str:
     problem, semicolon, advice = message.rpartition("; ")
     if not semicolon or not _ARGUMENT.search(advice):
         return message
-    remedies = [part for part in re.split(r", or |, ", advice) if not _ARGUMENT.search(part)]
+    remedies = [part for part in _BETWEEN.split(advice) if not _ARGUMENT.search(part)]
     return f"{problem}; {', or '.join(remedies) or 'leave it out'}"
 
 
