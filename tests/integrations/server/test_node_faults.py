@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -136,7 +137,11 @@ def test_an_engine_that_cannot_restart_says_so(
                 patched.setattr(LiveRun, "step", panic)
                 patched.setattr(EngineLoop, "_open_run", panic)
                 assert client.error("POST", f"/v1/nodes/{root['id']}/sample", {})[0] >= 500
-            assert httpx2.get(f"{running.url}/health").status_code == 503
+                # The answer may come before the engine tries to restart.
+                deadline = time.monotonic() + 30
+                while httpx2.get(f"{running.url}/health").status_code != 503:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
             assert client.error("POST", "/v1/nodes", {"prompt": "A"})[0] >= 500
 
 
@@ -245,6 +250,22 @@ def test_errors_name_the_field_that_the_request_has(client: NodeClient) -> None:
         assert result["error"]["param"] == f"operations.0.{param}"
     status, error = client.error("POST", "/v1/nodes", {"prompt": "A", "params": {"top_p": 0}})
     assert (status, error["param"]) == (400, "params.top_p")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": []}, "prompt: List should have at least 1 item"),
+        ({"prompt": [-1]}, "prompt: Input should be greater than or equal to 0"),
+        ({"prompt": 3}, "prompt: Input should be a valid string"),
+        ({"prompt": "A", "params": {"stop": ["x"] * 65}}, "params.stop: List should have at most"),
+    ],
+)
+def test_errors_tell_what_is_wrong_with_a_list(
+    client: NodeClient, body: dict[str, Any], message: str
+) -> None:
+    status, error = client.error("POST", "/v1/nodes", body)
+    assert status == 400 and error["message"].startswith(message)
 
 
 def test_the_error_of_a_long_text_tells_what_is_wrong(client: NodeClient) -> None:
