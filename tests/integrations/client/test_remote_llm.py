@@ -397,6 +397,24 @@ def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
         remote.generate(prompts, SamplingParams(logprobs=2))
 
 
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"regex": "[0-9]{3}"},
+        {"choice": ("yes", "no")},
+        {"json_schema": {"type": "boolean"}},
+        {"grammar": 'root ::= "a" | "b"'},
+    ],
+)
+def test_generate_takes_structures(
+    remote: RemoteLLM, local: LLM, structure: dict[str, Any]
+) -> None:
+    params = SamplingParams(seed=1, max_tokens=8, **structure)
+    for prompt in ("Is it so?", [{"role": "user", "content": "Hello"}]):
+        (got,), (want,) = remote.generate([prompt], params), local.generate([prompt], params)
+        assert got[0].tokens == want[0].tokens
+
+
 def test_scores_are_those_of_score(remote: RemoteLLM, local: LLM) -> None:
     pairs: list[Any] = [("The cat", " sat down."), ([5, 6], [7, 8, 9]), ("a b", "c"), ("x", "x x")]
     for got, want in zip(remote.score(pairs, top=3), local.score(pairs, top=3), strict=True):

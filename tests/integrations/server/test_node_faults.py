@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ from serving import KEY, Running, listening
 from treegen import LLM
 from treegen.errors import InternalError
 from treegen.integrations.server import node_answers, node_calls, node_routes
-from treegen.integrations.server.errors import StatusError
+from treegen.integrations.server.errors import StatusError, for_client
 from treegen.integrations.server.idempotency import StoredAnswers
 from treegen.integrations.server.node_calls import NodeCalls
 from treegen.integrations.server.node_limits import NodeLimits
@@ -136,7 +137,11 @@ def test_an_engine_that_cannot_restart_says_so(
                 patched.setattr(LiveRun, "step", panic)
                 patched.setattr(EngineLoop, "_open_run", panic)
                 assert client.error("POST", f"/v1/nodes/{root['id']}/sample", {})[0] >= 500
-            assert httpx2.get(f"{running.url}/health").status_code == 503
+                # The answer may come before the engine tries to restart.
+                deadline = time.monotonic() + 30
+                while httpx2.get(f"{running.url}/health").status_code != 503:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
             assert client.error("POST", "/v1/nodes", {"prompt": "A"})[0] >= 500
 
 
@@ -220,6 +225,58 @@ def test_unknown_fields_have_a_hint(
         status, error = client.error("POST", path, sent)
         assert (status, error["param"]) == (400, start + param)
         assert f"{start}{param} is not supported{hint}" in error["message"]
+
+
+def test_a_batch_reads_what_a_single_request_reads(client: NodeClient) -> None:
+    root = client.root("A")
+    client.sample(root, 2, params={"max_tokens": 2})
+    (result,) = client.batch({"op": "read", "node": root["id"]})
+    single = client.ask("GET", f"/v1/nodes/{root['id']}")[1]
+    for answer in (result, single):
+        del answer["node"]["expires_in"]
+    assert result == single and len(result["children"]) == 2 and result["subtree_nodes"] == 3
+
+
+def test_errors_name_the_field_that_the_request_has(client: NodeClient) -> None:
+    root = client.root("A")
+    part = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}]
+    for operation, param in (
+        ({"op": "sample", "params": {"top_k": -5}}, "params.top_k"),
+        ({"op": "sample", "params": {"regex": "("}}, "params.regex"),
+        ({"op": "sample", "params": {"allowed_token_ids": [10**6]}}, "params"),
+        ({"op": "extend", "parts": part}, "parts"),
+    ):
+        (result,) = client.batch({"node": root["id"], **operation})
+        assert result["error"]["param"] == f"operations.0.{param}"
+    status, error = client.error("POST", "/v1/nodes", {"prompt": "A", "params": {"top_p": 0}})
+    assert (status, error["param"]) == (400, "params.top_p")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": []}, "prompt: List should have at least 1 item"),
+        ({"prompt": [-1]}, "prompt: Input should be greater than or equal to 0"),
+        ({"prompt": 3}, "prompt: Input should be a valid string"),
+        ({"prompt": "A", "params": {"stop": ["x"] * 65}}, "params.stop: List should have at most"),
+    ],
+)
+def test_errors_tell_what_is_wrong_with_a_list(
+    client: NodeClient, body: dict[str, Any], message: str
+) -> None:
+    status, error = client.error("POST", "/v1/nodes", body)
+    assert status == 400 and error["message"].startswith(message)
+
+
+def test_the_error_of_a_long_text_tells_what_is_wrong(client: NodeClient) -> None:
+    path = f"/v1/nodes/{client.root('A')['id']}/score"
+    status, error = client.error("POST", path, {"texts": [" b" * 8_000]})
+    assert (status, error["param"]) == (400, "texts") and "context" in error["message"]
+
+
+def test_advice_in_brackets_stays_whole() -> None:
+    assert for_client("no tags; give them: reasoning_tags=('a', 'b')") == "no tags; leave it out"
+    assert for_client("too big; lower n, or raise memory='1GiB'") == "too big; lower n"
 
 
 def test_unknown_operations_have_a_hint(client: NodeClient) -> None:

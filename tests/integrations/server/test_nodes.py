@@ -544,7 +544,7 @@ WRONG: list[tuple[str, Any, str | None]] = [
     ("/extend", {"text": "x", "parts": [{"type": "text", "text": "x"}]}, "text"),
     ("/extend", {"text": 5}, "text"),
     ("/extend", {"text": "word " * 9_000}, None),
-    ("/extend", {"parts": [{"type": "image_url", "image_url": "http://host/a.png"}]}, "messages"),
+    ("/extend", {"parts": [{"type": "image_url", "image_url": "http://host/a.png"}]}, "parts"),
     ("/extend", {"parts": [{"type": "image_url", "image_url": "data:image/png;base64,AA"}]}, None),
     ("/extend", {"index": -2, "text": "x"}, "index"),
     ("/score", {}, "texts"),

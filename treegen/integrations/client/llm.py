@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from treegen.common.checks import check_number
 from treegen.common.outputs import RequestOutput, Score
@@ -29,6 +29,13 @@ from treegen.search.tree.node import SearchFn
 from treegen.search.tree.result import SearchProblem
 
 T = TypeVar("T")
+_STRUCTURES: Final = {
+    "json_schema": "json",
+    "regex": "regex",
+    "grammar": "grammar",
+    "choice": "choice",
+}
+"""Parameters that specify a structure, and their names in `structured_outputs` of a request."""
 
 
 class RemoteLLM(SearchCalls[RemoteSearchRun]):
@@ -152,6 +159,9 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         include = fields.pop("include_stop", None)
         if include is not None:
             raise InputError("generate cannot include stop strings; leave out include_stop")
+        for ours, theirs in _STRUCTURES.items():
+            if ours in fields:
+                fields["structured_outputs"] = {theirs: fields.pop(ours)}
         contents = [check_prompt(prompt) for prompt in as_list("prompts", prompts)]
         template: dict[str, Any] = {"tools": list(tools)} if tools else {}
         if chat_template_kwargs:

@@ -27,6 +27,7 @@ _MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
 _TEMPLATE: Final = "load the model with chat_template='FILE'"
 _TEMPLATE_OPTION: Final = "start the server with --chat-template FILE"
+_BETWEEN: Final = re.compile(r"(?:, or |, )(?![^(]*\))")  # between remedies, not in brackets
 _GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
@@ -105,7 +106,7 @@ def for_client(message: str) -> str:
     problem, semicolon, advice = message.replace(_TEMPLATE, _TEMPLATE_OPTION).rpartition("; ")
     if not semicolon or not _ARGUMENT.search(advice):
         return f"{problem}{semicolon}{advice}"
-    remedies = [part for part in re.split(r", or |, ", advice) if not _ARGUMENT.search(part)]
+    remedies = [part for part in _BETWEEN.split(advice) if not _ARGUMENT.search(part)]
     return f"{problem}; {', or '.join(remedies) or 'leave it out'}"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from treegen.errors import CapacityError, ContextError, InputError, StoppedError
 from treegen.integrations.server.errors import for_client
+from treegen.integrations.server.node_params import Sampling
 from treegen.integrations.server.node_types import ExtendFields, RootFields
 from treegen.integrations.server.nodes import Client, ServedNode
 from treegen.integrations.server.requests import (
@@ -101,7 +102,7 @@ class GivenText:
             content = ask.text
             self.check(param, ask.text)
         elif ask.parts is not None:
-            content = [read_part(part) for part in ask.parts]
+            content = [read_part(part, "parts") for part in ask.parts]
             self.check(param, *(part.get("text", "") for part in content))
         else:
             turns = [read_message(message) for message in ask.messages or ()]
@@ -162,6 +163,19 @@ def blaming(param: str) -> Iterator[None]:
         raise
     except (InputError, CapacityError) as error:
         raise RequestError(for_client(str(error)), param) from error
+
+
+@contextmanager
+def blaming_params() -> Iterator[None]:
+    """Name the sampling parameter, or else params, in errors of the block about parameters."""
+    try:
+        yield
+    except (RequestError, StoppedError):
+        raise
+    except InputError as error:
+        name = error.parameter
+        field = f"params.{name}" if name in Sampling.model_fields else "params"
+        raise RequestError(for_client(str(error)), field) from error
 
 
 def read_judged_text(node: ServedNode) -> tuple[str, str]:

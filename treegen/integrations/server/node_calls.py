@@ -16,7 +16,7 @@ from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
 from treegen.integrations.server.errors import StatusError
-from treegen.integrations.server.given_text import GivenText, read_judged_text
+from treegen.integrations.server.given_text import GivenText, blaming_params, read_judged_text
 from treegen.integrations.server.node_answers import (
     check_answer_size,
     count_cached,
@@ -100,7 +100,8 @@ class NodeCalls:
         """
         prompt = self.texts.read_root(ask)
         seed = secrets.randbits(48) if ask.seed is None else ask.seed
-        params = merge_params(SamplingParams(seed=seed), ask.params)
+        with blaming_params():
+            params = merge_params(SamplingParams(seed=seed), ask.params)
         size = len(ask.params.model_dump_json(exclude_none=True))
         if size > _MOST_PARAMS:
             raise RequestError(
@@ -317,7 +318,8 @@ class NodeCalls:
             ask: The request.
             changes: Records the indices.
         """
-        params = merge_params(node.tree.params, ask.params)
+        with blaming_params():
+            params = merge_params(node.tree.params, ask.params)
         if ask.n > self.store.limits.max_node_samples:
             raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
         if params.temperature == 0 and ask.n > 1:
@@ -337,7 +339,8 @@ class NodeCalls:
     ) -> tuple[list[BackendSample], NodeUsage]:
         """Return one sample per index, and what they took."""
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
-        await self._served.prepare(params)
+        with blaming_params():
+            await self._served.prepare(params)
         self._check_live(node)
 
         async def begin(backend: LiveBackend) -> list[BackendSample]:

@@ -418,7 +418,8 @@ class FailedOperation(NodeModel):
     error: ErrorDetails
 
 
-Result = NodeResult | SampleResult | ScoreResult | RewardResult | DropResult | FailedOperation
+_Done = ReadResult | NodeResult | SampleResult | ScoreResult | RewardResult | DropResult
+Result = _Done | FailedOperation
 
 
 class BatchAnswer(NodeModel):

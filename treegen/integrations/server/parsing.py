@@ -34,14 +34,13 @@ def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where: list[str] = [name] if name else []
-        for part in map(str, first["loc"]):
-            if not part.replace("_", "").isalnum() or part in _TYPES:
-                break  # a member of a union
-            if not (len(where) == 2 and where[0] == "operations" and part in _OPERATIONS):
-                where.append(part[:80])
-        param = ".".join(where) or None
+        first, *others = error.errors(include_url=False, include_input=False)
+        param = _name_field(first["loc"], name)
+        if first["type"].endswith("_type"):  # another member of a union may fit better
+            for other in others:
+                if _name_field(other["loc"], name) == param and not other["type"].endswith("_type"):
+                    first = other
+                    break
         if first["type"] == "extra_forbidden":
             message = f"{param or 'the body'} is not supported{_hint(kind, first['loc'])}"
         elif first["type"] in ("union_tag_invalid", "union_tag_not_found"):
@@ -51,6 +50,22 @@ def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
         else:
             message = f"{param or 'body'}: {first['msg']}"
         raise RequestError(message, param) from None
+
+
+def _name_field(place: Sequence[Any], name: str) -> str | None:
+    """Return the name of a field in a request; None for the body.
+
+    Args:
+        place: The names and indices that lead to the field, as pydantic reports them.
+        name: Name of the outermost object in the request; empty for the body.
+    """
+    where: list[str] = [name] if name else []
+    for part in map(str, place):
+        if not part.replace("_", "").isalnum() or part in _TYPES:
+            break  # a member of a union
+        if not (len(where) == 2 and where[0] == "operations" and part in _OPERATIONS):
+            where.append(part[:80])
+    return ".".join(where) or None
 
 
 def _hint(kind: type[BaseModel], place: Sequence[Any]) -> str:

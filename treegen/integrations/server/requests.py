@@ -346,19 +346,25 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def read_part(part: Any) -> dict[str, Any]:
-    """Convert a part of a message: text, or an image that the request contains as a data URL."""
+def read_part(part: Any, field: str = "messages") -> dict[str, Any]:
+    """Convert a part of a message: text, or an image that the request contains as a data URL.
+
+    Args:
+        part: The part.
+        field: The request's field that has it. Default: messages.
+
+    Raises:
+        RequestError: The part cannot be read.
+    """
     if isinstance(part, dict) and isinstance(text := part.get("text"), str):
         return {"type": "text", "text": text}
     if not isinstance(part, dict) or part.get("type") != "image_url":
-        raise RequestError(
-            "only parts of type text and image_url are supported in messages", "messages"
-        )
+        raise RequestError(f"only parts of type text and image_url are supported in {field}", field)
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
     # Clients must not make the server read local files or addresses in its network.
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise RequestError("image_url must be a data URL (data:image/png;base64,...)", "messages")
+        raise RequestError("image_url must be a data URL (data:image/png;base64,...)", field)
     return {"type": "image", "image": url}
 
 
