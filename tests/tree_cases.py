@@ -37,7 +37,12 @@ def degenerate_trees() -> dict[str, RolloutTree]:
         "empty completion": tree_of([[5, 6, 7], [5, 6, 7, 8], [5, 6, 7]]),
         "an empty text": tree_of([[], [5, 6], [5, 7]]),
         "an empty root": RolloutTree(
-            (Segment((), None, ()), Segment((5, 6), 0, ()), Segment((), 1, ()), Segment((8,), 1, ())),
+            (
+                Segment((), None, ()),
+                Segment((5, 6), 0, ()),
+                Segment((), 1, ()),
+                Segment((8,), 1, ()),
+            ),
             (1, 2, 3),
         ),
         "segments in breadth-first order": RolloutTree(

@@ -25,7 +25,6 @@ from treegen.prompts.rollout_tree import RolloutTree as RolloutTree
 from treegen.prompts.rollout_tree import Segment as Segment
 from treegen.prompts.rollout_tree import tree_of
 
-
 # Fields of SamplingParams, by their names in transformers' generation.
 _NAMES: Final = {
     "temperature": "temperature",

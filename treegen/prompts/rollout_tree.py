@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treegen.common.checks import check_int
+from treegen.errors import InputError
 from treegen.prompts.radix import RadixNode, build
 
 
@@ -31,6 +33,25 @@ class RolloutTree:
     last: tuple[int, ...]
     """For each sample the index of the segment that it ends in."""
 
+    def __post_init__(self) -> None:
+        """Check the tree.
+
+        Raises:
+            InputError: a parent is not before its children, or a sample ends in no segment.
+        """
+        for at, segment in enumerate(self.segments):
+            if segment.parent is not None and not 0 <= segment.parent < at:
+                raise InputError(
+                    f"segment {at} of the tree has parent {segment.parent}; list parents before "
+                    "their children"
+                )
+        num = len(self.segments)
+        if wrong := [at for at in self.last if not 0 <= at < num]:
+            raise InputError(
+                f"a sample of the tree ends in segment {wrong[0]}, and the tree has {num}; give "
+                "the index of a segment"
+            )
+
     def path(self, sample: int) -> list[int]:
         """Return the segments of a sample, from its first token on."""
         indices: list[int] = []
@@ -48,6 +69,29 @@ class RolloutTree:
     def num_tokens(self) -> int:
         """Number of tokens of all segments: those to compute when shared ones are computed once."""
         return sum(len(segment.tokens) for segment in self.segments)
+
+    def check_prompt_lengths(self, prompt_lengths: Sequence[int] | None) -> list[int]:
+        """Return how many first tokens of each sample get no log-probability.
+
+        Args:
+            prompt_lengths: The numbers, one for each sample. Default: 1 each, because nothing
+                predicts the first token of a text.
+
+        Raises:
+            InputError: a number is missing, or is not between 1 and the length of the sample.
+        """
+        num = len(self.last)
+        totals = [len(self.text(sample)) for sample in range(num)]
+        if prompt_lengths is None:
+            return [min(1, total) for total in totals]
+        if len(prompt_lengths) != num:
+            raise InputError(
+                f"prompt_lengths has {len(prompt_lengths)} numbers for {num} samples; give one for "
+                "each"
+            )
+        for sample, (length, total) in enumerate(zip(prompt_lengths, totals, strict=True)):
+            check_int(f"prompt_lengths[{sample}]", length, least=min(1, total), most=total)
+        return list(prompt_lengths)
 
 
 def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:

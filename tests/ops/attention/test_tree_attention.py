@@ -131,7 +131,9 @@ def test_half_precision_is_close_and_sums_in_float32() -> None:
     for ours, theirs in zip(tensors, exact, strict=True):
         assert ours.grad is not None and theirs.grad is not None
         scale = theirs.grad.abs().max()
-        torch.testing.assert_close(ours.grad.double() / scale, theirs.grad / scale, atol=0.03, rtol=0)
+        torch.testing.assert_close(
+            ours.grad.double() / scale, theirs.grad / scale, atol=0.03, rtol=0
+        )
 
 
 def test_memory_follows_distinct_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

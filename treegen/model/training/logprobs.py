@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from treegen.common.device import to_device
 from treegen.errors import ContextError, InputError
-from treegen.model.training.packed_tree import PackedTree, check_prompt_lengths, pack_tree
+from treegen.model.training.packed_tree import PackedTree, pack_tree
 from treegen.model.training.trainable import check_trainable, unwrap
 from treegen.model.training.tree_attention import use_tree_attention
 from treegen.prompts.rollout_tree import RolloutTree
@@ -59,7 +59,7 @@ def tree_logprobs(
     if not temperature > 0:
         raise InputError(f"temperature must be above 0, got {temperature}")
     base = unwrap(module)
-    lengths = check_prompt_lengths(tree, prompt_lengths)
+    lengths = tree.check_prompt_lengths(prompt_lengths)
     packed = pack_tree(tree)
     spec = check_trainable(base)
     _check_tokens(packed, spec.vocab_size, spec.context_length)
@@ -119,7 +119,7 @@ class _SelectedLogprobs(torch.autograd.Function):
     """Log-probabilities of single tokens; rows are converted to float32 part by part."""
 
     @staticmethod
-    def forward(  # noqa: D102 -- see the class
+    def forward(
         ctx: Any, logits_SV: Tensor, rows_N: Tensor, tokens_N: Tensor, factor: float
     ) -> Tensor:
         parts = logits_SV.split(max(1, _ROWS // logits_SV.shape[1]))
@@ -130,7 +130,7 @@ class _SelectedLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         logits_SV, rows_N, tokens_N, lse_S = ctx.saved_tensors
         sums_S = torch.zeros_like(lse_S).index_add_(0, rows_N, grad_N)
         step = max(1, _ROWS // logits_SV.shape[1])

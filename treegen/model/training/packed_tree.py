@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.common.checks import check_int
-from treegen.errors import InputError
 from treegen.ops.attention.tree import TreeLayout
 from treegen.prompts.rollout_tree import RolloutTree
 
@@ -31,26 +28,12 @@ class PackedTree:
 
 
 def pack_tree(tree: RolloutTree) -> PackedTree:
-    """Pack the tokens of a tree.
-
-    Raises:
-        InputError: a parent is not before its children, or a sample ends in no segment.
-    """
+    """Pack the tokens of a tree."""
     num = len(tree.segments)
     children: list[list[int]] = [[] for _ in range(num)]
     roots: list[int] = []
     for at, segment in enumerate(tree.segments):
-        if segment.parent is not None and not 0 <= segment.parent < at:
-            raise InputError(
-                f"segment {at} of the tree has parent {segment.parent}; list parents before their "
-                "children"
-            )
         (roots if segment.parent is None else children[segment.parent]).append(at)
-    if wrong := [at for at in tree.last if not 0 <= at < num]:
-        raise InputError(
-            f"a sample of the tree ends in segment {wrong[0]}, and there are {num}; give the index "
-            "of a segment"
-        )
     order: list[int] = []
     waiting = roots[::-1]
     while waiting:
@@ -66,38 +49,10 @@ def pack_tree(tree: RolloutTree) -> PackedTree:
             depths[at] = depths[segment.parent] + lengths[segment.parent]
     starts = np.empty(num, dtype=np.int64)
     starts[order] = np.cumsum(lengths[order]) - lengths[order]
-    layout = TreeLayout(
-        starts[order], (starts + totals)[order], depths[order], int(lengths.sum())
-    )
+    layout = TreeLayout(starts[order], (starts + totals)[order], depths[order], int(lengths.sum()))
     tokens = [token for at in order for token in tree.segments[at].tokens]
     samples = []
     for sample in range(len(tree.last)):
         parts = [starts[at] + np.arange(lengths[at]) for at in tree.path(sample)]
         samples.append(np.concatenate(parts))
-    return PackedTree(
-        np.array(tokens, dtype=np.int64), layout.positions(), layout, tuple(samples)
-    )
-
-
-def check_prompt_lengths(tree: RolloutTree, prompt_lengths: Sequence[int] | None) -> list[int]:
-    """Return how many first tokens of each sample get no log-probability: 1 each by default.
-
-    Args:
-        tree: The tree.
-        prompt_lengths: The numbers, one for each sample; None for the default.
-
-    Raises:
-        InputError: a number is missing, or is not between 1 and the length of the sample.
-    """
-    lengths = [len(segment.tokens) for segment in tree.segments]
-    totals = [sum(lengths[at] for at in tree.path(sample)) for sample in range(len(tree.last))]
-    if prompt_lengths is None:
-        return [min(1, total) for total in totals]
-    if len(prompt_lengths) != len(totals):
-        raise InputError(
-            f"prompt_lengths has {len(prompt_lengths)} numbers for {len(totals)} samples; give one "
-            "for each"
-        )
-    for sample, (length, total) in enumerate(zip(prompt_lengths, totals, strict=True)):
-        check_int(f"prompt_lengths[{sample}]", length, least=min(1, total), most=total)
-    return [int(length) for length in prompt_lengths]
+    return PackedTree(np.array(tokens, dtype=np.int64), layout.positions(), layout, tuple(samples))

@@ -12,7 +12,12 @@ from transformers import PreTrainedModel
 
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError, ModelError
-from treegen.model.checkpoint.families import dense_length, is_tested, recurrent_types
+from treegen.model.checkpoint.families import (
+    dense_length,
+    is_tested,
+    recurrent_types,
+    refuse_family,
+)
 from treegen.model.checkpoint.quantized import quantisation_of
 from treegen.model.load import from_module, patch_module
 
@@ -70,6 +75,7 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
             f"this {name} model has quantised weights, which the tree loss does not support; "
             f"load it in bfloat16 or float32, or {_REPEAT}"
         )
+    refuse_family(config)
     if types := recurrent_types(config):
         raise ModelError(
             f"{name} models cannot be trained on trees: they have recurrent layers "

@@ -116,9 +116,7 @@ class TreeLayout:
                 yield _Tile(at, min(at + _KEYS, stop), int(self.stops[segment]))
             segment += 1
 
-    def _iter_blocks(
-        self, most: int, window: int | None, device: torch.device
-    ) -> Iterator[_Block]:
+    def _iter_blocks(self, most: int, window: int | None, device: torch.device) -> Iterator[_Block]:
         positions_T = self.positions()
         indices_T = torch.arange(self.num_tokens, device=device)
         for start, stop, below in self._iter_tiles():
@@ -168,7 +166,7 @@ class _TreeAttention(torch.autograd.Function):
     """Attention block by block; the backward pass computes the scores of each block again."""
 
     @staticmethod
-    def forward(  # noqa: D102 -- see the class
+    def forward(
         ctx: Any,
         q: Tensor,
         k: Tensor,
@@ -206,7 +204,7 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
         with without_autocast(q.device):
             tree = _Scores(q, k, ctx.layout, ctx.options)
@@ -235,9 +233,7 @@ class _TreeAttention(torch.autograd.Function):
 class _Scores:
     """Computes the scores of blocks, in float32 at least."""
 
-    def __init__(
-        self, q: Tensor, k: Tensor, layout: TreeLayout, options: AttentionOptions
-    ) -> None:
+    def __init__(self, q: Tensor, k: Tensor, layout: TreeLayout, options: AttentionOptions) -> None:
         """Prepare the blocks of one layer.
 
         Args:
