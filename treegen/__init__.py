@@ -155,7 +155,9 @@ def _import_for_training(name: str) -> object:
     """Import a name of `treegen.train` on first use. Other names are none, also __file__."""
     if name not in _TRAIN:
         raise AttributeError(f"module 'treegen.train' has no attribute {name!r}")
-    return getattr(import_module("treegen.model.training"), name)
+    from treegen.model import training
+
+    return getattr(training, name)
 
 
 train: Final = ModuleType("treegen.train", "Log-probabilities and gradients of whole trees.")
