@@ -113,7 +113,7 @@ def measure(name: str, job: LossJob) -> LossResult:
         processor_seconds=processor,
         peak_bytes=peak.read(),
         loss=loss,
-        grad_norm=float(torch.stack(grads).norm()),
+        grad_norm=float(torch.stack([grad.float().norm() for grad in grads]).norm()),
     )
 
 

@@ -93,6 +93,16 @@ class RolloutTree:
             check_int(f"prompt_lengths[{sample}]", length, least=min(1, total), most=total)
         return list(prompt_lengths)
 
+    def split(self, prompt_lengths: Sequence[int] | None) -> list[tuple[list[int], list[int]]]:
+        """Return the token ids of each sample: those without and those with log-probabilities.
+
+        Args:
+            prompt_lengths: As for `check_prompt_lengths`.
+        """
+        lengths = self.check_prompt_lengths(prompt_lengths)
+        texts = [self.text(sample) for sample in range(len(self.last))]
+        return [(text[:num], text[num:]) for text, num in zip(texts, lengths, strict=True)]
+
 
 def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
     """Return the prefix tree of the token ids of each sample's prompt and completion."""
