@@ -23,7 +23,7 @@ from treegen.model.load import from_module, patch_module
 from treegen.model.options import check_known
 from treegen.prompts.rollout_tree import RolloutTree as RolloutTree
 from treegen.prompts.rollout_tree import Segment as Segment
-from treegen.prompts.rollout_tree import tree_of
+from treegen.prompts.rollout_tree import tree_of as tree_of
 
 # Fields of SamplingParams, by their names in transformers' generation.
 _NAMES: Final = {

@@ -59,18 +59,20 @@ def dense(q: Tensor, k: Tensor, v: Tensor, packed: PackedTree, options: Any) -> 
     scores = scores.masked_fill(~is_seen, -torch.inf)
     if options.sinks_H is not None:
         scores = torch.cat([scores, options.sinks_H[:, None, None].expand(H, num, 1)], -1)
-    return scores.softmax(-1)[..., :num] @ v.repeat_interleave(H // G, 0)
+    out: Tensor = scores.softmax(-1)[..., :num] @ v.repeat_interleave(H // G, 0)
+    return out
 
 
 def check(tree: RolloutTree, options: AttentionOptions) -> None:
     packed = pack_tree(tree)
-    tensors = inputs(len(packed.tokens))
+    q, k, v = inputs(len(packed.tokens))
+    tensors = [q, k, v]
     if options.sinks_H is not None:
         sinks = options.sinks_H.clone().requires_grad_()
         options = AttentionOptions(options.scale, options.window, options.softcap, sinks)
         tensors.append(sinks)
-    got = attend_tree(*tensors[:3], packed.layout, options)
-    want = dense(*tensors[:3], packed, options)
+    got = attend_tree(q, k, v, packed.layout, options)
+    want = dense(q, k, v, packed, options)
     reached = torch.zeros(len(packed.tokens), dtype=torch.bool)
     for sample in packed.samples:
         reached[sample] = True
@@ -122,8 +124,8 @@ def test_half_precision_is_close_and_sums_in_float32() -> None:
     packed = pack_tree(random_tree(7, depth=4))
     tensors = [tensor.detach().bfloat16().requires_grad_() for tensor in inputs(len(packed.tokens))]
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    got = attend_tree(*tensors, packed.layout, OPTIONS["plain"])
-    want = attend_tree(*exact, packed.layout, OPTIONS["plain"])
+    got = attend_tree(tensors[0], tensors[1], tensors[2], packed.layout, OPTIONS["plain"])
+    want = attend_tree(exact[0], exact[1], exact[2], packed.layout, OPTIONS["plain"])
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.double(), want, atol=0.03, rtol=0.03)
     got.sum().backward()

@@ -36,14 +36,15 @@ def _attention(
     if treegen is None:
         raise make_keyword_error(module)
     call = read_call(module, *tensors, **options)
-    qkv = [x.transpose(0, 1) for x in (call.q_THK, call.k_TGK, call.v_TGV)]
-    device_type = qkv[0].device.type
-    if torch.is_autocast_enabled(device_type):
-        qkv = [x.to(torch.get_autocast_dtype(device_type)) for x in qkv]
-    scale = qkv[0].shape[-1] ** -0.5 if call.scale is None else call.scale
-    out_HTV = attend_tree(
-        *qkv, treegen, AttentionOptions(scale, call.window, call.softcap, call.sinks_H)
+    device_type = call.q_THK.device.type
+    is_autocast = torch.is_autocast_enabled(device_type)
+    dtype = torch.get_autocast_dtype(device_type) if is_autocast else call.v_TGV.dtype
+    q_HTK, k_GTK, v_GTV = (
+        x.transpose(0, 1).to(dtype) for x in (call.q_THK, call.k_TGK, call.v_TGV)
     )
+    scale = q_HTK.shape[-1] ** -0.5 if call.scale is None else call.scale
+    options_of_layer = AttentionOptions(scale, call.window, call.softcap, call.sinks_H)
+    out_HTV = attend_tree(q_HTK, k_GTK, v_GTV, treegen, options_of_layer)
     return out_HTV.transpose(0, 1)[None].contiguous(), None
 
 

@@ -30,7 +30,7 @@ _KEYS: Final = 512
 """Maximum number of keys of a block."""
 _PACKED: Final = 128
 """Maximum number of tokens of small subtrees that share a block."""
-_SCORES: Final = {"cpu": 2**20, "cuda": 2**26}
+_SCORES: Final = {"cpu": 2**19, "cuda": 2**26}
 """Maximum number of scores of a block, by type of device."""
 
 
