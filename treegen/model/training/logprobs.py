@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from treegen.prompts.rollout_tree import RolloutTree
 
 # S rows of logits, V vocabulary, N distinct tokens to score
 
-_ROWS = 2**24
+_ROWS: Final = 2**24
 """Maximum number of logits that are converted to float32 at once."""
 
 
@@ -122,6 +122,15 @@ class _SelectedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits_SV: Tensor, rows_N: Tensor, tokens_N: Tensor, factor: float
     ) -> Tensor:
+        """Return the log-probabilities [N] in float32.
+
+        Args:
+            ctx: The context of autograd.
+            logits_SV: The logits [S, V].
+            rows_N: The row of each token [N].
+            tokens_N: The token ids [N].
+            factor: A factor of all logits.
+        """
         parts = logits_SV.split(max(1, _ROWS // logits_SV.shape[1]))
         lse_S = torch.cat([(part.float() * factor).logsumexp(-1) for part in parts])
         ctx.save_for_backward(logits_SV, rows_N, tokens_N, lse_S)

@@ -175,6 +175,17 @@ class _TreeAttention(torch.autograd.Function):
         layout: TreeLayout,
         options: AttentionOptions,
     ) -> Tensor:
+        """Return the attention output [G, R, T, V] in the type of the values.
+
+        Args:
+            ctx: The context of autograd.
+            q: Queries [G, R, T, K].
+            k: Keys [G, T, K].
+            v: Values [G, T, V].
+            sinks: A further logit of each head [G, R]; None for none.
+            layout: The segments of the tree.
+            options: Softmax options of the layer.
+        """
         with without_autocast(q.device):
             tree = _Scores(q, k, layout, options)
             out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=tree.dtype, device=q.device)
