@@ -6,7 +6,6 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
@@ -24,6 +23,7 @@ from treegen.model.load import from_module, patch_module
 _REPEAT: Final = "compute the loss from a batch of repeated prompts instead"
 _RANDOM: Final = ("drop", "jitter")
 """Parts of the names of attributes that make the forward pass random if they are above 0."""
+_DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _specs: WeakKeyDictionary[nn.Module, ModelSpec] = WeakKeyDictionary()
 
 
@@ -107,7 +107,7 @@ def _check_dropout(module: nn.Module) -> None:
             for key, value in values
             if any(word in key for word in _RANDOM) and isinstance(value, float) and value > 0
         ]
-        if isinstance(part, _DropoutNd) and part.p > 0:
+        if isinstance(part, _DROPOUT) and part.p > 0:
             noisy.append("p")
         if noisy:
             raise ModelError(
