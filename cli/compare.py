@@ -36,10 +36,11 @@ def command(
 
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
     """
-    from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.files.paths import file_name
+    from treegen.cli.terminal.render import echo, json_line, notice
+    from treegen.common.files import file_name
     from treegen.common.formatting import safe_text
     from treegen.errors import InputError
+    from treegen.report.certify.document import find_other_conditions, load_own_certificate
     from treegen.report.compare import compare_runs
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page
@@ -54,6 +55,10 @@ def command(
     comparison = compare_runs(a, b, partial=partial)
     listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
     echo(f"{listing}")
+    first, second = (load_own_certificate(run) for run in (run_a, run_b))
+    others = find_other_conditions(first, second) if first and second else []
+    if others:
+        notice(f"Warning: the certificates differ in more than the model: {', '.join(others)}")
     files: list[Path] = []
     if not no_plots:
         if (folder := output_path) is None:
@@ -71,6 +76,7 @@ def command(
         {
             **paths,
             **comparison.to_json(),
+            "certified_differences": others,
             "plots": [str(path) for path in files],
             "page": None if html is None else str(html),
         }

@@ -90,7 +90,7 @@ def command(output_path: str | None) -> None:
     from treegen.cli.terminal.render import echo, notice
     from treegen.errors import RunError
     from treegen.evals.pipeline.targets import new_path
-    from treegen.runs.new_directory import check_directory
+    from treegen.runs.files import check_directory
 
     path = Path(output_path) if output_path else new_path("demo")
     check_directory(path)

@@ -1,13 +1,17 @@
 """`treegen eval`: sample tasks with a model, score the samples, and write run directories."""
 
+import json
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.judge.options import JUDGE, loading_of, plan_judging, show_judged
+from treegen.cli.judge import JUDGE, loading_of, plan_judging, show_judged
 from treegen.cli.options.choices import (
     collect_choices,
     collect_tasks,
@@ -15,8 +19,6 @@ from treegen.cli.options.choices import (
     make_placement,
 )
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.lm_eval import OPTIONS as LM_EVAL
-from treegen.cli.options.lm_eval import check_data, pop_lm_eval_options
 from treegen.cli.options.options import (
     ALL_FILTERS,
     OUTPUT,
@@ -27,9 +29,8 @@ from treegen.cli.options.options import (
     is_quiet,
     option,
 )
-
-# Below this number of problems, a line explains the width of intervals.
-_FEW: Final = 20
+from treegen.common.files import read_text
+from treegen.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from treegen.api.judge_plan import JudgingPlan
@@ -37,6 +38,109 @@ if TYPE_CHECKING:
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.evaluation import EvaluationResult
     from treegen.evals.pipeline.execution import ModelLoader
+
+# Below this number of problems, a line explains the width of intervals.
+_FEW: Final = 20
+# Options of lm-eval's command that `treegen eval` takes too.
+_LM_EVAL_NAMES: Final = ("samples", "check_integrity", "verbosity")
+_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_LM_EVAL: Final = (
+    option(
+        "--samples JSON|FILE",
+        """Run these documents of lm-eval's tasks: '{"TASK": [0, 5]}', counted from 0.""",
+    ),
+    option("--log-samples", "No effect: samples are stored.", expose_value=False),
+    option("--check-integrity", "End before the model loads if a line of the data cannot be used."),
+    option(
+        "--verbosity",
+        "Print log messages of libraries from this level on.",
+        type=click.Choice(_LEVELS, case_sensitive=False),
+    ),
+)
+
+
+def _pop_lm_eval_options(params: dict[str, Any], tasks: Sequence[str]) -> bool:
+    """Remove the options from a command's parameters, and apply them to the others.
+
+    Args:
+        params: The parameters; `samples` becomes `ids` or `limit`.
+        tasks: The names of the tasks.
+
+    Returns:
+        Whether the data are checked first.
+    """
+    samples, check, verbosity = (params.pop(name) for name in _LM_EVAL_NAMES)
+    if verbosity is not None:
+        os.environ["LMEVAL_LOG_LEVEL"] = verbosity
+        logging.basicConfig(level=verbosity, format="%(name)s: %(message)s")
+    if samples is not None:
+        if params["limit"] is not None or params["ids"]:
+            raise InputError("--samples excludes --limit and --sample-id; give one of them")
+        params.update(_choose_problems(_read_samples(samples), tasks))
+    return bool(check)
+
+
+def _read_samples(text_or_file: str) -> dict[str, list[int]]:
+    """Return the documents of each task, counted from 0."""
+    try:
+        text = text_or_file if "{" in text_or_file else read_text(text_or_file)
+        samples: dict[str, list[int]] = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--samples is no JSON and no file with JSON: {error}") from None
+    is_valid = isinstance(samples, dict) and all(
+        isinstance(places, list) and places and all(type(at) is int and at >= 0 for at in places)
+        for places in samples.values()
+    )
+    if not is_valid or not samples:
+        raise InputError(
+            f"""--samples must be such as '{{"TASK": [0, 5]}}', got {text_or_file!r:.80}"""
+        )
+    return samples
+
+
+def _choose_problems(samples: dict[str, list[int]], tasks: Sequence[str]) -> dict[str, Any]:
+    """Return the choice of the problems of one task, by id or as a range."""
+    from treegen.evals.registry import is_lm_eval
+
+    if len(tasks) != 1:
+        raise InputError("--samples is for one TASK; give each task its own command")
+    if is_lm_eval(tasks[0]):
+        return {"ids": tuple(f"{name}/{at}" for name, places in samples.items() for at in places)}
+    if list(samples) != [tasks[0]]:
+        raise InputError(f"--samples names {', '.join(samples)}, and TASK is {tasks[0]}; name it")
+    places = samples[tasks[0]]
+    if places != list(range(places[0], places[0] + len(places))):
+        raise InputError(
+            f"--samples of {tasks[0]} must count up without gaps; name problems with --sample-id"
+        )
+    return {"limit": f"{places[0] + 1}-{places[-1] + 1}"}
+
+
+def _check_data(tasks: Sequence[str], choices: dict[str, Any]) -> None:
+    """Load the data of tasks.
+
+    Args:
+        tasks: The names of the tasks.
+        choices: The user's choices, by name.
+
+    Raises:
+        DataError: a line of the data cannot be used.
+    """
+    from treegen.evals.job import load_task_data
+    from treegen.evals.registry import get_task
+    from treegen.evals.task import TaskOptions
+
+    named = {field.name for field in fields(TaskOptions)}
+    options = TaskOptions(**{name: value for name, value in choices.items() if name in named})
+    for name in tasks:
+        task = get_task(name)
+        task.configure(options.extra)
+        skipped = load_task_data(task, options).skipped
+        if skipped:
+            raise DataError(
+                f"{len(skipped):,} lines of the data of {name} cannot be used, such as "
+                f"{skipped[0]}; mend them, or leave out --check-integrity"
+            )
 
 
 @click.command(
@@ -72,7 +176,7 @@ if TYPE_CHECKING:
 )
 @option("--log-tokens", "Store token ids with the texts.")
 @WRITE_OUT
-@add_options(*LM_EVAL)
+@add_options(*_LM_EVAL)
 @ALL_FILTERS
 @QUIET
 def command(
@@ -103,12 +207,12 @@ def command(
     from treegen.evals.pipeline.execution import ModelLoader
 
     tasks = collect_tasks(params)
-    is_checked_first = pop_lm_eval_options(params, tasks)
+    is_checked_first = _pop_lm_eval_options(params, tasks)
     execution = make_execution(params)
     several = adapter if len(adapter) > 1 else ()
     choices = collect_choices(params if several else {**params, "adapter": adapter})
     if is_checked_first:
-        check_data(tasks, choices)
+        _check_data(tasks, choices)
     how = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
     plan = plan_judging(judge, how, choices)
     if judge:
@@ -131,22 +235,32 @@ def command(
     results = [result for row in rows for result in row]
     if not is_quiet():
         _show_results(results, all_filters=all_filters)
-    documents = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
-    complaints = [result.complaint for result in results if result.complaint]
     with closing(models):
         judged = _judge_runs(results, plan, loading_of(choices), models, terminal)
-    for document, judgings in zip(documents, judged, strict=True):
-        if judgings is not None:
-            document["judged"] = judgings.to_json()
-            complaints += judgings.complaints
+    documents, complaints = _describe_results(results, judged)
     differences = _compare(
         rows, allow_task_code="allow_task_code" in choices, all_filters=all_filters
     )
     _show_headlines(results)
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
+    render.exit_with_complaints(complaints)
+
+
+def _describe_results(
+    results: "Sequence[EvaluationResult]", judged: "Sequence[Judgings | None]"
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the document of each run, and what the runs lack."""
+    from treegen.cli.terminal.render import without_parts
+
+    documents = [{"run": str(r.path), **without_parts(r.results)} for r in results]
+    complaints = [result.complaint for result in results if result.complaint]
+    for document, judgings in zip(documents, judged, strict=True):
+        if judgings is not None:
+            document["judged"] = judgings.to_json()
+            complaints += judgings.complaints
     if missing := sum(result.missing for result in results):
         complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
-    render.exit_with_complaints(complaints)
+    return documents, complaints
 
 
 def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -> None:

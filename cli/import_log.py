@@ -25,8 +25,8 @@ def command(log: Path, output_path: Path | None, tasks: tuple[str, ...]) -> None
     from treegen.cli.terminal.render import echo, json_line, tell
     from treegen.common.formatting import safe_text
     from treegen.evals.pipeline.targets import new_path
+    from treegen.report.exchange import read_log
     from treegen.report.exchange.external_log import make_runs
-    from treegen.report.exchange.importer import read_log
 
     logs = read_log(log, tasks or None)
     for part in logs:

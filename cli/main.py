@@ -5,12 +5,15 @@ answers at once. Exit codes: 0 done, 1 less done than planned, 2 an error that t
 plus the number of a signal.
 """
 
+import errno
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TextIO, cast
 
 import click
 
@@ -18,10 +21,9 @@ import treegen
 from treegen.cli.options.options import CONTEXT
 from treegen.cli.terminal.flags import describe_unknown_option, rename_arguments
 from treegen.cli.terminal.interrupts import Interrupted, raising_signals
-from treegen.cli.terminal.streams import guarded_streams
 from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
-from treegen.errors import ModelWarning, TreegenError
+from treegen.errors import ModelWarning, RunError, TreegenError
 
 # By title in the list of commands: name -> the help that the list shows.
 _GROUPS: Final = {
@@ -35,6 +37,7 @@ _GROUPS: Final = {
         "show": "Show a run, one of its problems or one of its trees.",
         "report": "Write a page with the plots, samples and trees of runs.",
         "audit": "Look for what may make the score of a run mislead.",
+        "certify": "State what a score came from, or check such a statement.",
         "watch": "Show a run in the browser while it is under way.",
         "compare": "Test whether one run is better than another.",
         "export": "Write a run in the format of another tool.",
@@ -227,3 +230,89 @@ def main() -> int:
             click.echo(safe_text(str(stopped)), err=True)
             return stopped.exit_code
     return 0
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Guard stdout and stderr, which may be closed, full, or without a reader.
+
+    Progress goes to stderr. If it cannot be written it is dropped, because progress must never end
+    a run. Results go to stdout. If they cannot be written, one line says so.
+    """
+    before = sys.stdout, sys.stderr
+    _open_closed()
+    sys.stdout = cast(TextIO, _Guarded(sys.stdout or _nowhere(), _refuse))
+    sys.stderr = cast(TextIO, _Guarded(sys.stderr or _nowhere(), _lose))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class _Guarded:
+    """A text stream.
+
+    Args:
+        on_error: Called with the stream and the error if a write fails.
+    """
+
+    def __init__(self, stream: TextIO, on_error: Callable[[TextIO, OSError], None]) -> None:
+        self._stream, self._on_error = stream, on_error
+
+    def write(self, text: str | bytes) -> int:
+        if not text:  # click first writes an empty text, and ignores errors
+            return 0
+        if isinstance(text, bytes):  # click writes shell completions as bytes
+            text = text.decode()
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._on_error(self._stream, error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._on_error(self._stream, error)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # with a buffer click would bypass the guard
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+
+def _refuse(stream: TextIO, error: OSError) -> None:
+    _lose(stream, error)
+    if error.errno == errno.EPIPE:  # for example `treegen ... | head`; click then exits silently
+        raise error
+    raise RunError(
+        f"cannot write to stdout: {(error.strerror or str(error)).lower()}; what a run has done is "
+        "in its directory all the same"
+    ) from error
+
+
+def _lose(stream: TextIO, error: OSError) -> None:
+    """Point the stream's descriptor to /dev/null, so that text in its buffer raises no error."""
+    with suppress(OSError, ValueError):
+        fd = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(fd, stream.fileno())
+        finally:
+            os.close(fd)
+
+
+def _open_closed() -> None:
+    """Open /dev/null for closed standard streams.
+
+    Otherwise files of a run would get descriptors 1 and 2, to which libraries write.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest descriptor that is free
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")

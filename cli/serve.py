@@ -69,6 +69,7 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 )
 @option("--max-stored-answers SIZE", "Answers stored by idempotency keys. Default: 64MiB.")
 @option("--max-searches N", "Searches at once; 0 turns searches off. Default: 16.", type=int)
+@option("--max-key-searches N", "Searches of one key at once. Default: --max-searches.", type=int)
 @option(
     "--max-search-tokens N",
     "Decoded tokens per search, also if the request names no budget. Default: 16384.",
@@ -120,13 +121,8 @@ def command(
 
     What requests share is computed and stored once, whatever order they come in.
     """
-    if missing := [name for name in _NEEDED if not find_spec(name)]:
-        raise InputError(
-            f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
-        )
+    _check_installed()
     from treegen.common.formatting import parse_bytes
-    from treegen.common.params import check_int
-    from treegen.prompts.replies.formats import tool_format as check_tool_format
 
     nodes, api_keys = _node_limits(params), params.pop("api_keys")
     search_limits, load_verifier = _search_limits(params), _verifier_loader(params)
@@ -134,11 +130,7 @@ def command(
     keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
     if not keys and host not in _LOCAL:
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
-    if max_waiting is not None:
-        check_int("max_waiting", max_waiting, least=1)
-    check_int("max_image_pixels", max_image_pixels, least=1)
-    if tool_format is not None:
-        check_tool_format(tool_format)
+    _check_limits(max_waiting, max_image_pixels, tool_format)
     body_bytes = parse_bytes(max_body)
     name = served_model_name or Path(engine.model).name or engine.model
 
@@ -172,6 +164,24 @@ def command(
             search_limits=search_limits,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )
+
+
+def _check_installed() -> None:
+    if missing := [name for name in _NEEDED if not find_spec(name)]:
+        raise InputError(
+            f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
+        )
+
+
+def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: str | None) -> None:
+    from treegen.common.params import check_int
+    from treegen.prompts.replies import formats
+
+    if max_waiting is not None:
+        check_int("max_waiting", max_waiting, least=1)
+    check_int("max_image_pixels", max_image_pixels, least=1)
+    if tool_format is not None:
+        formats.tool_format(tool_format)
 
 
 def _node_limits(params: dict[str, Any]) -> Any:
@@ -222,7 +232,7 @@ def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
 
 def _read_keys(path: Path | None) -> list[str]:
     """Return the keys in a file, one per line."""
-    from treegen.common.files.reading import read_text
+    from treegen.common.files import read_text
 
     if path is None:
         return []

@@ -18,8 +18,7 @@ from treegen.cli.options.options import (
 )
 
 if TYPE_CHECKING:
-    from treegen.report.trees import StoredTree
-    from treegen.report.view import RunView
+    from treegen.report.view import RunView, StoredTree
 
 _WIDTH: Final = 200
 

@@ -19,10 +19,9 @@ PUZZLE = (
 class Nodes(WorldModel, SearchConfig):  # type: ignore[misc]  # both are untyped
     """A node of the server is both an action and the state that it leads to."""
 
-    def __init__(self, base_url: str, api_key: str) -> None:
+    def __init__(self, client: httpx2.Client) -> None:
         super().__init__()
-        key = {"Authorization": f"Bearer {api_key}"}
-        self._client = httpx2.Client(base_url=base_url, headers=key, timeout=600)
+        self._client = client
 
     def _post(self, path: str, **body: Any) -> Any:
         response = self._client.post(path, json=body)
@@ -45,14 +44,15 @@ class Nodes(WorldModel, SearchConfig):  # type: ignore[misc]  # both are untyped
     def fast_reward(self, state: Any, action: Any) -> Any:
         return sum(action["logprobs"]), {}
 
-    def reward(self, state: Any, action: Any, **details: Any) -> Any:
-        return sum(action["logprobs"]), {}
+    reward = fast_reward  # step adds no details
 
 
 def main(base_url: str = "http://127.0.0.1:8000/v1", api_key: str = "none") -> None:
     """Search the puzzle and print the best line."""
-    nodes = Nodes(base_url, api_key)
-    result = Reasoner(nodes, nodes, MCTS(n_iters=6, depth_limit=4, disable_tqdm=True))(PUZZLE)
+    key = {"Authorization": f"Bearer {api_key}"}
+    with httpx2.Client(base_url=base_url, headers=key, timeout=600) as client:
+        nodes = Nodes(client)
+        result = Reasoner(nodes, nodes, MCTS(n_iters=6, depth_limit=4, disable_tqdm=True))(PUZZLE)
     print(result.terminal_state["path"], result.terminal_state["text"])
 
 

@@ -46,9 +46,7 @@ def build_tokenizer(vocab_size: int, context_length: int) -> PreTrainedTokenizer
     )
     bpe.train_from_iterator(texts(DATA), trainer)
     bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A",
-        pair=f"{BOS} $A $B",
-        special_tokens=[(BOS, bpe.token_to_id(BOS))],
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,

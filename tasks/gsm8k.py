@@ -37,7 +37,7 @@ from treegen.tasks.common.answers import (
     numeric_answer,
     strict_match,
 )
-from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.files import text_field
 from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import TextTask, with_table

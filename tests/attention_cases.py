@@ -70,6 +70,7 @@ def oracle(
     *,
     scale: float | None = None,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -91,6 +92,8 @@ def oracle(
                         seen &= at <= position
                     if window is not None:
                         seen &= position - at < window
+                    if chunk is not None:
+                        seen &= at >= position // chunk * chunk
                     keys.append(case.keys[i][j][seen])
                     values.append(case.values[i][j][seen])
         k = torch.cat(keys) if keys else case.q.new_zeros(0, 1, k_dim)

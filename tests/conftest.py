@@ -97,12 +97,18 @@ def pytest_configure(config: pytest.Config) -> None:
             config.addinivalue_line("filterwarnings", ignored)
 
 
+def pytest_collection() -> None:
+    """Collect no garbage during imports, whose objects stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported out of later garbage collections, each of which takes half a second.
 
     They find no garbage there, for modules stay.
     """
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -27,11 +27,11 @@ from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.common.spec import DeltaSpec
 from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.engine import insert_prefix
 from treegen.engine.param_set import ParamSet
 from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
-from treegen.engine.segments.prefix_insertion import insert_prefix
 from treegen.engine.segments.segment import LiveRequest
 from treegen.model.batch import Batch
 from treegen.ops.attention import HostLevel

@@ -8,7 +8,7 @@ import numpy as np
 
 from treegen import LLM, Completion
 from treegen.common.drafter import DraftContext, Ints
-from treegen.engine.drafting.draft_length import DraftLengthController
+from treegen.engine.speculative.draft_length import DraftLengthController
 
 
 class Always(DraftLengthController):

@@ -47,6 +47,7 @@ def test_templates_of_lm_eval_have_no_sandbox() -> None:
     assert not isinstance(utils.env, SandboxedEnvironment)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("template", [LOOP, NESTED], ids=["loop", "recursion"])
 def test_a_foreign_rubric_never_hangs_a_command(
     treegen: Command, tmp_path: Path, template: str

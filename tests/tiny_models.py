@@ -98,9 +98,8 @@ _LLAMA4 = {
     "num_experts_per_tok": 1,
     "num_hidden_layers": 4,
     "intermediate_size_mlp": 48,
-    "max_position_embeddings": SELECTED,
-    "attention_chunk_size": SELECTED,
-    "floor_scale": SELECTED + 1,
+    "attention_chunk_size": 12,
+    "floor_scale": 9,
 }
 _ONE_GROUP = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 # Positions in three dimensions, which are the same three for text.

@@ -2,7 +2,6 @@
 
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from treegen.common.version import VERSION
@@ -145,24 +144,6 @@ if "IPython" in sys.modules:
     silence_tqdm_warning()
 
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-# The public module treegen.train has names of treegen.model.training. treegen/train.pyi shows them
-# to type checkers.
-_TRAIN: Final = ("RolloutTree", "Segment", "tree_logprobs", "tree_of")
-
-
-def _import_for_training(name: str) -> object:
-    """Import a name of `treegen.train` on first use. Other names are none, also __file__."""
-    if name not in _TRAIN:
-        raise AttributeError(f"module 'treegen.train' has no attribute {name!r}")
-    from treegen.model import training
-
-    return getattr(training, name)
-
-
-train: Final = ModuleType("treegen.train", "Log-probabilities and gradients of whole trees.")
-vars(train).update(__all__=list(_TRAIN), __getattr__=_import_for_training)
-sys.modules[train.__name__] = train
 
 # Hidden from type checkers, to which a module with __getattr__ has every attribute.
 if not TYPE_CHECKING:

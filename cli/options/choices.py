@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.cli.options.options import hyphenate
 from treegen.cli.options.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
-from treegen.common.files.reading import describe_read_error, read_text
+from treegen.common.files import describe_read_error, read_text
 from treegen.errors import InputError
 from treegen.model.options import EngineOptions
 

@@ -1,10 +1,156 @@
-"""Help in groups: the options that matter first, and all of them with --help-all."""
+"""Commands: help in groups of options, and options from a YAML file.
 
+Help shows the options that matter first, and all of them with --help-all. A file (`--config
+run.yaml`, written by `--print-config`) has the names of options without the leading dashes, with
+hyphens or underscores. Typed options override the file.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
-from treegen.cli.options import config
+from treegen.common.files import describe_read_error, read_text
+from treegen.common.spelling import advise_foreign, did_you_mean
+from treegen.errors import InputError, arg
+
+# The user must type these permissions, because a file may come from somebody else.
+_PERMISSIONS: Final = ("allow_code_execution", "allow_task_code", "trust_remote_code")
+_NOT_STORED: Final = ("config", "print_config", "quiet", *_PERMISSIONS)
+# The argument for tasks, and the option that adds more tasks.
+_TASKS: Final = ("names", "more_names")
+
+
+def _config_options() -> list[click.Option]:
+    """Return the two options that a command takes."""
+    return [
+        click.Option(
+            ["--config"],
+            metavar="FILE",
+            is_eager=True,
+            expose_value=False,
+            callback=_read,
+            help="YAML with options by name, such as `limit: 4`; what is typed wins.",
+        ),
+        click.Option(
+            ["--print-config"],
+            is_flag=True,
+            help="Print such a file with the options of this command, and do nothing else.",
+        ),
+    ]
+
+
+def _finish_config(ctx: click.Context) -> None:
+    """Let typed tasks override those of the file, and print the options if requested."""
+    first, more = _TASKS
+    if ctx.params.get(first) and ctx.get_parameter_source(more) is ParameterSource.DEFAULT_MAP:
+        ctx.params[more] = ()
+    if ctx.params.pop("print_config", False):
+        import yaml
+
+        click.echo(
+            yaml.safe_dump(_collect_given(ctx), sort_keys=False, allow_unicode=True), nl=False
+        )
+        ctx.exit()
+
+
+def _collect_given(ctx: click.Context) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    tasks = [*ctx.params.get(_TASKS[0], ()), *ctx.params.get(_TASKS[1], ())]
+    if tasks:
+        options["tasks"] = tasks
+    for param in ctx.command.params:
+        name, source = str(param.name), ctx.get_parameter_source(str(param.name))
+        if name in (*_TASKS, *_NOT_STORED) or source in (None, ParameterSource.DEFAULT):
+            continue
+        value = ctx.params.get(name)
+        if value is not None:
+            key = next((opt for opt in param.opts if opt.startswith("--")), name).lstrip("-")
+            alone = getattr(param, "flag_value", None)  # for example of --no-score
+            options[key] = True if value == alone else _plain(value)
+    return options
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _read(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+    if path is not None and not ctx.resilient_parsing:
+        ctx.default_map = {**(ctx.default_map or {}), **dict(_values(ctx.command, path))}
+
+
+def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters in a file, in click's form."""
+    params = {
+        key: param
+        for param in command.params
+        for key in (str(param.name), *(opt.lstrip("-").replace("-", "_") for opt in param.opts))
+        if len(key) > 1 and param.name not in ("config", "print_config", "help_all")
+    }
+    if _TASKS[1] in params:
+        params["task"] = params[_TASKS[1]]
+    for word, value in _mapping(path).items():
+        key = str(word).replace("-", "_")
+        if key in _PERMISSIONS or params.get(key, command).name in _PERMISSIONS:
+            raise InputError(f"{path}: {word} has to be typed; give --{key.replace('_', '-')}")
+        if key not in params:
+            names = [name.replace("_", "-") for name in params]
+            raise InputError(f"{path}: there is no option {word!r}{did_you_mean(str(word), names)}")
+        if value is not None:
+            parsed = _value(params[key], key, value, path)
+            # Also if it is in a list of settings, such as model-args.
+            text = str(parsed).replace("-", "_")
+            if refused := [name for name in _PERMISSIONS if f"{name}=" in text]:
+                raise InputError(f"{path}: {refused[0]} has to be typed; see --help-all")
+            if parsed is not None:
+                yield str(params[key].name), parsed
+
+
+def _mapping(path: str) -> Mapping[Any, Any]:
+    import yaml
+
+    try:
+        mapping = yaml.safe_load(read_text(path))
+    except OSError as error:
+        raise InputError(f"--config cannot be read: {describe_read_error(path, error)}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(
+            f"--config {path} is not YAML: {error}; `treegen eval --print-config` shows one"
+        ) from None
+    if not isinstance(mapping, Mapping):
+        raise InputError(f"--config {path} must have lines such as `limit: 4`")
+    return mapping
+
+
+def _value(param: click.Parameter, key: str, value: Any, path: str) -> Any:
+    if isinstance(param, click.Option) and param.is_flag:
+        if not isinstance(value, bool):
+            raise InputError(
+                f"{path}: {arg(str(param.name))} must be true or false, got {value!r:.60}"
+            )
+        if param.flag_value is True or key == param.name:
+            return value
+        return param.flag_value if value else None
+    if param.multiple or param.nargs != 1:
+        if isinstance(value, Mapping):
+            return [f"{name}={_text(item, pair=True)}" for name, item in value.items()]
+        return [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={_text(item, pair=True)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ",".join(map(_text, value))
+    # The value of an option that needs no argument, such as --resume.
+    alone = getattr(param, "flag_value", None)
+    return alone if value is True and isinstance(alone, str) else _text(value)
+
+
+def _text(value: object, *, pair: bool = False) -> str:
+    if isinstance(value, bool):  # YAML reads `on` and `off` as truth values
+        return ("true" if value else "false") if pair else ("on" if value else "off")
+    return str(value)
+
 
 # For each group: its title, whether --help shows it, and its parameters. Commands share it.
 _GROUPS: Final = (
@@ -31,7 +177,7 @@ _GROUPS: Final = (
         "node_lease max_node_lease max_nodes max_node_depth max_node_samples "
         "max_node_operations max_node_memory max_stored_answers",
     ),
-    ("Searches", False, "max_searches max_search_tokens max_search_seconds"),
+    ("Searches", False, "max_searches max_key_searches max_search_tokens max_search_seconds"),
     (
         "Sampling",
         True,
@@ -94,7 +240,7 @@ class GroupedCommand(click.Command):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._examples, self._file = examples, file
-        self.params += [*(config.options() if file else ()), _help_all()]
+        self.params += [*(_config_options() if file else ()), _help_all()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options, including those of a file."""
@@ -105,7 +251,7 @@ class GroupedCommand(click.Command):
                 _check_tasks(error)
             raise
         if self._file:
-            config.finish(ctx)
+            _finish_config(ctx)
         return rest
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -142,10 +288,13 @@ def _check_tasks(error: click.NoSuchOption) -> None:
     from treegen.tasks import get_task, list_tasks
 
     name = error.option_name.lstrip("-").replace("-", "_")
+    if advise_foreign(name, ())[1]:  # rather advice on an option of another tool
+        return
     names = [info.name for info in list_tasks() if info.source == "treegen"]
     if tasks := [task for task in names if name in get_task(task).arguments]:
+        some = [*tasks[:3], f"{len(tasks) - 3} others"] if len(tasks) > 4 else tasks
         raise click.UsageError(
-            f"there is no option {error.option_name}; give the task {' or '.join(tasks)} "
+            f"there is no option {error.option_name}; give the task {' or '.join(some)} "
             f"-T {name}=VALUE",
             error.ctx,
         ) from None

@@ -7,7 +7,7 @@ from functools import partial
 import click
 
 from treegen.cli.options.pairs import GEN_KWARGS, MODEL_ARGS
-from treegen.common.spelling import advise_foreign, find_near
+from treegen.common.spelling import advise_foreign, describe_value, find_near
 from treegen.errors import Message
 
 
@@ -49,6 +49,8 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
     flags = _flags(command)
     word = error.option_name.lstrip("-").replace("-", "_")
     ours, advice = advise_foreign(word, flags)
+    if " " in flags.get(word, ""):  # a name within --model-args or --gen-kwargs
+        ours, advice = word, ""
     if advice:
         return f"{message}; {rename_arguments(Message(advice), command)}"
     options = {
@@ -59,7 +61,11 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
     }
     near = find_near(word.replace("_", "-"), options)
     meant = [flags[ours]] if ours else [options[name] for name in near]
-    return f"{message}; did you mean {' or '.join(map(repr, meant))}?" if meant else message
+    if not meant:
+        return message
+    # --model-args page_size=VALUE
+    spelled = [repr(f"{flag}=VALUE" if " " in flag else flag) for flag in meant]
+    return f"{message}; did you mean {' or '.join(spelled)}?{describe_value(word)}"
 
 
 def _eval_flags() -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 import torch
@@ -107,24 +107,21 @@ def cascade_table(results: Sequence[CascadeResult]) -> PrintableTable:
         "floor us": "{0.floor_us:,.1f}",
     }
     for name in dict.fromkeys(name for r in results for name in r.times):
-        columns[f"{name} us"] = partial(_format_time, name)
-        columns[f"{name} low-high"] = partial(_format_range, name)
-        columns[f"{name} times the floor"] = partial(_format_ratio, name)
+        columns |= {f"{name} {title}": partial(text, name) for title, text in _BY_NAME.items()}
     lines = skip_reasons((f"{r.rows:,} rows, {_levels(r)}", r.skipped) for r in results)
     return PrintableTable.of(results, columns, words=["Levels, keys x groups"], lines=lines)
 
 
-def _format_time(impl: str, result: CascadeResult) -> str:
-    return us(result.times.get(impl))
+_BY_NAME: Final[dict[str, Callable[[str, CascadeResult], str]]] = {
+    "us": lambda name, r: us(r.times.get(name)),
+    "low-high": lambda name, r: _range(r.times[name]) if name in r.times else "",
+    "times the floor": lambda name, r: f"{r.ratios[name]:.2f}" if name in r.ratios else "",
+}
+"""Columns of each implementation."""
 
 
-def _format_range(impl: str, result: CascadeResult) -> str:
-    spread = result.times.get(impl)
-    return f"{spread.low:,.1f}-{spread.high:,.1f}" if spread else ""
-
-
-def _format_ratio(impl: str, result: CascadeResult) -> str:
-    return f"{result.ratios[impl]:.2f}" if impl in result.ratios else ""
+def _range(spread: Spread) -> str:
+    return f"{spread.low:,.1f}-{spread.high:,.1f}"
 
 
 def _levels(result: CascadeResult) -> str:
@@ -154,11 +151,7 @@ def _read_levels(_: click.Context, __: click.Parameter, text: str) -> list[Level
 @count("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def main(
-    levels: list[LevelShape],
-    rows: list[int] | None,
-    heads: list[int],
-    repeats: int,
-    **options: Any,
+    levels: list[LevelShape], rows: list[int] | None, heads: list[int], repeats: int, **options: Any
 ) -> None:
     """The attention operator on a cascade of any depth, against what its levels take at least."""
     check_heads(heads)

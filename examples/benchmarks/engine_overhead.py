@@ -179,11 +179,7 @@ def memory() -> Memory:
 
 
 def throughput(
-    model: str | None = None,
-    *,
-    problems: int = 4,
-    samples: int = 40,
-    max_tokens: int = 64,
+    model: str | None = None, *, problems: int = 4, samples: int = 40, max_tokens: int = 64
 ) -> Iterator[Throughput]:
     """Draw the same number of samples with several engines; every sample has `max_tokens` tokens.
 

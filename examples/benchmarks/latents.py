@@ -278,18 +278,16 @@ def latent_table(results: Sequence[LatentResult]) -> PrintableTable:
         "cheapest forms us": "{0.floor_us:,.1f}",
     }
     for name in dict.fromkeys(name for r in results for name in r.times):
-        columns[f"{name} us"] = partial(_format_time, name)
-        columns[f"{name} roofline us"] = partial(_format_floor, name)
+        columns |= {f"{name} {title}": partial(text, name) for title, text in _BY_FORM.items()}
     lines = skip_reasons((f"{r.rows:,} rows, suffix {r.suffix:,}", r.skipped) for r in results)
     return PrintableTable.of(results, columns, lines=lines)
 
 
-def _format_time(form: str, result: LatentResult) -> str:
-    return us(result.times.get(form))
-
-
-def _format_floor(form: str, result: LatentResult) -> str:
-    return f"{result.floors_us.get(form, 0):,.1f}"
+_BY_FORM: Final[dict[str, Callable[[str, LatentResult], str]]] = {
+    "us": lambda form, r: us(r.times.get(form)),
+    "roofline us": lambda form, r: f"{r.floors_us.get(form, 0):,.1f}",
+}
+"""Columns of each form."""
 
 
 @script
@@ -308,12 +306,7 @@ def _format_floor(form: str, result: LatentResult) -> str:
 @count("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def main(
-    shape: str,
-    rows: list[int],
-    prefix: list[int],
-    suffix: list[int],
-    repeats: int,
-    **options: Any,
+    shape: str, rows: list[int], prefix: list[int], suffix: list[int], repeats: int, **options: Any
 ) -> None:
     """The attention operator over latents, in each form compared with its roofline."""
     form = FORMS[shape]

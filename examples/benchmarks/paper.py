@@ -259,11 +259,7 @@ def main(
         chosen = shape_or_model(shape, options["model"], experiment.shape)
         check_engines(cases, options["ranks"])
         _, document = run_cases(
-            cases,
-            chosen,
-            options,
-            title=experiment.heading(scale),
-            bench_type=TransformersBench,
+            cases, chosen, options, title=experiment.heading(scale), bench_type=TransformersBench
         )
         about = {"experiment": experiment.name, "scale": scale, "length_scale": length_scale}
         documents.append({**about, "chosen_here": experiment.chosen, **document})

@@ -38,11 +38,7 @@ from treegen.errors import InputError, NumericsError, arg
 from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.linear.blocks import rows_of_block
 from treegen.model.linear.experts import group_by_expert, grouped_product
-from treegen.model.linear.fp4 import (
-    fp4_product,
-    grouped_fp4_product,
-    split_rows,
-)
+from treegen.model.linear.fp4 import fp4_product, grouped_fp4_product, split_rows
 from treegen.report.tables import PrintableTable
 
 
@@ -206,12 +202,12 @@ class Case:
         divided = {} if expands else {"tiles": tiles}
         if self.product.experts:
             _, order, blocks = self.routes[at]
-            kernels.grouped_fp4_product(
-                self.quarters, weight, scale, factor, None, order, blocks, self.each, out, **divided
-            )
+            matrices, routes = (weight, scale, factor, None), (order, blocks, self.each)
+            kernels.grouped_fp4_product(self.quarters, matrices, routes, out, **divided)
         else:
             assert factor is not None
-            kernels.fp4_linear(self.quarters, weight[0], scale[0], factor[0], None, out, **divided)
+            matrix = weight[0], scale[0], factor[0], None
+            kernels.fp4_linear(self.quarters, matrix, out, **divided)
         return out
 
     @property

@@ -31,7 +31,7 @@ from treegen.cli.bench.options import RUNS, count, counts, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, print_table
-from treegen.common.files.reading import describe_read_error, read_bytes
+from treegen.common.files import describe_read_error, read_bytes
 from treegen.common.params import SamplingParams
 from treegen.engine.features.budgets import ThinkingBudgets
 from treegen.engine.rows.token_store import grow_arrays

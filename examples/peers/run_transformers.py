@@ -10,16 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging
-from workload import (
-    arguments,
-    config_of,
-    has_weights,
-    jobs_of,
-    measure,
-    most,
-    run_job,
-    versions_of,
-)
+from workload import arguments, config_of, has_weights, jobs_of, measure, most, run_job, versions_of
 
 
 def main() -> None:

@@ -29,6 +29,10 @@ from typing import Any
 
 JOBS = json.loads((Path(__file__).parent / "jobs.json").read_text(encoding="utf-8"))
 
+HEAD = """\
+| job | engine | tokens/s | range | seconds | CPU s | tokens | peak memory | versions |
+|---|---|---:|---|---:|---:|---:|---|---|"""
+
 Generate = Callable[[list[list[int]], int, int], list[list[list[int]]]]
 """(prompts, samples, new tokens) -> the token ids of every sample of every prompt."""
 
@@ -194,43 +198,33 @@ def measure(
     CPU seconds are those of this process; an engine may have others.
     """
     for job in jobs:
-        _measure(engine, versions, settings, job, options, run)
-
-
-def _measure(
-    engine: str,
-    versions: dict[str, str],
-    settings: dict[str, Any],
-    job: Job,
-    options: argparse.Namespace,
-    run: Callable[[Job, int], int],
-) -> None:
-    seconds, cpu_seconds, tokens = [], [], 0
-    short = replace(job, new_tokens=min(options.warm_up_tokens or job.new_tokens, job.new_tokens))
-    for index in range(-options.warm_ups, options.repeats):
-        start, cpu = time.perf_counter(), time.process_time()
-        tokens = run(short if index < 0 else job, index)
-        if index >= 0:
-            seconds.append(time.perf_counter() - start)
-            cpu_seconds.append(time.process_time() - cpu)
-    speeds = sorted(tokens / each for each in seconds)
-    named = ", ".join(f"{name} {number}" for name, number in versions.items())
-    print("| job | engine | tokens/s | range | seconds | CPU s | tokens | peak memory | versions |")
-    print("|---|---|---:|---|---:|---:|---:|---|---|")
-    print(
-        f"| {job.name} | {engine} | {statistics.median(speeds):,.0f} "
-        f"| {speeds[0]:,.0f}-{speeds[-1]:,.0f} of {len(speeds)} "
-        f"| {statistics.median(seconds):.2f} | {statistics.median(cpu_seconds):.2f} "
-        f"| {tokens:,} | {memory()} | {named} |\n"
-    )
-    print(f"settings: {json.dumps(settings | {'dtype': options.dtype})}")
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    print(
-        f"machine: {platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} "
-        f"cores, load {load}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')}"
-    )
-    print(f"command: {shlex.join(['python', *sys.argv])}")
-    print(f"date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", flush=True)
+        seconds, cpu_seconds, tokens = [], [], 0
+        short = replace(
+            job, new_tokens=min(options.warm_up_tokens or job.new_tokens, job.new_tokens)
+        )
+        for index in range(-options.warm_ups, options.repeats):
+            start, cpu = time.perf_counter(), time.process_time()
+            tokens = run(short if index < 0 else job, index)
+            if index >= 0:
+                seconds.append(time.perf_counter() - start)
+                cpu_seconds.append(time.process_time() - cpu)
+        speeds = sorted(tokens / each for each in seconds)
+        named = ", ".join(f"{name} {number}" for name, number in versions.items())
+        print(HEAD)
+        print(
+            f"| {job.name} | {engine} | {statistics.median(speeds):,.0f} "
+            f"| {speeds[0]:,.0f}-{speeds[-1]:,.0f} of {len(speeds)} "
+            f"| {statistics.median(seconds):.2f} | {statistics.median(cpu_seconds):.2f} "
+            f"| {tokens:,} | {memory()} | {named} |\n"
+        )
+        print(f"settings: {json.dumps(settings | {'dtype': options.dtype})}")
+        load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+        print(
+            f"machine: {platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} "
+            f"cores, load {load}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')}"
+        )
+        print(f"command: {shlex.join(['python', *sys.argv])}")
+        print(f"date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", flush=True)
 
 
 def main() -> None:

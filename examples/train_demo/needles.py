@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from treegen.tasks.needle.filler import filler
-from treegen.tasks.needle.names import COLOURS, NAMES, SECOND_NAMES
+from treegen.tasks.needle.text import COLOURS, NAMES, SECOND_NAMES, filler
 
 # Characters of the filler that are kept for evaluation.
 KEPT: Final = 40_000

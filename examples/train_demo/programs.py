@@ -187,13 +187,7 @@ def _program(
         "\n\n-----Examples-----\n\n"
     ) + "\n".join(shown)
     return Program(
-        question,
-        "\n".join(lines),
-        tuple(tests),
-        tuple(tests.values()),
-        len(chain),
-        num_hidden,
-        key,
+        question, "\n".join(lines), tuple(tests), tuple(tests.values()), len(chain), num_hidden, key
     )
 
 

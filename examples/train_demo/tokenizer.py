@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from train_demo.documents import LONG, SHORT, draw_document
-from treegen.tasks.needle.names import NAMES
+from treegen.tasks.needle.text import NAMES
 
 BOS, EOS = "<|begin|>", "<|end|>"
 VOCAB_SIZE: Final = 2048
@@ -45,9 +45,7 @@ def train_tokenizer(seed: int, documents: int = 4000) -> PreTrainedTokenizerFast
     )
     bpe.train_from_iterator(_texts(seed, documents), trainer)
     bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A",
-        pair=f"{BOS} $A $B",
-        special_tokens=[(BOS, bpe.token_to_id(BOS))],
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,

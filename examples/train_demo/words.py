@@ -181,12 +181,7 @@ class _Story:
         self.said.append(self.draw.choice(texts))
 
     def reckon(self, left: int, sign: str, right: int, *sentences: str) -> int:
-        result = {
-            "+": left + right,
-            "-": left - right,
-            "*": left * right,
-            "/": left // right,
-        }[sign]
+        result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[sign]
         self.steps.append(Step(self.draw.choice(sentences), left, sign, right, result))
         return result
 

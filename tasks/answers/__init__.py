@@ -4,7 +4,7 @@ A task names the answer type of each filter, as in `answer_types = {"answer": Ma
 `score` can return the result of the type's `verdict(text, [problem.answer])`.
 """
 
-from treegen.evals.answer_types import AnswerType
+from treegen.evals.verdict import AnswerType
 from treegen.tasks.answers.canonical import (
     CanonicalAnswer,
     ChoiceAnswer,

@@ -13,8 +13,7 @@ from typing import Final, TypeVar
 
 from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError, install
-from treegen.evals.answer_types import group_equal_answers
-from treegen.evals.verdict import Verdict
+from treegen.evals.verdict import Verdict, group_equal_answers
 from treegen.tasks.answers.canonical import MAX_ANSWER, MAX_TEXT
 
 # CPU seconds for parsing a text and comparing it, or for comparing two answers.

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from treegen.errors import DataError
 from treegen.evals.problem import Problem, Skipped
-from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.files import text_field
 
 TASK_PAGE: Final = "; see the fields that the task reads (docs/tasks.md)"
 

@@ -26,10 +26,10 @@ from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, c
 from treegen.evals.statistics.tables import table_by
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.files import text_field
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import Loaded, TextTask, greedy
-from treegen.tasks.ifeval import checks, language
+from treegen.tasks.ifeval import checks
 from treegen.tasks.ifeval.checks import Check
 
 Make = Callable[[Mapping[str, Any]], Check]
@@ -39,7 +39,7 @@ _KINDS: Final[Mapping[str, Make]] = {
     "keywords:frequency": checks.frequency,
     "keywords:forbidden_words": checks.forbidden_words,
     "keywords:letter_frequency": checks.letter_frequency,
-    "language:response_language": language.response_language,
+    "language:response_language": checks.response_language,
     "length_constraints:number_paragraphs": checks.number_paragraphs,
     "length_constraints:number_words": checks.number_words,
     "length_constraints:nth_paragraph_first_word": checks.nth_paragraph_first_word,
@@ -55,13 +55,13 @@ _KINDS: Final[Mapping[str, Make]] = {
     "combination:repeat_prompt": checks.repeat_prompt,
     "startend:end_checker": checks.end_checker,
     "startend:quotation": checks.quotation,
-    "change_case:english_capital": language.english_capital,
-    "change_case:english_lowercase": language.english_lowercase,
+    "change_case:english_capital": checks.english_capital,
+    "change_case:english_lowercase": checks.english_lowercase,
     "punctuation:no_comma": checks.no_comma,
 }
 _BY_SENTENCES: Final[Mapping[str, Callable[[Mapping[str, Any], str], Check]]] = {
-    "length_constraints:number_sentences": language.number_sentences,
-    "change_case:capital_word_frequency": language.capital_word_frequency,
+    "length_constraints:number_sentences": checks.number_sentences,
+    "change_case:capital_word_frequency": checks.capital_word_frequency,
 }
 KINDS: Final = frozenset(_KINDS) | frozenset(_BY_SENTENCES)
 NEED_SENTENCES: Final = frozenset(_BY_SENTENCES)
@@ -212,7 +212,7 @@ class IFEval(TextTask):
 
     def __init__(self) -> None:
         """Split sentences as published until `load` sets another way."""
-        self._way = language.PUNKT
+        self._way = checks.PUNKT
         self._checks = lru_cache(maxsize=4096)(self._make_checks)
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -225,13 +225,13 @@ class IFEval(TextTask):
         """
         data = super().load(options)
         self._check_needs(data.problems)
-        by_rule = "sentences by rule" if self._way == language.RULE else ""
+        by_rule = "sentences by rule" if self._way == checks.RULE else ""
         return replace(data, label=", ".join(filter(None, [data.label, by_rule])))
 
     def read(self, options: TaskOptions) -> Loaded:
         """Return all prompts of the data."""
-        ways = (language.PUNKT, language.RULE)
-        self._way = one_of(options.extra, "sentences", ways, language.PUNKT)
+        ways = (checks.PUNKT, checks.RULE)
+        self._way = one_of(options.extra, "sentences", ways, checks.PUNKT)
         self._checks.cache_clear()
         return super().read(options)
 
@@ -283,13 +283,13 @@ class IFEval(TextTask):
     def _check_needs(self, problems: Sequence[Problem]) -> None:
         """Raise InputError for checks that need missing packages, before a model is loaded."""
         used = {kind for problem in problems for kind in problem.metadata["instructions"]}
-        if (kinds := used & NEED_LANGUAGE) and not language.is_langdetect_installed():
+        if (kinds := used & NEED_LANGUAGE) and not checks.is_langdetect_installed():
             raise InputError(
                 f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
                 f"{install('ifeval')}"
             )
-        if (kinds := used & NEED_SENTENCES) and self._way == language.PUNKT:
-            lacking = language.missing_for_punkt()
+        if (kinds := used & NEED_SENTENCES) and self._way == checks.PUNKT:
+            lacking = checks.missing_for_punkt()
             if lacking is not None:
                 raise InputError(
                     f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}: "

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.reading import read_text
+from treegen.common.files import read_text
 
 _KEYS: Final = ("task", "group", "class", "tag", "include")
 _TOP: Final = re.compile(

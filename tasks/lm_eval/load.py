@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.reading import describe_read_error
+from treegen.common.files import describe_read_error
 from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError, arg, install
 from treegen.evals.registry import LM_EVAL

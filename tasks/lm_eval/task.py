@@ -26,7 +26,7 @@ from treegen.tasks.lm_eval.parts import FEWSHOT_SEED, TaskPart, is_scored, part_
 if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
     from treegen.evals.config.eval_settings import EvalSettings
-    from treegen.evals.requests import OwnRequests
+    from treegen.evals.multiple_choice import OwnRequests
     from treegen.prompts.images.table import ImageTable
 
 
@@ -195,7 +195,7 @@ class LmEvalTask(Task):
         return self._score(problem, {}, text)
 
     def _score(self, problem: Problem, record: Mapping[str, Any], text: str) -> dict[str, Verdict]:
-        from treegen.tasks.lm_eval.scoring import responses_of, score_responses
+        from treegen.tasks.lm_eval.report import responses_of, score_responses
 
         part = self._parts[_leaf(problem.id)]
         verdicts = score_responses(

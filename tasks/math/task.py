@@ -16,20 +16,217 @@ examples and one solution:
 
 `math500` has no examples and asks for a boxed answer, as in the evaluations of DeepSeek-R1 and
 Qwen.
+
+The filter `minerva` follows appendices D.1 and G of Lewkowycz et al. (2022), Solving Quantitative
+Reasoning Problems with Language Models, in the version of lm-eval's minerva_math: the sentence that
+ends a solution, and the canonical form of its answer, a text. lm-eval compares two forms with
+sympy; here math-verify compares them. The four bundled examples were written for treegen. Minerva's
+own are in its paper's appendix D.2 and in lm-eval. Use them as a few-shot file, one
+{"problem": ..., "solution": ...} per line.
 """
 
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from treegen.evals.answer_types import AnswerType
+from treegen.errors import DataError
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults
-from treegen.evals.verdict import Verdict
-from treegen.tasks.answers.maths import MathAnswer
+from treegen.evals.verdict import AnswerType, Verdict
+from treegen.tasks.answers.canonical import MAX_ANSWER, MAX_TEXT
+from treegen.tasks.answers.maths import MathAnswer, without_dollars
+from treegen.tasks.common.files import Rows, column, optional, read_data
+from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import REASONING, TextTask, greedy
-from treegen.tasks.math.boxed import hendrycks_verdict
-from treegen.tasks.math.data import MATH, MATH_500, read_problem
-from treegen.tasks.math.minerva import MinervaAnswer, read_example
+from treegen.tasks.math.boxed import extract_boxed, hendrycks_verdict
+
+_SUBJECTS: Final = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
+)
+
+
+class MathSource(Source):
+    """The places from which rows can come, including the authors' folders."""
+
+    def from_files(self, data: str, split: str | None, default: str) -> tuple[Rows, str]:
+        """Return the rows of a folder of subjects, or of a file, and its path.
+
+        Args:
+            data: Path of a file, or of a folder with a file or folder for each split.
+            split: The split to read from a folder; None for `default`.
+            default: The split to read from a folder if `split` is None.
+        """
+        folder = Path(data) / (split or default)
+        if folder.is_dir():
+            return _folder_rows(folder), str(folder)
+        return super().from_files(data, split, default)
+
+
+_BUNDLED: Final = "math_sample.jsonl"
+_HUB: Final = HubTable("EleutherAI/hendrycks_math", ("test", "train"), _SUBJECTS)
+MATH: Final = MathSource(task="math", bundled=_BUNDLED, hub=_HUB)
+MATH_500: Final = MathSource(
+    task="math500", bundled=_BUNDLED, hub=HubTable("HuggingFaceH4/MATH-500")
+)
+
+
+def final_answer(row: dict[str, Any]) -> str:
+    r"""Return a row's answer: its own column, otherwise the last box of its solution.
+
+    Raises:
+        ValueError: The row has no answer.
+    """
+    if (answer := optional(row, ("answer",))) is not None:
+        return without_dollars(answer)
+    boxed = extract_boxed(column(row, ("solution",)))
+    if not boxed or not boxed.strip():
+        raise ValueError("no answer, and the solution boxes none")
+    return boxed
+
+
+def read_problem(row: dict[str, Any], line: int) -> Problem:
+    """Return the problem of a row; raise ValueError with the reason if it has none."""
+    level = re.search(r"[1-5]", optional(row, ("level",)) or "")
+    subject = optional(row, ("subject", "type")) or ""
+    return Problem(
+        id=optional(row, ("unique_id", "id")) or f"math-{line - 1}",
+        question=column(row, ("problem", "question")),
+        answer=final_answer(row),
+        metadata={
+            "line": line,
+            "subject": subject,
+            "level": int(level[0]) if level else None,
+            "solution": optional(row, ("solution",)) or "",
+        },
+    )
+
+
+def _folder_rows(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the JSON files of a folder of subjects, in the order of subjects and numbers."""
+    paths = sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, _number(path)))
+    if not paths:
+        raise DataError(
+            f"{folder} has no file such as algebra/1.json; give the folder with train/ and test/"
+        )
+    for number, path in enumerate(paths, start=1):
+        content = read_data(path)
+        try:
+            row = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not JSON: {error}; download it again") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path} is not a JSON object; download it again")
+        yield number, {"unique_id": f"{folder.name}/{path.parent.name}/{path.name}", **row}
+
+
+def _number(path: Path) -> tuple[int, str]:
+    digits = re.fullmatch(r"[0-9]{1,9}", path.stem)
+    return (int(path.stem) if digits else 0, path.stem)
+
+
+SENTENCE: Final = "Final Answer: The final answer is ${answer}$. I hope it is correct."
+
+_BEGIN: Final = "Final Answer: The final answer is"
+_LAST: Final = "I hope it is correct."
+_END: Final = re.compile(r". I hope it is correct.")
+
+_SUBSTITUTED: Final = (
+    ("an ", ""),
+    ("a ", ""),
+    (".$", "$"),
+    ("\\$", ""),
+    (r"\ ", ""),
+    (" ", ""),
+    ("mbox", "text"),
+    (",\\text{and}", ","),
+    ("\\text{and}", ","),
+    ("\\text{m}", "\\text{}"),
+)
+# Units and marks that are removed, in this order.
+_WORDS: Final = r"""
+square ways integers dollars mph inches ft hours km units \ldots sue points feet minutes digits
+cents degrees cm gm pounds meters meals edges students childrentickets multiples \text{s} \text{.}
+"""
+_MARKS: Final = r"""\text{} \mathrm{th} ^\circ ^{\circ} \; ,\! {,} " \dots"""
+_UNITS: Final = (
+    *_WORDS.split(),
+    *("\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}"),
+    *_MARKS.split(),
+)
+_COMMAND: Final = re.compile(r"(\\[a-zA-Z]+)")
+
+
+def minerva_answer(text: str) -> str | None:
+    """Return the answer in the first sentence of the form SENTENCE; None if there is none."""
+    # The sentence is on one line. The text may have been cut off right before the last words.
+    for line in f"{text}{_LAST}".split("\n"):
+        at = line.find(_BEGIN)
+        if at >= 0 and (end := _END.search(line, at + len(_BEGIN))):
+            return line[at + len(_BEGIN) : end.start()].strip()
+    return None
+
+
+def read_example(row: dict[str, Any]) -> Turn:
+    """Return a problem and its solution, which ends with the sentence.
+
+    Raises:
+        ValueError: The row is unusable; the message has the reason.
+    """
+    problem, solution = column(row, ("problem", "question")), column(row, ("solution",)).strip()
+    if minerva_answer(solution) is None or not solution.endswith("correct."):
+        solution = f"{solution}\n{SENTENCE.format(answer=final_answer(row))}"
+    return problem, solution
+
+
+def minerva_form(answer: str) -> str:
+    """Return the canonical form of an answer."""
+    form = answer.rpartition("=")[2]
+    for unit in _UNITS:
+        if unit.isalpha():
+            form = re.sub(rf"(?<!\\)\b{unit}\b", "", form)
+    for old, new in _SUBSTITUTED:
+        form = form.replace(old, new)
+    for unit in _UNITS:
+        if unit.isalpha():
+            # Commands, such as \left, keep their letters.
+            parts = _COMMAND.split(form)
+            parts[::2] = [part.replace(unit, "") for part in parts[::2]]
+            form = "".join(parts)
+        else:
+            form = form.replace(unit, "")
+    form = re.sub(r"(.*?)(\$)(.*?)(\$)(.*)", "$\\3$", form)
+    for command in ("text", "textbf", "overline"):
+        form = re.sub(rf"\\{command}\{{(.*?)\}}", r"\1", form)
+    form = re.sub(r"\\boxed\{(.*)\}", r"\1", form)
+    # Write \frac12 as \frac{1}{2}, \sqrt2 as \sqrt{2}, and \sqrt[3]2 as \sqrt[3]{2}.
+    form = re.sub(r"(frac)([^{])(.)", r"frac{\2}{\3}", form)
+    form = re.sub(r"(sqrt)(\[[^\]]*\])(\w)", r"\1\2{\3}", form)
+    form = re.sub(r"(sqrt)(?!\[)([^{])", r"sqrt{\2}", form)
+    form = form.replace("$", "")
+    return form.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+", form) else form
+
+
+class MinervaAnswer(MathAnswer):
+    """The answer in Minerva's sentence, in Minerva's form, compared as mathematics."""
+
+    def verdict(self, text: str, references: Sequence[str]) -> Verdict:
+        """Return the answer in the sentence, and whether it equals one of the references."""
+        answer = minerva_answer(text[-MAX_TEXT:])
+        form = minerva_form(answer) if answer and len(answer) <= MAX_ANSWER else ""
+        if not form.strip():
+            return Verdict(None, False)
+        wanted = [minerva_form(reference) for reference in references]
+        return Verdict(form, form in wanted or super().verdict(f"${form}$", wanted).correct)
+
 
 _BOXED: Final = "Please reason step by step, and put your final answer within \\boxed{}."
 

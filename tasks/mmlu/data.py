@@ -13,8 +13,7 @@ from typing import Any, Final
 from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
-from treegen.tasks.common.files import csv_lines
-from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.files import csv_lines, text_field
 from treegen.tasks.common.sources import load_table
 
 LETTERS: Final = "ABCD"

@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from treegen.errors import InputError
-from treegen.tasks.needle.names import WORDS
-from treegen.tasks.needle.text import Document, Haystack, insert, join_pieces
+from treegen.tasks.needle.text import WORDS, Document, Haystack, insert, join_pieces
 
 ADJECTIVES: Final = WORDS["adjectives"]
 NOUNS: Final = WORDS["nouns"]

@@ -38,9 +38,16 @@ from treegen.evals.statistics.tables import by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.text_task import TextTask, greedy
-from treegen.tasks.needle.names import COLOURS, draw_colours, draw_names
 from treegen.tasks.needle.options import ARGUMENT, NeedleOptions, fit_length, measure_of
-from treegen.tasks.needle.text import Document, check_absent, insert, load_haystack
+from treegen.tasks.needle.text import (
+    COLOURS,
+    Document,
+    check_absent,
+    draw_colours,
+    draw_names,
+    insert,
+    load_haystack,
+)
 
 _MARKED: Final = re.compile(r"###(.*?)###")
 _COLOUR: Final = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")

@@ -13,7 +13,7 @@ from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.common.fewshot import pick_examples
-from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.files import text_field
 from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import Source
 from treegen.tasks.common.text_task import TextTask

@@ -5,10 +5,10 @@ sandbox does not protect against exploits of the kernel itself.
 """
 
 from treegen.tasks.sandbox.canaries import SandboxReport
-from treegen.tasks.sandbox.limits import Limits
 from treegen.tasks.sandbox.pool import SandboxPool
 from treegen.tasks.sandbox.programs import (
     Compare,
+    Limits,
     Program,
     ProgramResult,
     ProgramStatus,

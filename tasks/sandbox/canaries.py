@@ -20,14 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.files import create_held, sweep
 from treegen.errors import InputError, arg
 from treegen.tasks.sandbox.child import REPORT
-from treegen.tasks.sandbox.limits import MIB, Limits
 from treegen.tasks.sandbox.process import SandboxProcess
-from treegen.tasks.sandbox.programs import HelperKilledError, Program, SandboxError, TestCase
-from treegen.tasks.sandbox.runtime import Runtime
-from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
+from treegen.tasks.sandbox.programs import (
+    MIB,
+    HelperKilledError,
+    Limits,
+    Program,
+    SandboxError,
+    TestCase,
+)
+from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of, unless_killed
 from treegen.tasks.sandbox.tiers import TIERS, SandboxTier
 
 _OTHER = f"try another with {arg('sandbox=')}"

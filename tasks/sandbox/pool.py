@@ -14,10 +14,10 @@ from treegen.common.cores import count_cores
 from treegen.errors import InputError, TreegenError
 from treegen.tasks.sandbox import value_json
 from treegen.tasks.sandbox.canaries import choose_tier
-from treegen.tasks.sandbox.limits import Limits
 from treegen.tasks.sandbox.process import ProcessOutcome, SandboxProcess
 from treegen.tasks.sandbox.programs import (
     Compare,
+    Limits,
     Program,
     ProgramResult,
     ProgramStatus,
@@ -26,8 +26,7 @@ from treegen.tasks.sandbox.programs import (
     TestResult,
     check_program,
 )
-from treegen.tasks.sandbox.runtime import find_runtime
-from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of
+from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, find_runtime, name_of
 
 _DETAIL_CHARS = 300
 _STAGES = 3

@@ -17,10 +17,14 @@ from typing import Any, Self
 from treegen.errors import InputError
 from treegen.tasks.sandbox import value_json
 from treegen.tasks.sandbox.helper import KILL
-from treegen.tasks.sandbox.limits import Limits
-from treegen.tasks.sandbox.programs import HelperKilledError, Program, SandboxError, TestCase
-from treegen.tasks.sandbox.runtime import Runtime
-from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of
+from treegen.tasks.sandbox.programs import (
+    HelperKilledError,
+    Limits,
+    Program,
+    SandboxError,
+    TestCase,
+)
+from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of
 from treegen.tasks.sandbox.tiers import SandboxTier, helper_sources
 
 _STDERR_KEPT = 4096

@@ -1,4 +1,4 @@
-"""Host paths that sandboxed programs may read: the Python runtime only."""
+"""The Python runtime that sandboxed programs may read, and how a sandbox's processes end."""
 
 from __future__ import annotations
 
@@ -6,18 +6,62 @@ import contextlib
 import functools
 import importlib.util
 import os
+import signal
 import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from treegen.errors import InputError
 from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
-from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
+
+_T = TypeVar("_T")
+_ATTEMPTS = 3
+FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
+"""Signals that a user, a supervisor or the kernel's out-of-memory killer sends. A sandbox that does
+not work ends its helper by other signals, such as SIGSYS."""
+
+
+def signal_of(code: int) -> int:
+    """Return the signal that ended a process; 0 if it ended by itself.
+
+    Args:
+        code: Return code from `subprocess`. bwrap adds 128 to the signal that ended its child.
+    """
+    return -code if code < 0 else max(code - 128, 0)
+
+
+def name_of(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def unless_killed(check: Callable[[], _T]) -> _T:
+    """Return the result of a check, and repeat the check if something kills its processes.
+
+    Raises:
+        HelperKilledError: The processes were killed each time.
+        SandboxError: The sandbox does not hold, or does not work here.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(HelperKilledError):
+            return check()
+    try:
+        return check()
+    except HelperKilledError as error:
+        reason = str(error).partition(";")[0]
+        raise HelperKilledError(
+            f"no sandbox can be tried here: {reason}, and so were those before it; find out what "
+            "ends processes here (the kernel's out-of-memory killer writes to dmesg), and try again"
+        ) from error
+
 
 # The helper imports these once, so that programs get them without cost.
 _PRELOAD: Final = """

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.tasks.sandbox import landlock, seccomp
-from treegen.tasks.sandbox.limits import Limits
+from treegen.tasks.sandbox.programs import Limits
 from treegen.tasks.sandbox.runtime import DEVICES, PRELOAD, Runtime
 
 _INSIDE: Final = "/scratch"
@@ -25,7 +25,7 @@ _UIDS: Final = range(30_000, 60_000)  # ids that Debian and systemd assign to no
 _SPARE_THREADS: Final = 2048
 _USER_CAPABILITIES: Final = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # chown, kill, setgid, setuid
 # The helper's modules, in the order of their imports.
-_HELPER: Final = ("syscalls", "seccomp", "landlock", "value_json", "child", "confine", "helper")
+_HELPER: Final = ("seccomp", "landlock", "value_json", "child", "helper")
 _BOOT: Final = """
 import json, sys, types
 def load(name, source):

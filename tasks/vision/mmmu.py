@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Final
 from treegen.evals.arguments import one_of, words
 from treegen.evals.problem import Problem
 from treegen.evals.verdict import Verdict
-from treegen.tasks.common.files import column, optional
-from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.files import column, optional, text_field
 from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import HubTable, bundled_rows
 from treegen.tasks.vision.mmmu_answers import LETTERS, guess, mmmu_letter, mmmu_pro_letter, readings

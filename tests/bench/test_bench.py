@@ -13,8 +13,7 @@ from transformers_baseline import GENERATE, TransformersBench
 
 from treegen import LLM, Node, SamplingParams
 from treegen.bench import attention, ceilings
-from treegen.bench.decode import Settings, WorkloadResult
-from treegen.bench.no_attention import no_attention
+from treegen.bench.decode import Settings, WorkloadResult, no_attention
 from treegen.bench.prefill import PassTime, pass_table
 from treegen.bench.roofline import (
     ExpertSize,

@@ -10,8 +10,7 @@ from transformers_baseline import CONTINUOUS, GENERATE, TransformersBench
 
 from treegen import LLM, Node, SamplingParams
 from treegen.bench import attention, ceilings
-from treegen.bench.decode import Settings
-from treegen.bench.no_attention import no_attention
+from treegen.bench.decode import Settings, no_attention
 from treegen.bench.shapes import SHAPES, build_model
 from treegen.bench.workloads import DECODE_MODES, decode_cases
 from treegen.model.memory import empty_device_cache

@@ -201,7 +201,7 @@ def test_the_tasks_are_listed(treegen: Command, args: tuple[str, ...]) -> None:
 def test_named_tasks_are_listed(treegen: Command, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(
-        "from treegen.tasks.jsonl.task import QuestionAnswer\n\n"
+        "from treegen.tasks.jsonl import QuestionAnswer\n\n"
         "class Own(QuestionAnswer):\n    name = 'own'\n"
     )
     names = [f"{own}:Own", "gsm8k"]

@@ -94,6 +94,7 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--host", "0.0.0.0"], "give --api-key too"),
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
         (["--model", "demo", "--max-nodes", "-1"], "--max-nodes must be at least 0"),
+        (["--model", "demo", "--max-key-searches", "0"], "--max-key-searches must be at least 1"),
         (["--model", "demo", "--node-lease", "0"], "--node-lease must be more than 0"),
         (["--model", "demo", "--api-keys", "/dev/null"], "give a text file of keys"),
         (["--model", "demo", "--max-body", "big"], "big"),

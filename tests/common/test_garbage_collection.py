@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from treegen.common.garbage_collection import freeze_gc, pause_gc
+from treegen.common.lifetimes import freeze_gc, pause_gc
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from treegen.common.files.reading import describe_read_error
+from treegen.common.files import describe_read_error
 
 
 def told(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,13 +22,10 @@ _URL = "http://127.0.0.1:8000/v1"
 
 
 @pytest.fixture(name="url", scope="module")
-def _url(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def _url(repository: Path) -> Iterator[str]:
     page = (repository / "docs" / "integrations" / "search-methods.md").read_text()
-    (template,) = re.findall(r"^echo '(.*)' > plain.jinja$", page, re.MULTILINE)
-    file = tmp_path_factory.mktemp("served") / "plain.jinja"
-    file.write_text(f"{template}\n")
-    command = [sys.executable, "-m", "treegen", "serve", "--model", "demo", "--port", "0"]
-    command += ["--chat-template", str(file)]
+    (line,) = re.findall(r"^treegen (serve .*)$", page, re.MULTILINE)
+    command = [sys.executable, "-m", "treegen", *shlex.split(line), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from latent_cases import FAMILIES, load
 from mixed_models import Mixed
-from tiny_models import known, save_tiny_model
+from tiny_models import EXACT, HYBRID, known, save_tiny_model
 
 from treegen import LLM
 from treegen.ops.attention import selected, selection
@@ -22,14 +22,24 @@ pytest.importorskip("llguidance")
 
 # Most texts are longer than what a token attends to.
 _SELECTED: dict[str, Any] = {"index_topk": 12, "max_position_embeddings": 320}
-_SELECTING = {"deepseek_v32": _SELECTED, "glm_moe_dsa": _SELECTED}
+_AVERAGED = {"indexer_budget": 12, "indexer_compress_ratio": 4, "max_position_embeddings": 320}
+_BLOCKS: dict[str, dict[str, Any]] = {
+    "glm5_next_on_text": {**_SELECTED, "index_kpool": 4},
+    "minimax_m3_vl_on_text": {
+        "index_topk_blocks": 3,
+        "index_block_size": 4,
+        "max_position_embeddings": 320,
+    },
+    "qwen4_exp": {**_AVERAGED, "indexer_n_heads": 16},
+}
+_SELECTING = {"deepseek_v32": _SELECTED, "glm_moe_dsa": _SELECTED, **_BLOCKS}
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LLM]:
     @functools.cache
     def found(family: str) -> LLM:
-        if not known(family):
+        if not known((EXACT | HYBRID)[family][0]):
             pytest.skip(f"this transformers has no {family}")
         settings = _SELECTING.get(family, {})
         path: Path = save_tiny_model(tmp_path_factory.mktemp(family), family, seed=1, **settings)
@@ -52,6 +62,15 @@ def test_likewise_with_selected_keys(
         monkeypatch.setattr(module, "WIDE", wide, raising=False)
     monkeypatch.setattr(selected, "MOST_MASKED", 99)
     Mixed(loaded("glm_moe_dsa"), wide, monkeypatch).run()
+
+
+@pytest.mark.parametrize("family", _BLOCKS)
+def test_likewise_with_selected_blocks(
+    family: str, loaded: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "WIDE", 2)
+    monkeypatch.setattr(selected, "MOST_MASKED", 99)
+    Mixed(loaded(family), 2, monkeypatch).run()
 
 
 @pytest.mark.soak

@@ -95,8 +95,9 @@ def alone(
 @pytest.mark.parametrize("budget", [0, 1, 4, 9])
 def test_a_budget_gives_what_running_each_prefix_anew_gives(llm: LLM, budget: int) -> None:
     stock = AutoModelForCausalLM.from_pretrained(llm.spec.name, attn_implementation="eager")
-    for params in (params_of(budget), params_of(budget, temperature=0)):
-        for c in llm.run(tree_of(6), params).completions:
+    # Greedy samples of a prompt are all the same.
+    for params, num in ((params_of(budget), 5), (params_of(budget, temperature=0), 1)):
+        for c in llm.run(tree_of(num), params).completions:
             seed = row_seed(params.seed, c.prompt_id, c.sample_index)
             tokens, logprobs = alone(stock, llm, TEXTS[c.prompt_id], seed, params)
             assert list(c.tokens) == tokens

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from treegen.errors import InputError
-from treegen.evals.answer_types import (
+from treegen.evals.verdict import (
     AnswerType,
+    Verdict,
     check_ready,
     group_equal_answers,
     unify_answers,
 )
-from treegen.evals.verdict import Verdict
 from treegen.tasks import get_task
 
 

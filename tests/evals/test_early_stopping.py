@@ -134,7 +134,7 @@ def test_a_run_that_is_killed_stops_where_the_whole_one_does(
         once = _draw(llm, tmp_path / f"{name}-once", **how)
         path = tmp_path / f"{name}-parts"
         for _ in range(20):
-            again = _draw(llm, path, kill_after=9, **how)
+            again = _draw(llm, path, kill_after=14, **how)
             if again["complete"]:
                 break
         assert again["stopping"] == once["stopping"]

@@ -55,7 +55,7 @@ def test_products_are_those_of_float64(
     x_there, weight_there = x.to(device), weight.to(device)
     bias_there = None if bias is None else bias.to(device)
     if INTERPRETED:
-        from treegen.model.linear.batch_invariant_kernels import fixed_linear as kernel
+        from treegen.model.linear.row_kernels import fixed_linear as kernel
 
         got = torch.full((rows, outputs), torch.nan, dtype=dtype)
         kernel(x_there, weight_there, bias_there, got)
@@ -96,7 +96,7 @@ def test_the_kernel_compiles(number: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from treegen.model.linear.batch_invariant_kernels import _fixed_linear
+    from treegen.model.linear.row_kernels import _fixed_linear
 
     constants = {
         "N": 256,

@@ -26,6 +26,7 @@ FAMILIES = [
     "gpt2",
     "gpt_oss",
     "deepseek_v32",
+    "llama4",
     pytest.param("minimax_m3_vl_on_text", marks=pytest.mark.soak),
 ]
 HYBRID = [
@@ -103,16 +104,29 @@ def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> No
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
-def test_compiled_layers_select_the_same_keys(tmp_path: Path) -> None:
-    """Layers select keys themselves, or use those that an earlier layer selects."""
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        (
+            "glm_moe_dsa",
+            {
+                "index_topk": 8,
+                "num_hidden_layers": 2,
+                "indexer_types": ["full", "shared"],
+                "first_k_dense_replace": 0,
+            },
+        ),
+        ("minimax_m3_vl_on_text", {"index_topk_blocks": 2, "index_block_size": 4}),
+    ],
+)
+def test_compiled_layers_select_the_same_keys(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Layers select keys or blocks themselves, or use those that an earlier layer selects."""
+    if not tiny_models.known(tiny_models.EXACT[family][0]):
+        pytest.skip(f"this transformers has no {family}")
     torch._dynamo.reset()
-    settings: dict[str, Any] = {
-        "index_topk": 8,
-        "max_position_embeddings": 64,
-        "num_hidden_layers": 2,
-    }
-    settings |= {"indexer_types": ["full", "shared"], "first_k_dense_replace": 0}
-    path = tiny_models.save_tiny_model(tmp_path, "glm_moe_dsa", **settings)
+    path = tiny_models.save_tiny_model(tmp_path, family, max_position_embeddings=64, **settings)
     model = load_model(path, device="cpu", check=False)
     pools, fresh = model.new_cache(4, 16), model.new_cache(4, 16)
     want = run(model, pools, PASSES[:2])
@@ -205,7 +219,10 @@ def test_compiled_recurrent_layers_draw_the_same(family: str, tmp_path: Path) ->
     assert [c.tokens for c in llm.run(tree, params).completions] == [c.tokens for c in want]
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "qwen3_next", "bamba"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "deepseek_v3", "qwen3_next", pytest.param("bamba", marks=pytest.mark.soak)],
+)
 def test_another_amount_of_memory_is_not_compiled_anew(family: str, tmp_path: Path) -> None:
     path = tiny_models.save_tiny_model(tmp_path, family)
     params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True)

@@ -135,8 +135,17 @@ def test_two_ranks_draw_what_one_process_draws(
     assert_same_draws(tmp_path, group)
 
 
-def test_two_ranks_select_the_same_keys(group: RankGroup, tmp_path: Path) -> None:
-    save(tmp_path, "glm_moe_dsa", index_topk=12, max_position_embeddings=128)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("glm_moe_dsa", {"index_topk": 12}),
+        ("minimax_m3_vl_on_text", {"index_topk_blocks": 3, "index_block_size": 4}),
+    ],
+)
+def test_two_ranks_select_the_same_keys(
+    family: str, settings: dict[str, Any], group: RankGroup, tmp_path: Path
+) -> None:
+    save(tmp_path, family, max_position_embeddings=128, **settings)
     llm = assert_same_draws(tmp_path, group)
     assert llm.spec.index_topk == 12 and llm.spec.context_length == 128
 

@@ -212,7 +212,7 @@ SPARSE = [
     name
     for name, (_, settings) in (EXACT | HYBRID).items()
     if name.removesuffix("_on_text") not in SELECTING
-    and {"index_topk", "index_topk_blocks", "indexer_budget", "attention_chunk_size"} & {*settings}
+    and {"index_topk", "index_topk_blocks", "indexer_budget"} & {*settings}
 ]
 
 
@@ -378,6 +378,15 @@ def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository
     assert documented == told
 
 
+def test_the_documented_families_of_sparse_attention_are_those_of_the_code(
+    repository: Path,
+) -> None:
+    text = section(repository, "Sparse attention")
+    known_names = {*CONFIG_MAPPING, *SELECTING}
+    documented = {name.removesuffix("_text") for name in names_in(text) if name in known_names}
+    assert documented == SELECTING
+
+
 def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None:
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section(repository, "Refused"), re.MULTILINE)[1:]
     documented = {name: reason for reason, names in rows for name in names_in(names)}
@@ -400,14 +409,13 @@ def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None
     [
         ("deepseek_v32", {"index_topk": 20, "layer_types": ["full_attention"] * 2}, 20),
         ("glm_moe_dsa", {"index_topk": 24, "layer_types": ["full_attention"] * 2}, 24),
-        ("llama4_text", {"no_rope_layers": [0, 0], "floor_scale": 9}, 8),
-        ("llama4_text", {"no_rope_layers": [0, 0], "attn_temperature_tuning": False}, None),
+        ("llama4_text", {}, None),
     ],
 )
 def test_keys_are_limited_whatever_layers_are_called(
     family: str, settings: dict[str, Any], length: int | None
 ) -> None:
-    """The layers select keys, or scale queries, although their types say full attention."""
+    """The layers select keys although their types say full attention."""
     if not known(family):
         pytest.skip(f"this transformers has no {family}")
     config = CONFIG_MAPPING[family](num_hidden_layers=2, **settings)

@@ -62,7 +62,7 @@ def grouped(
     out = torch.full((chosen_TX.numel(), weight.shape[1]), float("nan"))
     order, parts = routes
     fp4_kernels.grouped_fp4_product(
-        quarters, weight, scale.view(torch.uint8), factor, bias, order, parts, each, out
+        quarters, (weight, scale.view(torch.uint8), factor, bias), (order, parts, each), out
     )
     return out
 
@@ -131,7 +131,7 @@ def test_products_of_one_matrix_are_those_of_float64(
         for tiles in (None, *TILES):
             outs.append(torch.full((rows, sizes[0]), float("nan"), dtype=kind, device=device))
             scales = scale.view(torch.uint8)
-            fp4_kernels.fp4_linear(quarters, weight, scales, factor, bias, outs[-1], tiles)
+            fp4_kernels.fp4_linear(quarters, (weight, scales, factor, bias), outs[-1], tiles)
     for got in outs:
         assert ((got.cpu().double() - want).abs() <= limit(want, size, got.dtype)).all()
 

@@ -91,8 +91,9 @@ class TestKernels:
         bias = torch.randn(40).bfloat16() if with_bias else None
         given = on_device(split_rows(x), weight, scale, factor, bias)
         got, want = poisoned(rows, 40), poisoned(rows, 40)
-        fp4_expansion.fp4_linear(*[*given, got])
-        fp4_kernels.fp4_linear(*[*given, want])
+        quarters, *matrix = given
+        fp4_expansion.fp4_linear(quarters, tuple(matrix), got)
+        fp4_kernels.fp4_linear(quarters, tuple(matrix), want)
         assert torch.equal(got, want) and len(scratch) == 1
 
     @pytest.mark.parametrize("rows", [3, 20])
@@ -109,7 +110,8 @@ class TestKernels:
         size = x.double().abs() @ exact(matrices).abs().T + 1e-6
         got = poisoned(rows, 72)
         given = on_device(split_rows(x), weight, scales(scale), factor)
-        fp4_expansion.fp4_linear(*[*given, None, got])
+        quarters, *matrix = given
+        fp4_expansion.fp4_linear(quarters, (*matrix, None), got)
         assert ((got.cpu().double() - want).abs() <= limit(want, size, got.dtype)).all()
 
     @pytest.mark.parametrize("with_bias", [False, True])
@@ -129,7 +131,9 @@ class TestKernels:
         order, blocks = group_by_expert(chosen_TX.to(DEVICE), 4)
         out = poisoned(chosen_TX.numel(), 40)
         given = on_device(split_rows(rows), weight, scales(scale), factor, bias)
-        fp4_expansion.grouped_fp4_product(*[*given, order, blocks, each, out])
+        quarters, *of_experts = given
+        routes = order, blocks, each
+        fp4_expansion.grouped_fp4_product(quarters, tuple(of_experts), routes, out)
         live_S = chosen_TX.reshape(-1) < 4
         at_S = chosen_TX.reshape(-1).clamp(max=3)
         a, b = rows.double().repeat_interleave(each, 0), exact(matrices)[at_S]

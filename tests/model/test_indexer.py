@@ -1,5 +1,6 @@
 """Indexers of sparse layers: unknown code is refused, and weights of heads keep their type."""
 
+import importlib
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -8,13 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import EXACT, known, save_tiny_model
+from tiny_models import EXACT, HYBRID, known, save_tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen.errors import ModelError, ModelWarning
-from treegen.model.checkpoint.small_config import iter_small_copies
+from treegen.model.checkpoint.families import dense_length
+from treegen.model.checkpoint.small_config import (
+    build_random_model,
+    iter_small_copies,
+    low_selection,
+)
+from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.linear.fp4_checkpoint import replace_with_empty_fp4
 from treegen.model.linear.fp8 import Fp8Linear, iter_fp8_linears
 from treegen.model.load import load_model
@@ -86,6 +93,88 @@ def test_a_changed_indexer_is_refused(
     monkeypatch.setattr(modeling.DeepseekV32Indexer, "forward", torch.no_grad()(changed))
     with pytest.raises(ModelError, match=message):
         load_model(save(tmp_path), device="cpu")
+
+
+AVERAGED = {"indexer_budget": NUM, "indexer_compress_ratio": 4, "indexer_n_heads": 16}
+BLOCKS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[str, str]]]] = {
+    "glm5_next_on_text": (
+        "modeling_glm5_next.Glm5NextTextIndexer",
+        {"index_kpool": 4, "index_topk": NUM, "index_n_heads": 16},
+        {
+            "get_pooled_states": ("self.index_kpool_compress_ape.float()[None, None]", "0"),
+            "forward": ("weights.unsqueeze(-2), scores", "weights.unsqueeze(-2), scores.square()"),
+            "append_visible_tail": (
+                "max_tail_width := self.index_kpool - 1",
+                "max_tail_width := 0",
+            ),
+        },
+    ),
+    "minimax_m3_vl_on_text": (
+        "modeling_minimax_m3_vl.MiniMaxM3VLIndexer",
+        {"index_topk_blocks": 4, "index_block_size": 4},
+        {"forward": ("block_scores = scores.amax(dim=-1)", "block_scores = scores[..., 0]")},
+    ),
+    "qwen4_exp": (
+        "modeling_qwen4_exp.Qwen4ExpTextQSAIndexer",
+        AVERAGED,
+        {"forward": ("group_starts = block_token_indices[:, 0]", "group_starts = 0 * X")},
+    ),
+}
+"""By family: the indexer, settings, and changes of its methods."""
+CHANGED = [(family, method) for family, (*_, changes) in BLOCKS.items() for method in changes]
+
+
+@pytest.mark.parametrize(("family", "method"), CHANGED)
+def test_a_changed_indexer_of_blocks_is_refused(
+    family: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_type, _ = (EXACT | HYBRID)[family]
+    if not known(model_type):
+        pytest.skip(f"this transformers has no {model_type}")
+    (name, settings, changes) = BLOCKS[family]
+    module_name, class_name = name.split(".")
+    package = model_type.removesuffix("_text")
+    module = importlib.import_module(f"transformers.models.{package}.{module_name}")
+    stock = getattr(module, class_name)
+    old, new = changes[method]
+    new = new.replace("X", "block_token_indices[:, 0]")
+    code = textwrap.dedent(inspect.getsource(getattr(stock, method)))
+    assert old in code
+    names = dict(vars(module))
+    exec(code.replace(old, new), names)
+    monkeypatch.setattr(stock, method, names[method])
+    path = save_tiny_model(tmp_path, family, seed=1, max_position_embeddings=10 * NUM, **settings)
+    with pytest.raises(ModelError, match=f"{OTHER_KEYS}|in a toy tree the logits differ"):
+        load_model(path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "family", ["dots3_note", "glm5_next", "minimax_m3_vl", "qwen4_exp_text", "glm_moe_dsa"]
+)
+def test_models_of_the_default_sizes_have_small_copies(family: str) -> None:
+    """So the load check compares them beyond the keys that a token selects."""
+    if not known(family):
+        pytest.skip(f"this transformers has no {family}")
+    config = CONFIG_MAPPING[family]()
+    text = config.get_text_config(decoder=True)
+    if family == "minimax_m3_vl":
+        text.layer_types = ["full_attention"] * 3 + ["minimax_m3_sparse"] * 57
+    if family == "qwen4_exp_text":
+        sizes = {
+            "budget": 2048,
+            "compress_ratio": 16,
+            "n_heads": 32,
+            "kv_heads": 1,
+            "head_dim": 128,
+        }
+        for name, value in sizes.items():
+            setattr(text, f"indexer_{name}", value)
+    with torch.device("meta"):
+        module = auto_class(config).from_config(config)
+    low = low_selection(module.config)
+    copies = (build_random_model(type(module), c) for c in iter_small_copies(module.config, low))
+    small: Any = next(copy for copy in copies if copy is not None)
+    assert dense_length(small.config.get_text_config(decoder=True)) in (8, 16)
 
 
 def test_copies_have_enough_index_heads() -> None:

@@ -72,3 +72,8 @@ def test_selecting_keys_takes_no_more_than_is_left_for_it(num_rows: int, measure
     left = memory.selection_bytes(spec, num_rows, 2) / 2**20
     assert measured < left < 2 * measured + 1024
     assert memory.selection_bytes(replace(spec, index_topk=0), num_rows, 2) == 0
+    # The tokens of a block are read together, and each index head has positions of its own.
+    blocks = memory.selection_bytes(replace(spec, index_pool=16), num_rows, 2)
+    assert blocks - left * 2**20 >= num_rows * 16 * 128 * (2 + 4)
+    heads = memory.selection_bytes(replace(spec, index_selections=4), num_rows, 2)
+    assert heads - left * 2**20 >= num_rows * 3 * 2048 * 4

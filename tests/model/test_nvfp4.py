@@ -226,8 +226,13 @@ def edit_settings(directory: Path, **fields: Any) -> None:
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(
-    layout: str, fields: dict[str, Any], message: str, tmp_path: Path
+    layout: str,
+    fields: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("treegen.common.bounded.patterns.MATCH_SECONDS", 1.0)
     save_tiny_model(tmp_path / "source")
     store_in_fp4(tmp_path / "source", tmp_path / "packed", layout)
     edit_settings(tmp_path / "packed", **fields)

@@ -22,7 +22,7 @@ def found(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     if not INTERPRETED:
         both: tuple[Tensor, Tensor] = topk_rows(scores, num)
         return both
-    from treegen.model.linear.router_topk_kernels import largest as kernel
+    from treegen.model.linear.row_kernels import largest as kernel
 
     values = torch.full((*scores.shape[:-1], num), torch.nan, dtype=scores.dtype)
     indices = torch.full(values.shape, -7)

@@ -152,6 +152,21 @@ def test_tied_embeddings_get_the_gradients_of_both_uses() -> None:
     compare(module, random_tree(1, depth=4))
 
 
+def test_chunks_without_scaled_queries_train() -> None:
+    module = tiny_module("llama4", attn_temperature_tuning=False)
+    compare(module, random_tree(5, depth=4))
+
+
+def test_dropout_read_from_the_configuration_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = tiny_module()
+    monkeypatch.setattr(trainable, "_check_dropout", lambda module: None)
+    module.model.layers[1].self_attn.attention_dropout = 0.1
+    before = module.config._attn_implementation
+    with pytest.raises(ModelError, match=r"LlamaAttention.*dropout 0\.1"):
+        tree_logprobs(module, tree_of([[5, 6, 7], [5, 8]]))
+    assert module.config._attn_implementation == before
+
+
 def test_prompts_and_temperature_as_in_grpo() -> None:
     tree = tree_of([[5, 6, 7, *after] for after in ([8, 9], [8, 10, 11], [], [12], [8, 9])])
     compare(tiny_module(), tree, prompt_lengths=[3] * 5, temperature=0.7)
@@ -301,7 +316,7 @@ def refusals() -> Iterator[tuple[str, Any, str]]:
     yield "a dropout layer", gpt2, r"transformer\.drop \(Dropout\) has p 0\.2.*eval\(\)"
     yield "recurrent layers", tiny_module("lfm2"), r"lfm2 .*recurrent layers \(conv\)"
     yield "selected keys", tiny_module("deepseek_v32"), "deepseek_v32 .*select keys"
-    yield "chunks", tiny_module("llama4"), "llama4_text .*chunks"
+    yield "scaled queries", tiny_module("llama4"), "llama4_text .*scale queries"
     quantised = tiny_module()
     quantised.model.layers[0].mlp.up_proj.weight = nn.Parameter(
         torch.zeros(48, 32, dtype=torch.int8), requires_grad=False

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from trained_tokenizers import BUILDERS, FRAGMENTS, random_text, trained
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from treegen.prompts.token_bounds import TokenLowerBound
+from treegen.prompts.token_bytes import TokenLowerBound
 from treegen.prompts.tokens import longer_prompt, tokenize
 from treegen.prompts.tree import Node
 

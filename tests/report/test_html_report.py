@@ -251,7 +251,7 @@ def test_grids_and_tables_of_a_task_are_drawn(tmp_path: Path) -> None:
     assert all(plot.png()[:4] == b"\x89PNG" for plot in plots.values() if "_1" in plot.name)
     write_page([view], tmp_path / "page.html", plots=False)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count(">of its own</h2>") == 1 and "<td>near</td>" in page
+    assert page.count(">Of its own</h2>") == 1 and "<td>near</td>" in page
 
 
 def test_accuracy_by_steps_is_told_where_problems_differ_in_them() -> None:

@@ -253,6 +253,7 @@ def test_a_megabyte_in_one_line_is_shown_in_parts(
     opened.check()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_fifty_thousand_samples_stay_quick(tmp_path: Path, visit: Callable[..., Visit]) -> None:
     run = load_run(make_run(tmp_path / "run", num_problems=2, num_samples=2))
     right, wrong = Verdict("1", True), Verdict("2", False)

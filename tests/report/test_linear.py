@@ -19,9 +19,9 @@ from treegen.evals.verdict import Verdict
 from treegen.report.live_server import WatchedPage
 from treegen.report.load import load_run
 from treegen.runs import record_lines
-from treegen.runs.fields import check_record
+from treegen.runs.record_lines import check_record
 
-SMALL, LARGE = 30, 240
+SMALL, LARGE = 20, 160
 SAMPLES = 5
 
 

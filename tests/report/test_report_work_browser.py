@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browsing import Visit
 from cli_cases import Command
-from report_cases import HOSTILE, make_run, make_search_run, make_trees
+from report_cases import HOSTILE, empty_pictures, make_run, make_search_run, make_trees
 
 from treegen.common.formatting import safe_text
 from treegen.report.compare import compare_runs
@@ -100,6 +100,7 @@ def test_a_problem_leads_to_its_samples(page_path: Path, visit: Open) -> None:
     opened.wait(lambda: opened.told() == "220 of 600 samples")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_problems_without_samples_or_verdicts_are_shown(tmp_path: Path, visit: Open) -> None:
     run = make_run(tmp_path / "run", num_problems=3, num_samples=2, done=[2, 1, 0])
     write_page([load_run(run)], run / "report.html", plots=False)
@@ -200,6 +201,7 @@ def test_letters_move_on(page_path: Path, visit: Open) -> None:
 # A sample
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_answer_is_marked_where_it_is_given(tmp_path: Path, visit: Open) -> None:
     texts = {
         "p0": (" 12 and 12. The answer is 0. Is 0 right?", "0", "The answer is "),
@@ -269,6 +271,7 @@ def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
     assert told == {"answer": first["numeric"].answer, "verdict": "wrong"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_formula_in_a_table_is_a_text(tmp_path: Path, visit: Open) -> None:
     run = make_run(tmp_path / "run", num_problems=3, questions=["=cmd|' /C calc'!A0", '-1+"x"'])
     write_page([load_run(run)], run / "report.html", plots=False)
@@ -343,6 +346,7 @@ def test_a_tree_goes_to_other_programs(page_path: Path, visit: Open, treegen: Co
     assert "give --tree ID" in treegen("show", page_path.parent, "--as", "dot").error
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_big_tree_is_folded_at_first(tmp_path: Path, visit: Open) -> None:
     run = make_run(tmp_path / "run", num_problems=2, num_samples=2)
     (record,) = make_trees(run, num_trees=1)
@@ -375,6 +379,7 @@ def test_a_big_tree_is_folded_at_first(tmp_path: Path, visit: Open) -> None:
     opened.check()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_labels_of_a_tree_stand_apart_from_its_top_on(tmp_path: Path, visit: Open) -> None:
     run = make_run(tmp_path / "run", num_problems=2, num_samples=2)
     (record,) = make_trees(run, num_trees=1)
@@ -431,7 +436,8 @@ def ten_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = [
         make_search_run(folder / f"seed-{i}" / "beam", num_problems=4, seed=i) for i in range(10)
     ]
-    write_page([load_run(run) for run in runs], folder / "report.html", plots=False)
+    with empty_pictures():
+        write_page([load_run(run) for run in runs], folder / "report.html", plots=False)
     return folder / "report.html"
 
 

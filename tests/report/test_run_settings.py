@@ -125,6 +125,7 @@ def test_power_has_the_size_of_the_run(runs: tuple[Path, Path], treegen: Command
     assert done.document["num_problems"] == 50
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_of_runs_has_a_column_for_each_differing_setting(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_the_page_of_runs_has_a_column_for_each_differing_setting(
     assert link in both and 'id="samples-side-by-side"' in both and link not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_has_contents_and_its_samples_before_its_plots(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -18,8 +18,7 @@ from treegen.report.plots.searches import (
     solved_plot,
     solved_share,
 )
-from treegen.report.trees import StoredTree
-from treegen.report.view import RunView
+from treegen.report.view import RunView, StoredTree
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.files import create_held, sweep
 from treegen.common.signals import SIGNALS
 from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs import (
@@ -33,8 +33,7 @@ from treegen.runs import (
     open_for_append,
     versions,
 )
-from treegen.runs.files import Lock
-from treegen.runs.new_directory import check_directory
+from treegen.runs.files import Lock, check_directory
 from treegen.runs.record_lines import encode_record
 from treegen.runs.records import RecordFile
 from treegen.runs.settings import SCHEMA, from_json
@@ -511,7 +510,7 @@ import os, sys
 from pathlib import Path
 from treegen.errors import RunError
 from treegen.runs import RunDir, RunSettings
-from treegen.runs.new_directory import check_directory
+from treegen.runs.files import check_directory
 
 folder = Path(sys.argv[1])
 asked = RunSettings(identity={}, problem_ids=["q"], planned=2)
@@ -889,7 +888,7 @@ def test_other_versions_are_told_in_one_line(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from treegen.common.files.temporary_files import create_held
+from treegen.common.files import create_held
 with create_held(Path(sys.argv[1]) / "results.1.tmp"), create_held(Path(sys.argv[1]) / "c-1",
 folder=True):
     print("ready", flush=True)

@@ -12,8 +12,8 @@ from treegen.runs.files import read_json, write_json
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from treegen.common.files import temporary_files
-temporary_files.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from treegen.common import files
+files.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 from treegen.runs.files import write_json
 write_json(Path(sys.argv[1]), {"killed": True})
 """

@@ -26,11 +26,10 @@ from treegen.search.evaluate import (
 )
 from treegen.search.propose import sample_step, sample_steps
 from treegen.search.strategies.beam import beam, dvts
-from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
-from treegen.search.strategies.tree_of_thoughts import bfs, dfs
+from treegen.search.strategies.tree_of_thoughts import best_first, bfs, dfs
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 

@@ -22,12 +22,11 @@ from treegen.search.propose import propose_lines, sample_step, sample_steps
 from treegen.search.session import Session
 from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.strategies.beam import beam, dvts
-from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.majority import majority
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
-from treegen.search.strategies.tree_of_thoughts import bfs, dfs
+from treegen.search.strategies.tree_of_thoughts import best_first, bfs, dfs
 
 
 def done(node: SearchNode) -> bool:

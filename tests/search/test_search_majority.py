@@ -13,7 +13,12 @@ from treegen.errors import InputError
 from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function, sum_logprob
 from treegen.search.strategies.best_of_n import best_of_n
-from treegen.search.strategies.majority import is_decided, lead_probability, majority, vote
+from treegen.search.strategies.majority import (
+    is_decided,
+    lead_probability,
+    majority,
+    vote,
+)
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 

@@ -21,9 +21,8 @@ from toy_search import (
 from treegen.search.evaluate import Evaluate, by_function, mean_logprob, min_logprob, sum_logprob
 from treegen.search.propose import sample_steps
 from treegen.search.strategies.beam import beam
-from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
-from treegen.search.strategies.tree_of_thoughts import bfs, dfs
+from treegen.search.strategies.tree_of_thoughts import best_first, bfs, dfs
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 

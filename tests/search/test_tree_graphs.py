@@ -110,6 +110,10 @@ def test_results_show_themselves_in_a_notebook() -> None:
         plan = llm.plan(Node("a prompt <b>", samples=1))
         assert repr(plan).startswith("Plan(1 prompts, 1 samples, ")
         assert plan._repr_html_().startswith("<pre>")
+        run = llm.run(Node("1 + 2 =", samples=2), SamplingParams(max_tokens=2))
+        assert repr(run).startswith("RunResult(2 completions, Plan(")
+        (score,) = llm.score([("1 + 2 =", " 3")])
+        assert repr(score).startswith(f"Score(logprob={score.logprob:.4f}, ")
         (completion,) = llm.generate(["1 + 2 ="], SamplingParams(max_tokens=60))[0]
         shown = repr(completion)
         assert shown.startswith("Completion('") and f"{completion.num_tokens} tokens" in shown

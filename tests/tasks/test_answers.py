@@ -16,12 +16,12 @@ from treegen.tasks.common.answers import (
     canonical_number,
     exact_match_form,
     flexible_extract,
+    is_whole,
     numeric_answer,
     strict_match,
 )
 from treegen.tasks.common.arithmetic import plain_digits, result
 from treegen.tasks.common.letters import is_hedged
-from treegen.tasks.common.number_context import is_whole
 from treegen.tasks.gsm8k import GSM8K
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.tasks.apps.compare import COMPARERS, Comparer, _round_sets
-from treegen.tasks.apps.suite import read_suite
+from treegen.tasks.apps.data import read_suite
 
 STRICT, OFFICIAL = COMPARERS["strict"], COMPARERS["apps-official"]
 

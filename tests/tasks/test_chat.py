@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from small_searches import SMALL, exact_demo
 
 from treegen import LLM, SamplingParams
-from treegen.demo import model_path
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS
 from treegen.search.budget import Budget
@@ -18,27 +18,11 @@ from treegen.tasks.chat import ChatSearch, ChatSearches
 QUESTION = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
 PARAMS = SamplingParams(max_tokens=24, seed=3)
 BUDGET = Budget(tokens=400)
-# Arguments that shape small trees, and those of the methods' own.
-SMALL: Mapping[str, Mapping[str, Any]] = {
-    "sample": {},
-    "best-of-n": {"num_samples": 4},
-    "majority": {"num_samples": 6, "width": 3, "answer": "number"},
-    "beam": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
-    "dvts": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
-    "rebase": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8, "choose": "vote"},
-    "tot-bfs": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
-    "tot-dfs": {"expand": 2, "depth": 2, "step_tokens": 8},
-    "best-first": {"expand": 2, "step_tokens": 8},
-    "mcts": {"expand": 2, "depth": 3, "iterations": 6, "batch": 2, "step_tokens": 8},
-    "ab-mcts": {"depth": 3, "iterations": 6, "rule": "a", "step_tokens": 8},
-    "rstar": {"expand": 2, "depth": 3, "iterations": 4, "checks": 2, "answer": "number"},
-    "self-refine": {"rounds": 1, "chains": 2},
-}
 
 
 @pytest.fixture(name="llm", scope="module")
 def _llm() -> LLM:
-    return LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=64)
+    return exact_demo()
 
 
 @pytest.fixture(name="searches", scope="module")

@@ -17,8 +17,13 @@ from treegen.evals.chat import as_chat
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskOptions, get_task
 from treegen.tasks.code.humaneval import HumanEval
-from treegen.tasks.code.lcb_tests import packed_text, read_tests, same_lines, same_value
-from treegen.tasks.code.livecodebench import LiveCodeBench
+from treegen.tasks.code.livecodebench import (
+    LiveCodeBench,
+    packed_text,
+    read_tests,
+    same_lines,
+    same_value,
+)
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus, mbpp_arguments
 from treegen.tasks.code.plus_compare import OTHER, CallValue, build_expected, is_expected

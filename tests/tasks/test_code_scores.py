@@ -22,8 +22,7 @@ from program_mutants import mutant
 
 from treegen.tasks import TaskOptions, get_task
 from treegen.tasks.code.humaneval import HumanEval
-from treegen.tasks.code.lcb_tests import PRELUDE, packed_text
-from treegen.tasks.code.livecodebench import LiveCodeBench
+from treegen.tasks.code.livecodebench import PRELUDE, LiveCodeBench, packed_text
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import PlusBase
 from treegen.tasks.code.task import CodeTask

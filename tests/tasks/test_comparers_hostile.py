@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from treegen.tasks.apps.compare import COMPARERS
-from treegen.tasks.code.lcb_tests import same_lines, same_value
+from treegen.tasks.code.livecodebench import same_lines, same_value
 from treegen.tasks.code.plus_compare import CallValue, ExpectedResult, is_expected
 from treegen.tasks.sandbox import value_json
 

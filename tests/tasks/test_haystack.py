@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import InputError
-from treegen.tasks.needle.filler import filler
-from treegen.tasks.needle.names import COLOURS
 from treegen.tasks.needle.options import Measure, fit_length
-from treegen.tasks.needle.text import Haystack, insert, load_haystack
+from treegen.tasks.needle.text import COLOURS, Haystack, filler, insert, load_haystack
 
 WORDS = st.lists(
     st.sampled_from(["a", "lake", "Mr.", "St.", "end.", "why?", "'no!'", "so,", "far;"]), min_size=1

@@ -12,7 +12,7 @@ import pytest
 
 from treegen.errors import DataError, InputError
 from treegen.tasks import Problem, ReportOptions, SampleScore, TaskOptions
-from treegen.tasks.ifeval import language
+from treegen.tasks.ifeval import checks
 from treegen.tasks.ifeval.task import KINDS, NEED_LANGUAGE, FollowedVerdict, IFEval, make_check
 
 Row = dict[str, Any]
@@ -320,7 +320,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", sorted(KINDS - NEED_LANGUAGE))
 def test_long_hostile_answers_are_read_once(kind: str) -> None:
     """In time linear in the answer: a quadratic check of one of these would take minutes."""
-    check = make_check(kind, arguments(kind, random.Random(0)), language.RULE)
+    check = make_check(kind, arguments(kind, random.Random(0)), checks.RULE)
     for piece, times in HOSTILE.items():
         assert check(f"x{piece * times}") in (True, False)
 
@@ -337,7 +337,7 @@ OF_DATA: dict[str, Row] = {
 
 @pytest.mark.parametrize("kind", OF_DATA)
 def test_patterns_of_data_that_take_for_ever_are_not_followed(kind: str) -> None:
-    check = make_check(kind, OF_DATA[kind], language.RULE)
+    check = make_check(kind, OF_DATA[kind], checks.RULE)
     assert check("a" * 5000 + "c") is False
     # The same process counts on.
     assert check("aab 1") is (kind != "keywords:forbidden_words")
@@ -368,10 +368,10 @@ def test_what_is_missing_is_named_before_a_model_is_loaded(
         "kwargs": [{"num_sentences": 2, "relation": "at least"}],
     }
     first, second = write(tmp_path / "1.jsonl", [row]), write(tmp_path / "2.jsonl", [other])
-    monkeypatch.setattr(language, "is_langdetect_installed", lambda: False)
+    monkeypatch.setattr(checks, "is_langdetect_installed", lambda: False)
     with pytest.raises(InputError, match=r"langdetect to check language:response_language: pip"):
         IFEval().load(TaskOptions(data=first))
-    monkeypatch.setattr(language, "missing_for_punkt", lambda: language.NEEDED)
+    monkeypatch.setattr(checks, "missing_for_punkt", lambda: checks.NEEDED)
     with pytest.raises(InputError, match=r"punkt_tab to check length_constraints.*downloader"):
         IFEval().load(TaskOptions(data=second))
     task = IFEval()
@@ -455,7 +455,7 @@ def test_accuracies_over_prompts_and_over_instructions() -> None:
 def test_languages_are_told_the_same_every_time() -> None:
     pytest.importorskip("langdetect")
     texts = [*TEXTS, "ok", "a b", "x" * 900_000, "a@" * 400_000]
-    assert [language.language_of(text) for text in texts] == [
-        language.language_of(text) for text in texts
+    assert [checks.language_of(text) for text in texts] == [
+        checks.language_of(text) for text in texts
     ]
-    assert language.language_of("12345") is None
+    assert checks.language_of("12345") is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from treegen.tasks.sandbox import Program, ProgramStatus, TestCase, seccomp, value_json
 from treegen.tasks.sandbox.pool import decide
 from treegen.tasks.sandbox.process import ProcessOutcome
-from treegen.tasks.sandbox.syscalls import ALWAYS, SOMETIMES
+from treegen.tasks.sandbox.seccomp import ALWAYS, SOMETIMES
 
 
 def test_a_report_that_makes_no_sense_is_the_programs_failure() -> None:

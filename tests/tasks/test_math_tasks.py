@@ -20,8 +20,7 @@ from treegen.tasks.common import sources
 from treegen.tasks.gpqa import GPQA
 from treegen.tasks.math.aime import AIME
 from treegen.tasks.math.boxed import equivalent, extract_boxed
-from treegen.tasks.math.minerva import minerva_answer
-from treegen.tasks.math.task import Math, Math500
+from treegen.tasks.math.task import Math, Math500, minerva_answer
 
 AIME_ROW = {"ID": "2024-I-1", "Problem": "How many?", "Solution": "Many.", "Answer": 33}
 MATH_ROW = {

@@ -11,8 +11,7 @@ import pytest
 from treegen.errors import DataError, InputError
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, SampleScore, Task, TaskData, TaskOptions
-from treegen.tasks.mmlu.by_subject import CATEGORY_OF
-from treegen.tasks.mmlu.task import MMLU, MMLUGenerate
+from treegen.tasks.mmlu.task import CATEGORY_OF, MMLU, MMLUGenerate
 
 HEADER = ["question", "choice0", "choice1", "choice2", "choice3", "answer"]
 SIZES = {

@@ -19,9 +19,15 @@ from treegen.evals.verdict import SampleScore
 from treegen.llm import LLM
 from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tree import prompts_of
-from treegen.tasks.needle.names import COLOURS, NAMES, SECOND_NAMES, draw_colours, draw_names
 from treegen.tasks.needle.task import Needle
-from treegen.tasks.needle.text import load_haystack
+from treegen.tasks.needle.text import (
+    COLOURS,
+    NAMES,
+    SECOND_NAMES,
+    draw_colours,
+    draw_names,
+    load_haystack,
+)
 
 
 def load(**given: str | int | None) -> TaskData:

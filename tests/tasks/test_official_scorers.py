@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from math_outputs import aime_outputs, letter_outputs, math_outputs, some_answers
 
-from treegen.evals.answer_types import unify_answers
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.estimators import pass_at_k
 from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.votes import Tally
-from treegen.evals.verdict import SampleScore
+from treegen.evals.verdict import SampleScore, unify_answers
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa import GPQA
 from treegen.tasks.math.aime import AIME
 from treegen.tasks.math.boxed import equivalent, extract_boxed, hendrycks_form
-from treegen.tasks.math.minerva import minerva_answer, minerva_form
-from treegen.tasks.math.task import Math, Math500
+from treegen.tasks.math.task import Math, Math500, minerva_answer, minerva_form
 
 math_verify = pytest.importorskip("math_verify")
 hendrycks: Any = pytest.importorskip("lm_eval.tasks.hendrycks_math.utils")
@@ -28,7 +26,7 @@ lm_eval_aime: Any = pytest.importorskip("lm_eval.tasks.aime.utils")
 # simple-evals, common.py
 MULTICHOICE = r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?"
 # Of outputs that are drawn; math-verify takes some milliseconds for each.
-AMOUNTS = pytest.mark.parametrize("num", [400, pytest.param(1000, marks=pytest.mark.soak)])
+AMOUNTS = pytest.mark.parametrize("num", [150, pytest.param(1000, marks=pytest.mark.soak)])
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from treegen.common.files.reading import most_unpacked
+from treegen.common.files import most_unpacked
 from treegen.errors import DataError
-from treegen.tasks.common.files import csv_rows, read_any
-from treegen.tasks.common.jsonl import parse_rows
+from treegen.tasks.common.files import csv_rows, parse_rows, read_any
 
 _MIB = 1 << 20
 ROW = b'{"question": "How many?", "answer": "2"}\n'

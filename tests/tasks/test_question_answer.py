@@ -15,8 +15,7 @@ from treegen.errors import DataError, InputError
 from treegen.evals.arguments import read_arguments
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskData, TaskOptions, get_task, list_tasks
-from treegen.tasks.jsonl.task import QuestionAnswer
-from treegen.tasks.jsonl.templates import parse_template
+from treegen.tasks.jsonl import QuestionAnswer, parse_template
 
 ROW = {"question": "What is 2 + 3?", "answer": 5}
 

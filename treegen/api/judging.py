@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.checks import check_int
-from treegen.common.files.paths import given_path
+from treegen.common.files import given_path
 from treegen.common.progress import load_tqdm
 from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import labels_of
@@ -21,7 +21,7 @@ from treegen.evals.judging.settings import Verdicts, resolve_judge_settings
 from treegen.evals.judging.summary import Combine, Summary, summarise
 from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Table
-from treegen.report.judgements import build_flagged_table, count_judgements, describe_missing
+from treegen.report.load import build_flagged_table, count_judgements, describe_missing
 from treegen.report.run_settings import KeySettings, differing_settings
 from treegen.report.tables import PrintableTable, table_listing
 

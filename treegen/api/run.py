@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from treegen.api.judge_plan import JudgingPlan
-from treegen.common.files.paths import file_name, given_path
+from treegen.common.files import file_name, given_path
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
+from torch import Tensor
 
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.no_attention import no_attention
 from treegen.bench.roofline import ModelSize, StepFloor, levels_of, size_of, state_bytes, step_floor
 from treegen.bench.timing import Spread, graph_bytes, time_passes
 from treegen.bench.workloads import NO_ATTENTION, SHARING_MODES, TIME_LIMIT, Case, Workload
@@ -19,6 +20,9 @@ from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError
 from treegen.llm import LLM
 from treegen.model.memory import empty_device_cache
+from treegen.ops.attention.level import HostLevel
+from treegen.ops.attention.registry import LOADERS, choose, register
+from treegen.ops.attention.types import AttentionOptions, KVPairs, PreparedLevels
 from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.plan import Plan
 
@@ -382,3 +386,54 @@ def rows_that_fit(llm: LLM, plan: Plan) -> int:
     """Return how many rows of a plan fit in the memory of an engine at once."""
     cache = llm.cache
     return plan.rows_that_fit(cache.pool.num_pages, cache.page_size, llm.engine.num_states)
+
+
+class _NoAttention:
+    """Attention replaced by zeros: a decode step without it, which no attention can beat.
+
+    Keys and values are still written, and levels are still prepared. It is chosen only by name.
+    """
+
+    name = NO_ATTENTION
+    in_graphs = True
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Return None: it runs on every device."""
+        return None
+
+    def prepare(
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
+    ) -> Any:
+        """Prepare levels as the default implementation does, so that graphs can be used.
+
+        Args:
+            levels: The levels of the pass.
+            positions_T: Position of each query row, `[T]`; needed if a level is causal.
+            device: The device of the pass.
+        """
+        return choose("auto", device).prepare(levels, positions_T, device)
+
+    def attend(
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
+    ) -> tuple[Tensor, Tensor]:
+        """Return outputs and log-sum-exps of zeros.
+
+        Args:
+            q_THD: Queries, `[T, H, D]`.
+            pairs: Keys and values of the cache; the width of a value is that of the output.
+            prepared: Ignored.
+            options: Ignored.
+        """
+        shape = q_THD.shape[:2]
+        v_dim = pairs[0][1].shape[-1]
+        return q_THD.new_zeros(*shape, v_dim), q_THD.new_zeros(shape, dtype=torch.float32)
+
+
+@contextmanager
+def no_attention() -> Iterator[str]:
+    """Register the implementation while the context is open, and yield its name."""
+    register(NO_ATTENTION, _NoAttention, auto=False)
+    try:
+        yield NO_ATTENTION
+    finally:
+        del LOADERS[NO_ATTENTION]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.files.reading import read_text
+from treegen.common.files import read_text
 from treegen.common.formatting import format_bytes
 from treegen.errors import CapacityError, InputError, arg
 

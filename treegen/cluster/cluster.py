@@ -124,10 +124,7 @@ class Cluster(BaseLLM):
         # Workers on other machines get the text, because they may not have the file.
         options = replace(options, chat_template=read_chat_template(options.chat_template))
         self.tokenizer = tokenizer or load_tokenizer(
-            options.model,
-            revision=options.revision,
-            trust_remote_code=options.trust_remote_code,
-            chat_template=options.chat_template,
+            options.model, **options.source, chat_template=options.chat_template
         )
         processor = load_image_processor(options, self.tokenizer) if options.images else None
         self._session = RaySession(places, count_cores())

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from treegen.cluster.dispatcher import MOST_DEATHS, Dispatcher, WorkItem
-from treegen.cluster.jobs import Result, WorkerJob
-from treegen.cluster.serialization import pickle_job
+from treegen.cluster.jobs import Result, WorkerJob, pickle_job
 from treegen.cluster.worker import TurnResult
 from treegen.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus

@@ -2,22 +2,26 @@
 
 A job consists of parts, each identified by a key and an index: a prompt and a sample, a group of
 pairs and one of them, or a problem to search and 0. Assigned parts go into the worker's scheduler
-at once, in addition to running ones.
+at once, in addition to running ones. Jobs and results are pickled, including user code that workers
+cannot import.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.cluster.serialization import sendable_result
 from treegen.common.params import SamplingParams
+from treegen.errors import InputError
 from treegen.prompts.images.table import PlacedImage
 from treegen.prompts.plan.plan import Plan
+from treegen.search.tree.node_registry import pickling_for_other_process
 
 if TYPE_CHECKING:
     from treegen.engine.on_demand import OnDemandStream
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from treegen.search.budget import Budget
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn
-    from treegen.search.tree.result import SearchProblem
+    from treegen.search.tree.result import SearchProblem, SearchResult
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -224,3 +228,70 @@ class _SearchingShare(JobShare):
         return [
             (self._key_of[r.name], 0, sendable_result(r)) for r in self._searches.take_results()
         ]
+
+
+def pickle_job(job: object) -> bytes:
+    """Pickle a job; raise InputError if it holds objects that cannot be pickled."""
+    from ray import cloudpickle
+
+    pickle: Any = cloudpickle  # partly without types
+    _send_loose_modules(pickle.register_pickle_by_value)
+    try:
+        with pickling_for_other_process():
+            data: bytes = pickle.dumps(job)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"cannot pickle the function that workers run ({reason:.200}); create clients and "
+            "locks inside it"
+        ) from error
+    return data
+
+
+def unpickle_job(data: bytes) -> Any:
+    """Return the pickled job."""
+    from ray import cloudpickle
+
+    return cloudpickle.loads(data)
+
+
+def sendable_result(result: SearchResult) -> SearchResult:
+    """Return a result that can be pickled; a value that cannot is replaced by an error."""
+    from ray import cloudpickle
+
+    pickle: Any = cloudpickle
+    try:
+        # A value that unpickles here also unpickles in the caller. The tree has only plain records.
+        pickle.loads(pickle.dumps((result.value, result.answers, result.votes)))
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = (
+            f"what it returned cannot be sent by a worker ({reason:.200}); return text or numbers"
+        )
+        return replace(result, value=None, answers=(), votes={}, error=result.error or reason)
+    return result
+
+
+def _send_loose_modules(register: Callable[[ModuleType], None]) -> None:
+    """Register modules that were loaded by path, such as tasks, to be pickled by value.
+
+    Functions of the main program are always pickled by value.
+    """
+    known: dict[str, bool] = {}
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        if not getattr(module, "__file__", None) or getattr(module, "__name__", "") != name:
+            continue
+        if top not in known:
+            known[top] = _is_found(top)
+        if not known[top]:
+            register(module)
+
+
+def _is_found(name: str) -> bool:
+    """Return whether a module can be imported by name, here and so in a worker."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if find is not None and find(name, None) is not None:
+            return True
+    return False

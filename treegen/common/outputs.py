@@ -69,6 +69,12 @@ class Score:
         """Natural-log probability of the whole continuation."""
         return sum(self.logprobs)
 
+    def __repr__(self) -> str:
+        return (
+            f"Score(logprob={self.logprob:.4f}, {len(self.tokens):,} tokens, "
+            f"is_greedy={self.is_greedy})"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:

@@ -1,10 +1,14 @@
-"""Signal handling: the first of some signals asks a loop to stop, the second ends the process."""
+"""The ends of processes: by a first and a second signal, and with the process that started them.
+
+The first of some signals asks a loop to stop, the second ends the process.
+"""
 
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -94,3 +98,21 @@ def graceful_signals() -> Iterator[StopFlag]:
     finally:
         for s, handler in previous.items():
             signal.signal(s, handler)
+
+
+_LOOK: Final = 1.0  # seconds between checks
+
+
+def exit_with_parent(leader: int) -> None:
+    """End this process soon after its leader ends, in whatever way.
+
+    Args:
+        leader: Id of the process that started this one.
+    """
+    threading.Thread(target=_watch, args=(leader,), daemon=True).start()
+
+
+def _watch(leader: int) -> None:
+    while os.getppid() == leader:
+        time.sleep(_LOOK)
+    os._exit(1)

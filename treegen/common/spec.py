@@ -236,6 +236,8 @@ class ModelSpec:
     """Bytes per number in the cache."""
     windows: tuple[int | None, ...] = ()
     """The sliding window of each attention layer; None for a layer that sees all keys."""
+    chunk: int | None = None
+    """Number of positions of a chunk, if some layers attend within chunks; else None."""
     unreached: tuple[str, ...] = ()
     """Parts of the model that a text never reaches (image and sound towers)."""
     states: tuple[tuple[StateSpec, ...], ...] = ()
@@ -255,6 +257,12 @@ class ModelSpec:
     index_topk: int = 0
     """Number of keys that a token selects, in layers with an indexer; 0 if no layer selects keys,
     or the context has no more of them."""
+    index_pool: int = 1
+    """Number of tokens whose index keys are pooled into one key; 1 if none are pooled."""
+    index_selections: int = 1
+    """Number of times that a token selects keys in a layer, each time for some heads."""
+    num_heads: int = 0
+    """Query heads of the layer that has most of them."""
     copy_pages: int = 0
     """For a model with latents, the number of pages for expanded keys and values per page of
     tokens, in the type of the computation."""

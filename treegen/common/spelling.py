@@ -71,8 +71,10 @@ FOREIGN: Final = {
     "pretrained": "model",
     "gpu_memory_utilization": "memory",
     "kv_cache_memory_bytes": "memory",
+    "mem_fraction_static": "memory",
     "max_num_seqs": "max_rows",
     "batch_size": "max_rows",
+    "max_connections": "max_rows",
     "max_num_batched_tokens": "prefill_chunk",
     "block_size": "page_size",
     "enforce_eager": "eager",
@@ -90,6 +92,14 @@ FOREIGN: Final = {
     "epochs": "num_samples",
     "repeats": "num_samples",
     "num_fewshot_examples": "num_fewshot",
+    "few_shot": "num_fewshot",
+    "shots": "num_fewshot",
+    "n_shot": "num_fewshot",
+    "nshot": "num_fewshot",
+    "num_gpus": "gpus",
+    "dp": "gpus",
+    "model_path": "model",
+    "model_name": "model",
     "stop_strings": "stop",
     "eos_token_id": "stop_token_ids",
     "bad_words_ids": "bad_words",
@@ -100,10 +110,18 @@ FOREIGN: Final = {
     "guided_choice": "choice",
     "enable_lora": "adapter",
     "lora_modules": "adapter",
+    "lora_path": "adapter",
+    "peft": "adapter",
 }
 """Names of parameters in other tools, such as vLLM, and their names here."""
+_A_SIZE: Final = " Its value is a size, such as 60GiB, instead of a share"
+_OTHER_VALUES: Final = {"gpu_memory_utilization": _A_SIZE, "mem_fraction_static": _A_SIZE}
+"""Names in other tools whose values have another form than here, with the form here."""
 
 _LEAVE_OUT: Final = "leave it out"
+_MANY_MODELS: Final = (
+    "`treegen eval --gpus N` and Cluster run a whole model on each of several GPUs"
+)
 _NO_UPLOAD: Final = "treegen uploads nothing; `treegen export` writes a run in other formats"
 _NO_COUNTERPART: Final = {
     "do_sample": "leave it out: temperature=0.0 is greedy, any other draws",
@@ -113,13 +131,31 @@ _NO_COUNTERPART: Final = {
     "max_model_len": (
         f"leave it out: memory follows the tokens, and {arg('max_rows')} bounds the samples"
     ),
+    "max_seq_len": "leave it out: memory follows the tokens",
+    "context_length": "leave it out: memory follows the tokens",
+    "max_samples": (
+        f"{arg('limit')} is the number of problems (lighteval's --max-samples), and "
+        f"{arg('max_rows')} the samples decoded at once (Inspect's)"
+    ),
+    "load_in_4bit": f"give {arg('quantization')} a format, or load a quantized checkpoint",
+    "load_in_8bit": f"give {arg('quantization', 'fp8')}, or load a quantized checkpoint",
+    "tokenizer": "leave it out: treegen uses the tokenizer of the checkpoint",
+    "enable_auto_tool_choice": "leave it out: the model's format of tool calls is recognized",
+    "tool_call_parser": (
+        f"leave it out, or name the format of tool calls with {arg('tool_format')}"
+    ),
+    "reasoning_parser": "leave it out: the reasoning tags come from the chat template",
+    "chat_template_content_format": _LEAVE_OUT,
+    "disable_log_requests": "leave it out: treegen logs no requests",
+    "uvicorn_log_level": "leave it out: the server prints only its address and errors",
     "max_logprobs": f"leave it out: logprobs and {arg('prompt_logprobs')} have no limit",
     "enable_prefix_caching": "leave it out: what prompts share is always computed once",
     "enable_chunked_prefill": (
         f"leave it out: prompts are computed in chunks of {arg('prefill_chunk')}"
     ),
     "pipeline_parallel_size": "treegen does not divide the layers among GPUs; leave it out",
-    "data_parallel_size": "for several GPUs with the whole model each, use Cluster (--gpus)",
+    "data_parallel_size": _MANY_MODELS,
+    "dp": _MANY_MODELS,
     "enable_expert_parallel": (
         f"{arg('tensor_parallel_size')} divides the experts too; leave it out"
     ),
@@ -138,6 +174,8 @@ _NO_COUNTERPART: Final = {
     "max_seq_len_to_capture": _LEAVE_OUT,
     "max_lora_rank": _LEAVE_OUT,
     "max_loras": _LEAVE_OUT,
+    "max_cpu_loras": _LEAVE_OUT,
+    "hf_overrides": "change config.json in a copy of the checkpoint",
     "mm_processor_kwargs": _LEAVE_OUT,
     "disable_custom_all_reduce": _LEAVE_OUT,
     "distributed_executor_backend": _LEAVE_OUT,
@@ -175,6 +213,11 @@ def advise_foreign(name: str, known: Container[str]) -> tuple[str | None, str]:
     return None, _NO_COUNTERPART.get(name, "")
 
 
+def describe_value(name: str) -> str:
+    """Return the form of the value here for a name of another tool; "" if it is the same."""
+    return _OTHER_VALUES.get(name, "")
+
+
 def hint_at(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean NAME=?" for an unknown name, or advice, or ""."""
     known = list(known)
@@ -182,7 +225,10 @@ def hint_at(name: str, known: Iterable[str]) -> str:
     if advice:
         return f"; {advice}"
     near = [ours] if ours else find_near(name, known)
-    return f"; did you mean {' or '.join(arg(other + '=') for other in near)}?" if near else ""
+    if not near:
+        return ""
+    meant = " or ".join(arg(f"{other}=") for other in near)
+    return f"; did you mean {meant}?{describe_value(name)}"
 
 
 def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = "") -> str:

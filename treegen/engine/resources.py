@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from treegen.common.outputs import Usage
 from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.features import Features, make_row_states, make_segment_states
 from treegen.engine.features.budgets import ThinkingBudgets
 from treegen.engine.features.confidence import ConfidenceStops
 from treegen.engine.features.encoder_cache import EncoderCache
 from treegen.engine.features.expanded_kv import ExpandedKVCache, ExpandedKVOptions
-from treegen.engine.features.features import Features, make_row_states, make_segment_states
 from treegen.engine.features.grammars import RowGrammars
 from treegen.engine.param_set import ParamSet, ParamTable
 from treegen.engine.rows.engine_run import EngineRun

@@ -255,6 +255,9 @@ class RunResult:
     plan: Plan
     """What was shared, stored and read."""
 
+    def __repr__(self) -> str:
+        return f"RunResult({len(self.completions):,} completions, {self.plan!r})"
+
     def of(self, prompt_id: str) -> list[Completion]:
         """Return the completions of one prompt, by sample index."""
         return [c for c in self.completions if c.prompt_id == prompt_id]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError, arg
-from treegen.evals.answer_types import check_ready
 from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import as_chat
 from treegen.evals.config.base import BaseSettings
 from treegen.evals.config.eval_settings import EvalSettings, default_sampling
 from treegen.evals.multiple_choice import (
     ChoicePrompt,
+    OwnRequests,
     check_settings,
     choice_prompts,
     choice_requests,
@@ -20,11 +20,11 @@ from treegen.evals.multiple_choice import (
 )
 from treegen.evals.problem import Problem, readable_reference
 from treegen.evals.registry import get_task
-from treegen.evals.requests import OwnRequests
 from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.task_calls import load_data, wrap_task_method
 from treegen.evals.truncation import barest, truncate_prompts
+from treegen.evals.verdict import check_ready
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.tree import Node, prompts_of
 

@@ -173,11 +173,11 @@ def check_machine(engine: EngineOptions, places: "Placement | None" = None) -> N
 
     Workers check their own machines.
     """
-    from treegen.model import machine
+    from treegen.model import rank_processes
     from treegen.model.config import resolve_device
 
     if places is None:
-        machine.check_machine(engine, resolve_device(engine.device))
+        rank_processes.check_machine(engine, resolve_device(engine.device))
 
 
 def weights_fingerprint(engine: EngineOptions) -> str:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
     from treegen.prompts.images.table import ImageTable
     from treegen.prompts.radix import Tokens
+from collections.abc import Callable
+
+from treegen.common.outputs import Completion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,3 +227,17 @@ def _leaves(prompt: Prompt, name: str, problem: Problem) -> list[Node]:
             leaf = replace(prompt.node, children=[last], samples=0, id=None)
         chains.append(chain_below(above, leaf))
     return chains
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnRequests:
+    """The requests of a task, in the order of its problems."""
+
+    tree: Node
+    """A sampled node of token ids for each problem, with the problem's id."""
+    params: Sequence[SamplingParams] = ()
+    """Sampling parameters for each problem; empty if nothing is drawn."""
+    scored: tuple[ChoicePrompt, ...] = ()
+    """The scored texts of each problem; empty if samples are drawn."""
+    text: Callable[[Completion], str] = lambda completion: completion.text
+    """Returns the text of a finished sample, as the task reads it."""

@@ -16,12 +16,12 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from treegen import demo
-from treegen.common.files.reading import describe_read_error
+from treegen.common.files import describe_read_error
 from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError, TreegenError
-from treegen.evals.answer_types import AnswerType
+from treegen.errors import InputError, TreegenError, arg
 from treegen.evals.task import Task, TaskDefaults
+from treegen.evals.verdict import AnswerType
 
 ENTRY_POINT_GROUP: Final = "treegen.tasks"
 LM_EVAL: Final = "lm-eval:"
@@ -45,7 +45,7 @@ _BUILTIN: Final = {
     "humaneval-plus": "treegen.tasks.code.plus:HumanEvalPlus",
     "ifeval": "treegen.tasks.ifeval.task:IFEval",
     "imported": "treegen.tasks.imported:Imported",
-    "jsonl": "treegen.tasks.jsonl.task:QuestionAnswer",
+    "jsonl": "treegen.tasks.jsonl:QuestionAnswer",
     "livecodebench": "treegen.tasks.code.livecodebench:LiveCodeBench",
     "math": "treegen.tasks.math.task:Math",
     "math500": "treegen.tasks.math.task:Math500",
@@ -169,6 +169,11 @@ def get_task(name: str | Task) -> Task:
     for point in _entry_points():
         if point.name == name:
             return _make(_load_point(point), name)
+    if name.endswith((".jsonl", ".json", ".csv", ".parquet")):
+        raise InputError(
+            f"there is no task {name!r}; to ask the questions of a file, use the task jsonl with "
+            f"{arg('data', name)}"
+        )
     known = [info.name for info in list_tasks()]
     hint = did_you_mean(name, known) or f"; known: {', '.join(known)}, or path/to/file.py:Class"
     raise InputError(f"there is no task {name!r}{hint}")

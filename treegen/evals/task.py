@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from treegen.common.checks import checked_class
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, arg
-from treegen.evals.answer_types import AnswerType
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.statistics.metrics import Report, ReportOptions
-from treegen.evals.verdict import SampleScore, Verdict
+from treegen.evals.verdict import AnswerType, SampleScore, Verdict
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
@@ -240,7 +239,8 @@ class Task(ABC):
             images: The model's images; None if it takes none.
 
         Returns:
-            A `treegen.evals.requests.OwnRequests`; None if treegen tokenizes the prompts of `tree`.
+            A `treegen.evals.multiple_choice.OwnRequests`; None if treegen tokenizes the prompts
+            of `tree`.
         """
         return None
 

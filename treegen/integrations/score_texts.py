@@ -29,8 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from treegen.common.checks import check_argument_types
-from treegen.common.files.reading import describe_read_error, open_regular
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import describe_read_error, open_regular, replace_file
 from treegen.common.outputs import Score
 from treegen.common.params import MAX_COUNT, check_int
 from treegen.errors import DataError, InputError, RunError, TreegenError

@@ -4,7 +4,6 @@ llm.py, base.py, search_calls.py   the calls    follower.py   the other ranks of
 async_llm.py     calls that callers in event loops await, and the limit on waiting samples
 encoder.py       the threads that encode prompts in order of arrival
 engine_loop.py   the thread that owns the LLM and runs its steps
-async_call.py    one call, passed between these threads
 """
 
 from treegen.llm.llm import LLM as LLM

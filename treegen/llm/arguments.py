@@ -42,6 +42,8 @@ _CALLS: Final = {
     "encode": "llm.tokenizer encodes text; treegen returns no hidden states or embeddings",
     "classify": "score the names of the classes: llm.score([(prompt, name)])",
     "reward": "load a reward model with treegen.search.load_verifier",
+    "renderer": "give text, token ids or messages to generate",
+    "llm_engine": "call the methods of the LLM; llm.stream yields completions as they finish",
     "sleep": "close the LLM: llm.close()",
     "wake_up": "load the model again: LLM(model)",
     "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",

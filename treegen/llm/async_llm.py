@@ -12,9 +12,8 @@ from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, 
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
 from treegen.llm.arguments import read_prompts
-from treegen.llm.async_call import AsyncCall, NodeCall, Prompt
 from treegen.llm.base import BaseLLM
-from treegen.llm.encoder import PromptEncoder
+from treegen.llm.encoder import AsyncCall, NodeCall, Prompt, PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText
@@ -250,7 +249,7 @@ class AsyncLLM(Closeable):
         before: Sequence[Message] = (),
         template: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[PlacedImage]]:
-        """Return the text and the images of messages after a reply; see `prompts.turns`.
+        """Return the text and the images of messages after a reply; see `prompts.chat_images`.
 
         Args:
             turns: The messages.
@@ -276,10 +275,7 @@ class AsyncLLM(Closeable):
         await self._encoder.open_images([[{"role": "user", "content": parts}]])
 
     async def encode_extension(
-        self,
-        context: LiveContext,
-        content: str | Parts,
-        images: Sequence[PlacedImage] = (),
+        self, context: LiveContext, content: str | Parts, images: Sequence[PlacedImage] = ()
     ) -> AppendedText:
         """Return text for `LiveBackend.extend`, encoded in a thread.
 
@@ -382,7 +378,8 @@ class AsyncLLM(Closeable):
         waiting = self.num_waiting
         if waiting and waiting + num_rows > self.max_waiting:
             raise BusyError(
-                f"{waiting:,} samples wait, and at most {self.max_waiting:,} may; try again later"
+                f"{waiting:,} samples wait, and at most {self.max_waiting:,} may (max_waiting); "
+                "try again later"
             )
 
     def _check_open(self) -> None:

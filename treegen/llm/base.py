@@ -27,7 +27,6 @@ from treegen.llm.arguments import (
     reject_unknown_arguments,
     repeat_params,
 )
-from treegen.llm.search_calls import SearchCalls
 from treegen.model.model_info import ModelInfo
 from treegen.prompts.expansion import sum_levels
 from treegen.prompts.plan.draws import DrawCounter
@@ -49,9 +48,10 @@ from treegen.prompts.tree import (
     expansions_of,
     has_expansions,
 )
+from treegen.search.search_calls import LocalSearchCalls
 
 
-class BaseLLM(SearchCalls, Closeable, NonCopyable):
+class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
     """The calls of an LLM, built on four abstract methods that each kind of LLM implements.
 
     Use it in a `with` statement, or `close` it, to release its resources.

@@ -1,4 +1,4 @@
-"""Threads that encode prompts in order of arrival.
+"""Calls of an AsyncLLM, and threads that encode their prompts in order of arrival.
 
 Grammars are compiled and images decoded first, each kind in a separate thread, so that other calls
 do not wait for a large one.
@@ -11,26 +11,78 @@ import copy
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
-from treegen.llm.async_call import AsyncCall
-from treegen.prompts.chat_images import has_images, open_images
+from treegen.prompts.chat_images import has_images, open_images, render_turns
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tree import Message, Parts
-from treegen.prompts.turns import render_turns
 from treegen.search.live.appended import AppendedText, AppendedTextEncoder
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
     from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.plan.plan import Request
+    from treegen.search.live.backend import LiveBackend
     from treegen.search.live.pending import LiveContext
+    from treegen.search.session import Started
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+@dataclass(slots=True, eq=False)
+class AsyncCall:
+    """One call: prompts with the same parameters, and their state."""
+
+    params: SamplingParams | None
+    """Sampling parameters; None only scores the prompts."""
+    streams: bool
+    """Whether tokens are handed out as they are drawn."""
+    loop: asyncio.AbstractEventLoop
+    """The caller's event loop."""
+    rows: int
+    """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
+    due: int
+    """Number of results that the engine has not handed out."""
+    first: int = 0
+    """With a seed, index of the first sample to draw."""
+    top: int = 0
+    """Number of likeliest tokens to report per token, where prompts are only scored."""
+    prompts: list[Tokens] = field(default_factory=list)
+    """Token ids of the prompts, once they are encoded."""
+    requests: list[Request] = field(default_factory=list)
+    """Requests of the prompts, once they are encoded."""
+    queue: asyncio.Queue[list[tuple[int, Any]] | Exception] = field(default_factory=asyncio.Queue)
+    """Batches of (index of the prompt, item), or an error, for the caller."""
+    numbers: list[int] = field(default_factory=list)
+    """Numbers of its requests in the run."""
+    is_over: bool = False
+    """Whether the engine has finished or dropped the call."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeCall:
+    """A coroutine that uses nodes of searches, and its state."""
+
+    begin: Callable[[LiveBackend], Coroutine[Any, Any, Any]]
+    """Makes the coroutine, which awaits samples and scores of the backend."""
+    future: asyncio.Future[Any]
+    """The caller waits for it; gets the result."""
+    rows: int
+    """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
+    discard: Callable[[Any], object]
+    """Frees a result that no caller gets; called in the engine thread."""
+    started: Started[Any] | None = None
+    """Its state in the engine thread, once it has started."""
+    is_over: bool = False
+    """Whether the engine has finished or dropped the call."""
+
 
 _Result = TypeVar("_Result")
 _MOST_CACHED: Final = 2**22  # tokens of all cached prompts together
@@ -93,7 +145,7 @@ class PromptEncoder:
     async def render_turns(
         self, turns: Sequence[Message], **how: Any
     ) -> tuple[str, list[PlacedImage]]:
-        """Return what `prompts.turns.render_turns` returns; for callers in an event loop."""
+        """Return what `prompts.chat_images.render_turns` returns; for callers in an event loop."""
         await self.open_images([turns])
         render = partial(render_turns, turns, self._tokenizer, self._llm.images, **how)
         return await _run_in(self._thread, render)

@@ -14,7 +14,7 @@ from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
 from treegen.common.synchronization import set_result_of
 from treegen.errors import InternalError, StoppedError
-from treegen.llm.async_call import AsyncCall, NodeCall
+from treegen.llm.encoder import AsyncCall, NodeCall
 from treegen.search.live.run import LiveRun
 from treegen.search.session import Session
 
@@ -125,7 +125,8 @@ class EngineLoop:
     def join(self, *, drain: bool) -> None:
         """Wait until all calls are complete; cancel them first unless `drain`."""
         if not drain:
-            self._post(self._finish_all)
+            stopped = StoppedError("the server stops, and this call was not done")
+            self._post(lambda: self._finish_open_calls(stopped))
         self._thread.join()
 
     def _make_room(self, call: AsyncCall | NodeCall) -> None:
@@ -260,9 +261,6 @@ class EngineLoop:
         self._run: LiveRun = self._llm.open_live_run(nodes=self._has_nodes)
         backend = self._run.backend
         self._session = None if backend is None else Session(backend, SamplingParams())
-
-    def _finish_all(self) -> None:
-        self._finish_open_calls(StoppedError("the server stops, and this call was not done"))
 
     def _finish_open_calls(self, error: Exception) -> None:
         for call in {id(call): call for call, _ in self._calls.values()}.values():

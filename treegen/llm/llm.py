@@ -11,21 +11,19 @@ import numpy as np
 
 from treegen.common.drafter import DraftFunction
 from treegen.common.params import Params, SamplingParams, check_tree_params
-from treegen.engine.engine import Engine
+from treegen.engine.engine import Engine, insert_prefix, plan_prefix
 from treegen.engine.on_demand import OnDemandStream
 from treegen.engine.param_set import ParamSet, param_sets
 from treegen.engine.segments.prefix_cache import Kept
-from treegen.engine.segments.prefix_insertion import insert_prefix, plan_prefix
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.stream import Stream
 from treegen.errors import InputError, arg
 from treegen.llm.base import BaseLLM
 from treegen.model.config import resolve_device
-from treegen.model.machine import check_machine
 from treegen.model.model import Model
 from treegen.model.model_info import ModelInfo
 from treegen.model.options import LOADING, EngineOptions, check_known
-from treegen.model.rank_processes import load_from_options
+from treegen.model.rank_processes import check_machine, load_from_options
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.bos_eos import end_ids
@@ -272,11 +270,7 @@ class LLM(BaseLLM):
             sets, _ = param_sets([], self.stopping_of)
             scheduler = self.engine.scheduler(self._plan([]), sets)
         return LiveRun(
-            scheduler,
-            self.spec,
-            stopping_of=self.stopping_of,
-            before=self._before,
-            backend=backend,
+            scheduler, self.spec, stopping_of=self.stopping_of, before=self._before, backend=backend
         )
 
     def stopping_of(self, params: SamplingParams) -> StopConditions:
@@ -428,12 +422,7 @@ def _prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any
 
 def _load(options: EngineOptions) -> tuple[Any, Model]:
     """Return the tokenizer and the model that options name."""
-    tokenizer = load_tokenizer(
-        options.model,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-        chat_template=options.chat_template,
-    )
+    tokenizer = load_tokenizer(options.model, **options.source, chat_template=options.chat_template)
     # Loading the processor first reports its errors before weights are read.
     processor = load_image_processor(options, tokenizer) if options.images else None
     model = load_from_options(options)

@@ -72,8 +72,7 @@ class Batch:
 
     def index_keys_of(self, layer: int) -> Tensor:
         """Return the pool of index keys of a layer that selects keys."""
-        # Only attention asks `layers` for its pool by number, which the load check counts.
-        index = [pool.index for pool in self.layers][layer]
+        index = self.layers[layer].index
         assert index is not None, f"layer {layer} has no index keys"
         return index
 

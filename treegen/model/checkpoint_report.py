@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import torch
 from transformers import PretrainedConfig
 
 from treegen.common.formatting import format_bytes, format_table, safe_text
@@ -21,13 +22,7 @@ from treegen.model.checkpoint.generation_config import format_sampling
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 from treegen.model.checkpoint.layer_formats import check_fp4
 from treegen.model.checkpoint.quantized import describe_support, quantisation_of
-from treegen.model.config import (
-    declared_dtype,
-    load_spec,
-    read_config,
-    resolve_device,
-    resolve_dtype,
-)
+from treegen.model.config import declared_dtype, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.linear.fp4_checkpoint import kept_in_4_bits
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
 from treegen.model.options import EngineOptions
@@ -95,6 +90,8 @@ class CheckpointReport:
         if windows:
             within = sum(window is not None for window in spec.windows)
             attending += f", {within} of them to the last {' or '.join(map(str, windows))} tokens"
+        if spec.chunk:
+            attending += f", some of them within chunks of {spec.chunk:,} tokens"
         if spec.states:
             attending += f"; {len(spec.states)} recurrent layers keep "
             attending += f"{format_bytes(spec.state_bytes)} for each text"
@@ -182,6 +179,7 @@ class CheckpointReport:
             "matrices": {key: size._asdict() for key, size in self.matrices.items()} or None,
             "layers": len(spec.layers),
             "windows": sorted({window for window in spec.windows if window is not None}),
+            "chunk": spec.chunk,
             "recurrent_layers": len(spec.states),
             "kv_bytes_per_token": spec.kv_bytes_per_token,
             "index_bytes_per_token": spec.index_bytes_per_token or None,
@@ -216,10 +214,6 @@ def inspect_checkpoint(
         ModelError: there is no such checkpoint, or its configuration cannot be read.
         InputError: the dtype or the device cannot be used.
     """
-    source: dict[str, Any] = {
-        "revision": options.revision,
-        "trust_remote_code": options.trust_remote_code,
-    }
     device = resolve_device(options.device)
     directory = locate(options.model, options.revision, weights=False)
     model_type, stored = "", ""
@@ -229,44 +223,28 @@ def inspect_checkpoint(
     else:
         model_type = str(read_raw_config(directory).get("model_type", ""))
     try:
-        config = read_config(options.model, directory, **source)
+        config = read_config(options.model, directory, **options.source)
         model_type = config.model_type
         info = quantisation_of(config)
         dtype = resolve_dtype(options.dtype, config, device)
-        spec = load_spec(
-            options.model, dtype, device="cpu", kv_cache_dtype=options.kv_cache_dtype, **source
+        spec = spec_of(
+            options.model,
+            directory,
+            config,
+            dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
+            trust_remote_code=options.trust_remote_code,
         )
+        quantised = _quantised(options, directory, config, spec, device, dtype)
     except ModelError as error:
         way = get_support(model_type) if model_type else "refused"
         return CheckpointReport(options.model, model_type, way, refused=str(error))
-    quantization = options.loading()["quantization"]
-    stays = stays_fp8(info, quantization, device)
-    in_fp8 = quantization == "fp8" or stays
     takes, image_tokens, no_images = inputs_of(config.model_type), {}, ""
     if "images" in takes:
         try:
             image_tokens = _image_tokens(options, directory, config, spec, image_sizes)
         except TreegenError as error:
             takes, no_images = tuple(kind for kind in takes if kind != "images"), str(error)
-    small, small_bytes = (spec.num_in_linears,) * 2 if in_fp8 else (0, 0)
-    four_bits = kept_in_4_bits(config, spec.num_in_linears, info, quantization, device, dtype)
-    if four_bits == "mxfp4":
-        small = num_in_experts(config)
-        small_bytes = int(small * BYTES_PER_NUMBER)
-    matrices: dict[str, StoredSizes] = {}
-    if info is not None and info.is_fp4:
-        kept = ["NVFP4"] * (four_bits == "nvfp4") + ["FP8"] * stays
-        try:
-            matrices = _matrices(directory, config, kept, dtype.itemsize)
-        except ModelError as error:
-            way = get_support(model_type)
-            return CheckpointReport(options.model, model_type, way, refused=str(error))
-        if four_bits and not matrices:  # weights are not here
-            small, small_bytes = spec.num_in_linears, spec.num_in_linears * 9 // 16
-        elif quantization != "fp8":
-            saved = {key: size for key, size in matrices.items() if key.endswith("kept")}
-            small_bytes = sum(size.loaded_bytes for size in saved.values())
-            small = sum(size.numbers for size in saved.values())
     return CheckpointReport(
         name=options.model,
         model_type=model_type,
@@ -277,10 +255,10 @@ def inspect_checkpoint(
         stored_dtype=str(declared_dtype(config) or "").removeprefix("torch."),
         stored_bytes=_stored_bytes(directory),
         device=device.type,
-        small_bytes=small_bytes,
-        quantization=four_bits or ("fp8" if in_fp8 else ""),
-        matrices=matrices,
-        weight_bytes=small_bytes + (spec.num_weights - small) * dtype.itemsize,
+        small_bytes=quantised.num_bytes,
+        quantization=quantised.form,
+        matrices=quantised.matrices,
+        weight_bytes=quantised.num_bytes + (spec.num_weights - quantised.numbers) * dtype.itemsize,
         latent_bytes=_latent_bytes(config, spec),
         takes=takes,
         image_tokens=image_tokens,
@@ -288,30 +266,59 @@ def inspect_checkpoint(
     )
 
 
+class _Quantised(NamedTuple):
+    """The weights that are quantised in memory."""
+
+    form: str
+    """Their format; empty for none."""
+    numbers: int
+    num_bytes: int
+    matrices: Mapping[str, StoredSizes]
+    """What matrices in NVFP4 and FP8 take, by format and whether they are kept or expanded."""
+
+
+def _quantised(
+    options: EngineOptions,
+    directory: Path,
+    config: PretrainedConfig,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> _Quantised:
+    """Return which weights are quantised in memory.
+
+    Raises:
+        ModelError: stored matrices do not fit together, or differ from what config.json says.
+        InputError: the checkpoint does not store the format that the options name.
+    """
+    info, quantization = quantisation_of(config), options.loading()["quantization"]
+    stays = stays_fp8(info, quantization, device)
+    in_fp8 = quantization == "fp8" or stays
+    small, small_bytes = (spec.num_in_linears,) * 2 if in_fp8 else (0, 0)
+    four_bits = kept_in_4_bits(config, spec.num_in_linears, info, quantization, device, dtype)
+    form = four_bits or ("fp8" if in_fp8 else "")
+    if four_bits == "mxfp4":
+        small = num_in_experts(config)
+        small_bytes = int(small * BYTES_PER_NUMBER)
+    if info is None or not info.is_fp4:
+        return _Quantised(form, small, small_bytes, {})
+    kept = ["NVFP4"] * (four_bits == "nvfp4") + ["FP8"] * stays
+    files, matrices = weight_files(directory), dict[str, StoredSizes]()
+    if files and all(file.is_file() for file in files):
+        matrices = check_fp4(directory, config).sizes(kept, dtype.itemsize)
+    if four_bits and not matrices:  # weights are not here
+        small, small_bytes = spec.num_in_linears, spec.num_in_linears * 9 // 16
+    elif quantization != "fp8":
+        saved = [size for key, size in matrices.items() if key.endswith("kept")]
+        small = sum(size.numbers for size in saved)
+        small_bytes = sum(size.loaded_bytes for size in saved)
+    return _Quantised(form, small, small_bytes, matrices)
+
+
 def _stored_bytes(directory: Path) -> int:
     """Return the bytes of a checkpoint's weight files; 0 if one of them is not here."""
     files = [directory] if is_gguf(directory) else weight_files(directory)
     return sum(f.stat().st_size for f in files) if all(f.is_file() for f in files) else 0
-
-
-def _matrices(
-    directory: Path, config: PretrainedConfig, kept: Sequence[str], itemsize: int
-) -> dict[str, StoredSizes]:
-    """Return what the matrices of a checkpoint with NVFP4 take; empty if its files are not here.
-
-    Args:
-        directory: The checkpoint's directory.
-        config: Its configuration.
-        kept: The formats that stay as they are stored.
-        itemsize: Bytes of an expanded number.
-
-    Raises:
-        ModelError: tensors do not fit together, or differ from what config.json says.
-    """
-    files = weight_files(directory)
-    if not files or not all(file.is_file() for file in files):
-        return {}
-    return check_fp4(directory, config).sizes(kept, itemsize)
 
 
 def parse_image_sizes(text: str) -> list[tuple[int, int]]:
@@ -351,9 +358,7 @@ def _image_tokens(
     from treegen.model.tokenizer import load_tokenizer
     from treegen.model.vision import load_processor
 
-    tokenizer = load_tokenizer(
-        options.model, revision=options.revision, trust_remote_code=options.trust_remote_code
-    )
+    tokenizer = load_tokenizer(options.model, **options.source)
     table = load_processor(directory, config, tokenizer).table(spec.vocab_size)
     try:
         from PIL import Image

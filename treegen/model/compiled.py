@@ -26,6 +26,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from treegen.errors import ModelError
 from treegen.model.batch import Batch, current_batch
 from treegen.model.checkpoint.text_part import attention_of_text
+from treegen.model.chunked import scale_queries
 from treegen.model.hook import (
     ATTENTION,
     KEYS,
@@ -42,6 +43,7 @@ from treegen.model.linear.gated import GatedLinears
 from treegen.model.linear.merged import MergedLinears
 from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
 from treegen.model.recurrent.operators import OPERATORS, forward
+from treegen.ops.attention.selection import IndexForm
 from treegen.ops.cache.pool import LayerKV, make_proxy, resolve_proxy
 
 # T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, P rotated numbers
@@ -56,7 +58,7 @@ _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers and models together
 
 
 @torch.library.custom_op("treegen::write_and_attend", mutates_args=())
-def _write_and_attend(
+def _write_and_attend(  # noqa: PLR0913 -- operators take no structures
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGV: Tensor,
@@ -65,6 +67,7 @@ def _write_and_attend(
     sinks_H: Tensor | None,
     scale: float | None,
     window: int | None,
+    chunk: int | None,
     softcap: float | None,
     selected_TS: Tensor | None,
 ) -> Tensor:
@@ -79,6 +82,7 @@ def _write_and_attend(
         selected_TS,
         scale=scale,
         window=window,
+        chunk=chunk,
         softcap=softcap,
         sinks=sinks_H,
     ).contiguous()
@@ -86,13 +90,13 @@ def _write_and_attend(
 
 @_write_and_attend.register_fake
 def _(
-    q_THK: Tensor, k_TGK: Tensor, v_TGV: Tensor, keys: Tensor, values: Tensor, *options: Any
+    q_THK: Tensor, k_TGK: Tensor, v_TGV: Tensor, keys: Tensor, values: Tensor, *_options: Any
 ) -> Tensor:
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], values.shape[-1])
 
 
 @torch.library.custom_op("treegen::write_and_attend_latents", mutates_args=())
-def _write_and_attend_latents(
+def _write_and_attend_latents(  # noqa: PLR0913 -- operators take no structures
     q_THK: Tensor,
     latent_TGR: Tensor,
     rotated_TGP: Tensor,
@@ -101,6 +105,7 @@ def _write_and_attend_latents(
     sinks_H: Tensor | None,
     scale: float | None,
     window: int | None,
+    chunk: int | None,
     softcap: float | None,
     selected_TS: Tensor | None,
 ) -> Tensor:
@@ -115,6 +120,7 @@ def _write_and_attend_latents(
         selected_TS,
         scale=scale,
         window=window,
+        chunk=chunk,
         softcap=softcap,
         sinks=sinks_H,
     ).contiguous()
@@ -122,28 +128,46 @@ def _write_and_attend_latents(
 
 @_write_and_attend_latents.register_fake
 def _(
-    q_THK: Tensor,
-    latent_TGR: Tensor,
-    rotated_TGP: Tensor,
-    keys: Tensor,
-    up_HXR: Tensor,
-    *options: Any,
+    q_THK: Tensor, latent_TGR: Tensor, rotated_TGP: Tensor, keys: Tensor, up_HXR: Tensor, *_: Any
 ) -> Tensor:
     width = up_HXR.shape[1] - (q_THK.shape[2] - rotated_TGP.shape[2])
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
 
 
+@torch.library.custom_op("treegen::scale_queries", mutates_args=())
+def _scale_queries(q_THK: Tensor, floor_scale: float, scale: float) -> Tensor:
+    """Call `treegen.model.chunked.scale_queries` with the positions of this pass."""
+    positions_T = current_batch().positions_T
+    return scale_queries(q_THK, positions_T, floor_scale, scale).contiguous()
+
+
+@_scale_queries.register_fake
+def _(q_THK: Tensor, floor_scale: float, scale: float) -> Tensor:
+    return q_THK.new_empty(q_THK.shape)
+
+
 @torch.library.custom_op("treegen::write_and_select", mutates_args=())
 def _write_and_select(
-    q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor, keys: Tensor, num: int
+    q_THD: Tensor,
+    k_TD: Tensor,
+    weights_TH: Tensor | None,
+    keys: Tensor,
+    num: int,
+    size: int,
+    is_pooled: bool,
+    local: int,
+    selections: int,
 ) -> Tensor:
     """Call `treegen.model.indexer.write_and_select` with the page pool of a proxy."""
-    return write_and_select(q_THD, k_TD, weights_TH, resolve_proxy(keys), num)
+    form = IndexForm(num, size, is_pooled, local, selections)
+    return write_and_select(q_THD, k_TD, weights_TH, resolve_proxy(keys), form)
 
 
 @_write_and_select.register_fake
-def _(q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor, keys: Tensor, num: int) -> Tensor:
-    return q_THD.new_empty((q_THD.shape[0], num), dtype=torch.int32)
+def _(q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None, keys: Tensor, *form: Any) -> Tensor:
+    heads = q_THD.shape[1:2] if weights_TH is None else ()
+    shape = q_THD.shape[0], *heads, IndexForm(*form).width
+    return q_THD.new_empty(shape, dtype=torch.int32)
 
 
 class _SlotStateLayer(nn.Module):
@@ -300,7 +324,7 @@ def topk_rows(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     Ties are broken by the lower index. NaN counts as infinity.
     """
     if scores.device.type == "cuda":
-        from treegen.model.linear.router_topk_kernels import largest as on_gpu
+        from treegen.model.linear.row_kernels import largest as on_gpu
 
         shape = (*scores.shape[:-1], num)
         values = scores.new_empty(shape)

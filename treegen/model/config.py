@@ -35,9 +35,8 @@ from treegen.model.checkpoint.generation_config import (
     difference_from_generate,
     recommended_sampling,
 )
-from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
+from treegen.model.checkpoint.gguf_file import Stored, check_sizes, gguf_arguments, is_gguf
 from treegen.model.checkpoint.layer_formats import quantization_settings
-from treegen.model.checkpoint.sizes import Stored, check_sizes
 from treegen.model.checkpoint.text_part import generates_text
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -263,6 +262,7 @@ def spec_of(
         shared_with = None if source == at else source
         layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent, call.index_dim))
     text = config.get_text_config(decoder=True)
+    forms = [call.index_form for call in probe.calls if call.index_form is not None]
     declared = _declared_length(text)
     length, reason = min([(declared, ""), *_limits(text)], key=lambda limit: limit[0])
     if reason:
@@ -277,19 +277,22 @@ def spec_of(
         eos_token_ids=_eos_token_ids(directory, config),
         itemsize=itemsize,
         windows=tuple(call.window for call in probe.calls),
+        chunk=next((call.chunk for call in probe.calls if call.chunk), None),
         unreached=probed.unreached,
         states=probed.states,
         num_weights=probed.num_weights,
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
-        index_topk=max(call.index_topk for call in probe.calls),
+        index_topk=max((form.num * form.size for form in forms), default=0),
+        index_pool=max((form.size for form in forms if form.is_pooled), default=1),
+        index_selections=max((form.selections for form in forms), default=1),
+        num_heads=max(call.q_THK.shape[1] for call in probe.calls),
         recommended=recommended_sampling(directory),
         recommended_note=difference_from_generate(directory),
     )
-    if spec.index_topk and (spec.states or has_loops(text)):
-        also = "recurrent layers" if spec.states else "loops"
+    if spec.index_topk and has_loops(text):
         raise ModelError(
-            f"{config.model_type} selects keys and also has {also}, which is not supported; use "
+            f"{config.model_type} selects keys and also has loops, which is not supported; use "
             "another model"
         )
     if spec.latent is None:
@@ -323,8 +326,7 @@ def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
                     "keys that are kept were turned by those for shorter texts",
                 )
     if (length := dense_length(text)) and not selects_keys(text):
-        kind = "sparse" if getattr(text, "attention_chunk_size", None) is None else "chunked"
-        yield length, f"the model's {kind} attention leaves out keys, which is not supported"
+        yield length, "the model's sparse attention leaves out keys, which is not supported"
 
 
 def warn_context(name: str, declared: int, length: int, reason: str) -> None:

@@ -7,6 +7,7 @@ pool and attends to the levels of the batch, which travels through the model as 
 causality, and each call has its window.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Unpack
 
@@ -17,13 +18,14 @@ from transformers import AttentionInterface
 from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
-from treegen.model.indexer import index_dim_of, index_topk_of, is_empty, takes_selection
+from treegen.model.chunked import chunk_of, scale_queries, scaling_of
+from treegen.model.indexer import index_dim_of, index_form_of, is_empty, is_selecting_layer
 from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.latent import attend_latents
 from treegen.ops.attention.selected import SelectedKeys, attend_selected, attend_selected_latents
-from treegen.ops.attention.selection import count_keys
+from treegen.ops.attention.selection import IndexForm, count_keys
 from treegen.ops.cache.pool import write_kv
 
 # T tokens, H query heads, G key heads, K key dimension, V value dimension, R rank of latents,
@@ -42,9 +44,8 @@ _OTHER: Final = "its numbers would be wrong; use another model"
 # Some families pass these keywords to the function. They do not change its result.
 _HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
 _SELECTIONS: Final = frozenset({"indices", "block_indices"})
-"""Keywords of sparse attention: the selected keys, where nothing stands for all keys."""
-_SELECTED: Final = "indices"
-"""The keyword with positions of selected keys, of layers whose indexers select them for treegen."""
+"""Keywords of sparse attention: the selected keys, where nothing stands for all keys. Some layers
+pass the positions of selected keys in place of a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class AttentionCall:
     """The factor of logits; None for K ** -0.5."""
     window: int | None
     """Maximum keys that a row sees, including its own; None for all."""
+    chunk: int | None
+    """Number of positions of a chunk, if a row sees only the keys of its chunk; else None."""
     softcap: float | None
     """The soft bound of logits; None for none."""
     sinks_H: Tensor | None
@@ -73,8 +76,8 @@ class AttentionCall:
     """The positions of the keys that each token selects [T, S]; None for all keys."""
     index_dim: int = 0
     """Number of elements of the layer's index keys; 0 without them."""
-    index_topk: int = 0
-    """Number of keys that the layer's indexer selects; 0 for all keys."""
+    index_form: IndexForm | None = None
+    """Which keys the layer's indexer selects; None for all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,30 +153,27 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         layer = NO_NUMBER
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError(f"{name} of layer {layer} is not causal; {_OTHER}")
-    if not is_empty(attention_mask):
+    selected = _find_selection(module, attention_mask, others)
+    if not is_empty(attention_mask) and selected is not attention_mask:
         raise ModelError(f"{name} of layer {layer} builds its own attention mask; {_OTHER}")
     if dropout:
         raise ModelError(f"{name} of layer {layer} asks for dropout {dropout}; call eval() first")
-    unknown = {
-        keyword: value
-        for keyword, value in others.items()
-        if keyword not in _HARMLESS
-        and value is not None
-        and value is not False
-        and not (keyword in _SELECTIONS and is_empty(value))
-        and not (keyword == _SELECTED and takes_selection(module))
-    }
-    if unknown:
+    if unknown := _unknown_keywords(module, others):
         raise ModelError(
-            f"{name} of layer {layer} passes {', '.join(sorted(unknown))} to attention, which is "
+            f"{name} of layer {layer} passes {', '.join(unknown)} to attention, which is "
             f"not supported; {_OTHER}"
         )
-    selected: Any = others.get(_SELECTED)
-    if takes_selection(module) and selected is not None and (sliding_window or softcap):
+    if is_selecting_layer(module) and selected is not None and (sliding_window or softcap):
         also = "window" if sliding_window else "soft cap"
         raise ModelError(
             f"{name} of layer {layer} selects keys and has a {also} as well, which is not "
             f"supported; {_OTHER}"
+        )
+    form = index_form_of(module)
+    if form is not None and not form.fits(query.shape[1], key.shape[1]):
+        raise ModelError(
+            f"{name} of layer {layer} selects keys for {form.selections} groups of its "
+            f"{query.shape[1]} heads, which does not fit {key.shape[1]} key heads; {_OTHER}"
         )
     return AttentionCall(
         layer=layer,
@@ -182,13 +182,38 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         v_TGV=value[0].transpose(0, 1),
         scale=scaling,
         window=sliding_window or None,
+        chunk=chunk_of(module),
         softcap=softcap or None,
         sinks_H=s_aux,
         latent=latent_of(module) if is_latent_layer(module) else None,
-        selected_TS=None if is_empty(selected) else selected[0],
+        selected_TS=None if selected is None or is_empty(selected) else selected[0],
         index_dim=index_dim_of(module),
-        index_topk=index_topk_of(module),
+        index_form=form,
     )
+
+
+def _unknown_keywords(module: nn.Module, others: dict[str, Any]) -> list[str]:
+    """Return the names of given keywords that could change the result in a way unknown here."""
+    return sorted(
+        keyword
+        for keyword, value in others.items()
+        if keyword not in _HARMLESS
+        and value is not None
+        and value is not False
+        and not (keyword in _SELECTIONS and is_empty(value))
+        and not (keyword in _SELECTIONS and is_selecting_layer(module))
+    )
+
+
+def _find_selection(
+    module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, Any]
+) -> Tensor | None:
+    """Return the positions of selected keys that a layer passes; None if it passes none."""
+    if not is_selecting_layer(module):
+        return None
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        return attention_mask
+    return next((options[name] for name in _SELECTIONS if name in options), None)
 
 
 def write_and_attend(
@@ -212,8 +237,9 @@ def write_and_attend(
         keys: The layer's pool of keys [pages, page_size, G, K].
         values: The layer's pool of values [pages, page_size, G, V].
         batch: The batch: cache slots of the new tokens, and levels.
-        selected_TS: The positions of the keys that each token selects [T, S]. Default: all keys.
-        **options: Scale, window, softcap and sinks, as in `treegen.ops.attention.attend`.
+        selected_TS: The positions of the keys that each token selects [T, S], or [T, C, S] for C
+            groups of heads. Default: all keys.
+        **options: Scale, window, chunk, softcap and sinks, as in `treegen.ops.attention.attend`.
 
     Returns:
         The attention output [T, H, V].
@@ -227,7 +253,7 @@ def write_and_attend(
 
 def _get_selection(batch: Batch, selected_TS: Tensor | None) -> SelectedKeys | None:
     """Return the selected keys of a batch; None if every token sees all of its keys."""
-    if selected_TS is None or count_keys(batch.levels) <= selected_TS.shape[1]:
+    if selected_TS is None or count_keys(batch.levels) <= selected_TS.shape[-1]:
         return None
     return SelectedKeys(selected_TS, batch.slots_T, batch.levels)
 
@@ -254,7 +280,7 @@ def write_and_attend_latents(
         up_HXR: The weights that make keys and values from latents [H, X, R].
         batch: The batch: cache slots of the new tokens, and levels.
         selected_TS: The positions of the keys that each token selects [T, S]. Default: all keys.
-        **options: Scale, window, softcap and sinks, as in `treegen.ops.attention.attend`.
+        **options: Scale, window, chunk, softcap and sinks, as in `treegen.ops.attention.attend`.
 
     Returns:
         The attention output [T, H, V].
@@ -281,24 +307,23 @@ def _attention(
     The other arguments are those of `read_call`.
     """
     if treegen is None:
-        return _compiled_attention(module, *tensors[:3], **options), None
+        return _compiled_attention(module, *tensors, **options), None
     call = read_call(module, *tensors, **options)
     pool = treegen.layers[call.layer]
-    new = call.q_THK, call.k_TGK, call.v_TGV
+    q_THK = call.q_THK
+    if (scaling := scaling_of(module)) is not None:
+        q_THK = scale_queries(q_THK, treegen.positions_T, *scaling)
+    new = q_THK, call.k_TGK, call.v_TGV
     attend_options: AttendOptions = {
         "scale": call.scale,
         "window": call.window,
+        "chunk": call.chunk,
         "softcap": call.softcap,
         "sinks": call.sinks_H,
     }
     if call.latent is not None:
         out_THV = write_and_attend_latents(
-            *new,
-            pool.keys,
-            get_up_projection(module),
-            treegen,
-            call.selected_TS,
-            **attend_options,
+            *new, pool.keys, get_up_projection(module), treegen, call.selected_TS, **attend_options
         )
     else:
         out_THV = write_and_attend(
@@ -308,7 +333,12 @@ def _attention(
 
 
 def _compiled_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
     """Attend inside a compiled layer, whose options were checked before it was compiled."""
     keys = getattr(module, KEYS, None)
@@ -316,10 +346,13 @@ def _compiled_attention(
         raise make_keyword_error(module)
     is_latent = is_latent_layer(module)
     operators = torch.ops.treegen
-    selected: Any = options.get(_SELECTED)
+    selected = _find_selection(module, attention_mask, options)
     attend_now = operators.write_and_attend_latents if is_latent else operators.write_and_attend
+    q_THK = query[0].transpose(0, 1)
+    if (scaling := scaling_of(module)) is not None:
+        q_THK = operators.scale_queries(q_THK, *scaling)
     out_THV: Tensor = attend_now(
-        query[0].transpose(0, 1),
+        q_THK,
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         keys,
@@ -327,8 +360,9 @@ def _compiled_attention(
         options.get("s_aux"),
         options.get("scaling"),
         options.get("sliding_window") or None,
+        chunk_of(module),
         options.get("softcap") or None,
-        None if is_empty(selected) else selected[0],
+        None if selected is None or is_empty(selected) else selected[0],
     )
     return out_THV[None]
 

@@ -30,6 +30,7 @@ from treegen.model.checkpoint.small_config import (
     build_random_model,
     find_boundaries,
     iter_small_copies,
+    low_selection,
 )
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import warn_context
@@ -147,7 +148,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
 def _check_selection(model: "Model", wrap: _Wrap) -> None:
     """Check that a random copy of a model selects the keys that transformers selects."""
     name, topk = model.spec.model_type, model.spec.index_topk
-    crosses = _crosses(model, {"index_topk": _LOW[0]}, wrap)
+    crosses = _crosses(model, low_selection(model.module.config), wrap)
     if crosses is None:
         warnings.warn(
             f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "
@@ -363,11 +364,11 @@ def _pass(
             states=batch,
         )
     )
-    if sorted(counted.indices) != list(range(len(pools))):
-        raise ModelError(
-            f"{model.spec.model_type} called attention {len(counted.indices)} times for "
-            f"{len(pools)} layers; each layer must call it exactly once"
-        )
+    # Attention reads the pages of each layer once, and so does an indexer that selects keys.
+    readers = [at for at, pool in enumerate(pools) for _ in range(1 + (pool.index is not None))]
+    if sorted(counts := counted.indices) != readers:
+        times = f"{len(counts)} times, not {len(readers)} times"
+        raise ModelError(f"{model.spec.model_type} read its pages {times}; use another model")
     return logits_RV
 
 

@@ -139,13 +139,18 @@ def selection_bytes(spec: ModelSpec, num_rows: int, itemsize: int) -> int:
         return 0
     # Queries of each head as wide as stored keys, twice, and its results in float32, twice.
     sizes = [
-        (layer.kv_heads, layer.k_dim, layer.v_dim)
+        (max(spec.num_heads, layer.kv_heads), layer.k_dim, layer.v_dim)
         if layer.latent is None
         else (layer.latent.heads, layer.k_dim, layer.latent.v_dim)
         for layer in spec.layers
     ]
     row = max(heads * (2 * k_dim * itemsize + 8 * v_dim) for heads, k_dim, v_dim in sizes)
-    return _SELECTION_TENSORS * PIECE * 4 + num_rows * (row + 16 * spec.index_topk)
+    # Positions of selected keys: those of one selection in several types, of others in one.
+    row += (12 + 4 * spec.index_selections) * spec.index_topk
+    if spec.index_pool > 1:  # what the tokens of a block store, and two numbers in float32 for each
+        width = max(layer.index_dim for layer in spec.layers)
+        row += spec.index_pool * width * (itemsize + 8)
+    return _SELECTION_TENSORS * PIECE * 4 + num_rows * row
 
 
 def empty_device_cache(device: torch.device) -> None:

@@ -54,8 +54,8 @@ _SIZES: Final = {"cpu": Sizes(16, 256, 2048), "cuda": Sizes(64, 4096, 8192)}
 class EngineOptions:
     """A model, by directory or hub name, and how it computes; `LLM` documents each option.
 
-    `treegen.model.machine.check_machine` checks what depends on the machine. Loading checks what
-    depends on the model.
+    `treegen.model.rank_processes.check_machine` checks what depends on the machine. Loading checks
+    what depends on the model.
 
     Raises:
         InputError: an option has a value that is invalid on every machine.
@@ -169,6 +169,11 @@ class EngineOptions:
     def cache_bytes(self) -> int | None:
         """Bytes of the KV cache; None if they depend on the free memory of the device."""
         return None if self.memory is None else parse_bytes(self.memory)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Which revision of the model to read, and whether code of its own may run."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def loading(self) -> dict[str, Any]:
         """Return the options for loading the model."""

@@ -21,22 +21,29 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.files import create_held, sweep
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, TreegenError, WorkerError, arg
 from treegen.model.config import load_spec, resolve_device
+from treegen.model.linear.fp8 import check_device as check_fp8
 from treegen.model.load import load_model
+from treegen.model.memory import check_cache_bytes
 from treegen.model.model import Model
 from treegen.model.options import EngineOptions
 from treegen.model.parallel.ranks import check_free, join, leave
+from treegen.model.reproducible import check_reproducible
+from treegen.ops.attention.registry import check_reads_fp8, choose
+
+if TYPE_CHECKING:
+    import torch
 
 # exit_with_parent comes first, because importing torch may take a minute on a busy machine.
 _START: Final = (
-    "import sys; from treegen.common.parent_watch import exit_with_parent; "
+    "import sys; from treegen.common.signals import exit_with_parent; "
     "exit_with_parent(int(sys.argv[-1])); from treegen.llm.follower import main; main()"
 )
 _START_SECONDS: Final = 300.0  # for a follower to import its modules
@@ -350,3 +357,24 @@ def load_from_options(options: EngineOptions) -> Model:
     if size == 1:
         return load_model(options.model, impl=options.impl, **loading)
     return load_tensor_parallel(options.model, size, impl=options.impl, **loading)
+
+
+def check_machine(options: EngineOptions, device: torch.device) -> None:
+    """Check options before any model is read.
+
+    Raises:
+        InputError: the device supports an option with no model.
+        CapacityError: the device has less memory than the cache takes.
+    """
+    choose(options.impl, device)
+    if options.quantization == "fp8":
+        check_fp8(device, "quantization")
+    if options.kv_cache_dtype == "fp8":
+        check_fp8(device, "kv_cache_dtype")
+        check_reads_fp8(options.impl)
+    if options.tensor_parallel_size > 1:
+        devices_of(options.tensor_parallel_size, options.device)
+    if options.reproducible:
+        check_reproducible(device, options.impl, options.sizes(device.type).page_size)
+    if options.cache_bytes is not None:
+        check_cache_bytes(options.cache_bytes, device)

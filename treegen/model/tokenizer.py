@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from treegen.common.files.reading import read_text
+from treegen.common.files import read_text
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import (
     TOKENIZER_FILES,
@@ -123,12 +123,7 @@ def load_image_processor(options: EngineOptions, tokenizer: PreTrainedTokenizerB
         ModelError: as `load_processor` does.
     """
     directory = locate(options.model, options.revision, weights=False)
-    config = read_config(
-        options.model,
-        directory,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-    )
+    config = read_config(options.model, directory, **options.source)
     return load_processor(directory, config, tokenizer)
 
 

@@ -61,15 +61,15 @@ KNOWN: Final = (
 
 def tags_of(tokenizer: Any) -> Tags | None:
     """Return the known tags that are a tokenizer's tokens or in its chat template, or None."""
-    template = getattr(tokenizer, "chat_template", None) or ""
-    texts = [
-        str(text) for text in (template.values() if isinstance(template, dict) else [template])
-    ]
+    text = template_text(tokenizer)
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
-    for tags in KNOWN:
-        if tags.close in added or any(tags.close in text for text in texts):
-            return tags
-    return None
+    return next((tags for tags in KNOWN if tags.close in added or tags.close in text), None)
+
+
+def template_text(tokenizer: Any) -> str:
+    """Return a tokenizer's chat template; if it has several, all of them."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    return "\n".join(map(str, template.values() if isinstance(template, dict) else [template]))
 
 
 def without_tags(text: str, tokenizer: Any) -> str:

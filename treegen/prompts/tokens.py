@@ -16,7 +16,7 @@ from treegen.prompts.chat_images import expand_image_markers, extract_images, ge
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.reasoning import check_known, reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
-from treegen.prompts.token_bounds import TokenLowerBound
+from treegen.prompts.token_bytes import TokenLowerBound
 from treegen.prompts.tree import Node, Prompt, describe_lone_surrogate, prompts_of
 
 if TYPE_CHECKING:

@@ -190,7 +190,7 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
     """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(
-            f"{name} must be a list, not a {type(values).__name__}; for one give a list of one"
+            f"{name} must be a list, not a {type(values).__name__}; write a single one as [value]"
         )
     return list(values)
 

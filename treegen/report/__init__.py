@@ -5,7 +5,7 @@
       | figures                                                 plots/
       | one self-contained page                                 page.py, page_data.py, page/
     Comparison  two runs of the same problems                   compare.py
-    StoredTree  a search tree, for a page or a terminal         trees.py
+    StoredTree  a search tree, for a page or a terminal         view.py
 
 matplotlib, scipy and jinja2 (the extra `report`) are imported where they are used.
 """

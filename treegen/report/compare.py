@@ -8,8 +8,7 @@ for correct and wrong, so the interval has a width even where no problem differs
 test and sign flips of shares would disagree with any interval near its ends. If problems are
 clustered, the unit is the cluster.
 
-A run with early stopping is compared by the samples that are always drawn, and by the votes at
-which its problems stopped.
+Runs with early stopping are compared by the samples that are always drawn, and by their votes.
 """
 
 import math
@@ -34,8 +33,8 @@ from treegen.report.run_settings import (
     describe_view,
     differing_settings,
 )
-from treegen.report.tables import PrintableTable, headline_filters, interval
-from treegen.report.view import ProblemView, RunView, count_equal_samples
+from treegen.report.tables import PrintableTable, headline_filters, interval, p_text
+from treegen.report.view import RunView, count_equal_samples
 
 _COLUMNS: Final[Mapping[str, Any]] = {
     "Filter": "{0.filter}",
@@ -44,8 +43,8 @@ _COLUMNS: Final[Mapping[str, Any]] = {
     "B": "{0.b:.3f}",
     "B - A": "{0.value:+.3f}",
     "95% interval": lambda row: interval(row.low, row.high, signed=True),
-    "p": lambda row: _p_value(row.p_value),
-    "p (Holm)": lambda row: _p_value(row.p_holm),
+    "p": lambda row: p_text(row.p_value),
+    "p (Holm)": lambda row: p_text(row.p_holm),
     "Better": "{0.better:,}",
     "Worse": "{0.worse:,}",
 }
@@ -99,8 +98,7 @@ class TokenDifference:
     """The lower bound of its 95% t interval over problems or clusters of problems; None for a
     single one."""
     high: float | None
-    """The upper bound of its 95% t interval over problems or clusters of problems; None for a
-    single one."""
+    """The upper bound of this interval."""
     p_value: float | None
     """Of Student's paired t-test."""
 
@@ -169,6 +167,7 @@ class Comparison:
                 ),
                 f"differ in: {', '.join(self.differ_in) or 'no setting'}",
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
+                _conclude(shown),
             )
         )
         lines = []
@@ -200,6 +199,21 @@ class Comparison:
         return self.listing()._repr_html_()
 
 
+def _conclude(rows: Sequence[Difference]) -> str:
+    """Return one line that says which run is better in which metrics, by the adjusted p-values."""
+    several = len({row.filter for row in rows}) > 1
+    metrics: dict[str, list[str]] = {}
+    for row in rows:
+        p = row.p_value if row.p_holm is None else row.p_holm
+        result = "no difference is shown"
+        if p is not None and p < 0.05:
+            result = f"{'B' if row.value > 0 else 'A'} is better"
+        name = f"{row.metric} ({row.filter})" if several else row.metric
+        metrics.setdefault(result, []).append(name)
+    parts = [f"{result} in {', '.join(names)}" for result, names in metrics.items()]
+    return f"conclusion: {'; '.join(parts)}"
+
+
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
     """Return the differences of two runs on the problems that both have finished.
 
@@ -216,7 +230,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     unfinished = tuple(
         p.id
         for p, q in zip(a.problems, b.problems, strict=True)
-        if not (_is_whole(a, p) and _is_whole(b, q))
+        if not (a.is_whole(p) and b.is_whole(q))
     )
     if unfinished and not partial:
         raise InputError(
@@ -244,7 +258,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
             "so problems cannot be compared; compare the metrics that `treegen score` prints"
         )
-    spent = [[count[i] for i in ids] for count in map(_num_tokens, (a, b))]
+    kept = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
+    spent = [[sum(s.num_tokens for s in p.samples) for p in problems] for problems in kept]
     tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
@@ -324,13 +339,6 @@ def _compare_judgements(
     return differences
 
 
-def _is_whole(view: RunView, problem: ProblemView) -> bool:
-    """Return whether no more samples of a problem will be drawn."""
-    if view.voters is not None:
-        return problem.id in view.voters
-    return len(problem.samples) >= view.num_samples
-
-
 def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
     """Return how correct the final vote of each problem is, from all samples that vote."""
     votes = []
@@ -341,10 +349,6 @@ def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
             of_problem = of_problem[: view.voters[problem_id]]
         votes.append(tally(of_problem).maj_at_k(len(of_problem)))
     return votes
-
-
-def _num_tokens(view: RunView) -> dict[str, int]:
-    return {p.id: sum(sample.num_tokens for sample in p.samples) for p in view.problems}
 
 
 def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDifference:
@@ -436,12 +440,7 @@ def _describe_tokens(tokens: TokenDifference) -> str:
         line += f" ({abs(tokens.saved):.1%} {'fewer' if tokens.saved > 0 else 'more'})"
     if tokens.low is None or tokens.high is None:
         return line
-    bounds = f"{tokens.low:+,.0f} to {tokens.high:+,.0f}"
-    p_value = _p_value(tokens.p_value)
-    return f"{line}; B - A {tokens.value:+,.0f} for a problem ({bounds}), p {p_value}"
-
-
-def _p_value(value: float | None) -> str:
-    if value is None:
-        return "n/a"
-    return f"{value:.4f}" if value >= 0.00005 else "<0.0001"
+    line += (
+        f"; B - A {tokens.value:+,.0f} for a problem ({tokens.low:+,.0f} to {tokens.high:+,.0f})"
+    )
+    return f"{line}, p {p_text(tokens.p_value)}"

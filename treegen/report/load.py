@@ -1,4 +1,4 @@
-"""Load a run from its directory: its settings, its samples, and their verdicts."""
+"""Load a run from its directory: its settings, samples, verdicts and judgements. Calls no judge."""
 
 import os
 import shlex
@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.common.garbage_collection import pause_gc
+from treegen.common.lifetimes import pause_gc
 from treegen.errors import Message, RunError, TreegenError
 from treegen.evals.config.base import OpenRunOptions, overrides_run
 from treegen.evals.progress.timeline import read_timeline
@@ -19,9 +19,8 @@ from treegen.evals.statistics.tables import Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
-from treegen.report.trees import FILE as TREES
-from treegen.report.trees import read_trees
-from treegen.report.view import ProblemView, RunView, Sample, task_name
+from treegen.report.view import FILE as TREES
+from treegen.report.view import ProblemView, RunView, Sample, read_trees, task_name
 from treegen.runs import RunDir
 from treegen.runs.images import RunImages
 
@@ -32,6 +31,90 @@ if TYPE_CHECKING:
     from treegen.evals.pipeline.evaluation import EvaluationResult
     from treegen.evals.scoring.run_verdicts import RunVerdicts
     from treegen.report.compare import Comparison
+from collections.abc import Iterable
+from typing import Final
+
+from treegen.errors import InputError, arg
+from treegen.evals.judging.judgements import JudgementSet
+from treegen.evals.judging.pipeline import load_juries, progress_of
+from treegen.evals.judging.prompts import addresses_judge
+from treegen.evals.judging.summary import Summary, summarise
+from treegen.evals.statistics.tables import Cell
+
+_MAX_ROWS: Final = 10
+
+
+def describe_missing(done: int, planned: int) -> list[str]:
+    """Return a sentence that says how many judgements are missing; an empty list if none is."""
+    if done >= planned:
+        return []
+    missing = f"{planned - done:,} judgements are missing"
+    again = f"judge the run again with the same {arg('judge=')} and {arg('rubric=')} to add them"
+    return [Message(f"{missing}; {again}")]
+
+
+def count_judgements(
+    path: Path, juries: Iterable[Sequence[JudgementSet]], samples: Sequence[tuple[str, int]]
+) -> tuple[int, int]:
+    """Return how many judgements of a run are stored, and how many are planned.
+
+    Comparisons of pairs are not counted, because the other runs may be gone.
+
+    Args:
+        path: The run directory.
+        juries: Stored judge runs, grouped in juries.
+        samples: Problem id and sample index of each sample.
+    """
+    done = planned = 0
+    for judged in (judged for jury in juries for judged in jury):
+        if not judged.judging.settings.rubric.pairs:
+            has, wants = progress_of(path, judged.judging, samples)
+            done, planned = done + has, planned + wants
+    return done, planned
+
+
+def load_summaries(
+    path: Path, groups: Mapping[str, str], samples: Sequence[tuple[str, int]], notices: list[str]
+) -> list[Summary]:
+    """Return a summary of each group of judge runs that is stored with a run.
+
+    Args:
+        path: The run directory.
+        groups: The group of each problem, by problem id.
+        samples: Problem id and sample index of each sample.
+        notices: Gets a sentence if judgements cannot be read, or if some are missing.
+    """
+    summaries: list[Summary] = []
+    try:
+        juries = load_juries(path)
+        for jury in juries:
+            summaries.append(summarise(jury, groups=groups))
+        notices += describe_missing(*count_judgements(path, juries, samples))
+    except (InputError, RunError) as error:
+        notices.append(f"judgements cannot be shown: {error}")
+    return summaries
+
+
+def build_flagged_table(texts: Iterable[tuple[str, int, str]]) -> Table | None:
+    """Return a table of the answers that seem to address their judge; None if there are none.
+
+    Args:
+        texts: Problem id, sample index and text of each answer.
+    """
+    flagged = [
+        (problem, index, reasons)
+        for problem, index, text in texts
+        if (reasons := addresses_judge(text))
+    ]
+    if not flagged:
+        return None
+    rows: list[tuple[Cell, ...]] = [
+        (problem, index, "; ".join(reasons)) for problem, index, reasons in flagged[:_MAX_ROWS]
+    ]
+    title = "1 answer addresses" if len(flagged) == 1 else f"{len(flagged):,} answers address"
+    title += " the judge"
+    more = f", such as {len(rows):,} of them" if len(rows) < len(flagged) else ""
+    return Table(title + more, ("Problem", "Sample", "What they do"), tuple(rows))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -194,7 +277,6 @@ def _load_judgements(
     """Return the judgements of the samples; nothing is imported for a run without judgements."""
     if not (path / "judged").is_dir():
         return (), ()
-    from treegen.report.judgements import build_flagged_table, load_summaries
 
     samples = [(p.id, s.index) for p in problems for s in p.samples]
     summaries = load_summaries(path, {p.id: p.group for p in problems}, samples, notices)

@@ -13,8 +13,7 @@ from treegen.evals.progress.timeline import read_timeline
 from treegen.evals.progress.usage import load_attempts
 from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
 from treegen.evals.verdict import Verdict
-from treegen.report.trees import StoredTree, read_trees
-from treegen.report.view import ProblemView, RunView, Sample, task_name
+from treegen.report.view import ProblemView, RunView, Sample, StoredTree, read_trees, task_name
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:

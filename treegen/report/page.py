@@ -10,9 +10,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import replace_file
 from treegen.common.formatting import safe_text
-from treegen.common.garbage_collection import freeze_gc
+from treegen.common.lifetimes import freeze_gc
 from treegen.common.version import VERSION
 from treegen.errors import InputError, require_extra
 from treegen.report.audit.findings import Audit
@@ -315,7 +315,7 @@ def _contents(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if section["metrics"].rows:
         yield "metrics", "Metrics"
     for number, table in enumerate(section["tables"], 1):
-        yield f"table-{number}", table.title
+        yield f"table-{number}", table.title[:1].upper() + table.title[1:]
     for name, id, title in (
         ("has_problems", "problems", "Problems"),
         ("has_trees", "trees", "Search trees"),

@@ -27,9 +27,8 @@ from treegen.report.curves import (
     vote_shares,
 )
 from treegen.report.plots.figures import PlotLink
-from treegen.report.prompt_tree import content_text
-from treegen.report.trees import StoredTree
-from treegen.report.view import ProblemView, RunView, Sample
+from treegen.report.run_document import content_text
+from treegen.report.view import ProblemView, RunView, Sample, StoredTree
 from treegen.runs.images import RunImages
 from treegen.search.tree.records import TreeNode, best_path
 

@@ -344,6 +344,13 @@ def number(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}"
 
 
+def p_text(p_value: float | None) -> str:
+    """Return a p-value with four decimal places."""
+    if p_value is None:
+        return "n/a"
+    return f"{p_value:.4f}" if p_value >= 0.00005 else "<0.0001"
+
+
 def _name(metric: str) -> str:
     return "accuracy" if metric in ("exact_match", "acc") else metric.replace("_", " ")
 

@@ -20,17 +20,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from treegen.common.files.reading import open_regular
+from treegen.common.files import open_regular
 from treegen.errors import RunError, RunInUseError, arg
 from treegen.runs.files import (
     Lock,
+    NewDirectory,
     format_os_error,
     read_json,
+    remove_scratch_files,
     resume_argument,
     to_json_value,
     write_json,
 )
-from treegen.runs.new_directory import NewDirectory, remove_scratch_files
 from treegen.runs.record_lines import Key
 from treegen.runs.records import Digest, RecordFile
 from treegen.runs.settings import (

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from treegen.common.files.reading import read_regular
-from treegen.common.files.temporary_files import sweep, write_atomically
+from treegen.common.files import read_regular, sweep, write_atomically
 from treegen.errors import RunError
 from treegen.runs.files import format_os_error, read_json, write_json
 

@@ -19,9 +19,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from treegen.common.files.reading import describe_read_error, open_regular
-from treegen.common.files.temporary_files import is_at
-from treegen.common.garbage_collection import pause_gc
+from treegen.common.files import describe_read_error, is_at, open_regular
+from treegen.common.lifetimes import pause_gc
 from treegen.errors import RunError
 from treegen.runs.files import Lock, format_os_error, resume_argument, sync_directory
 from treegen.runs.record_lines import (

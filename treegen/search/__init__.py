@@ -43,7 +43,6 @@ from treegen.search.reward import reward_model as reward_model
 from treegen.search.strategies.ab_mcts import ab_mcts as ab_mcts
 from treegen.search.strategies.beam import beam as beam
 from treegen.search.strategies.beam import dvts as dvts
-from treegen.search.strategies.best_first import best_first as best_first
 from treegen.search.strategies.best_of_n import best_of_n as best_of_n
 from treegen.search.strategies.common import Done as Done
 from treegen.search.strategies.common import State as State
@@ -61,6 +60,7 @@ from treegen.search.strategies.rebase import allocate as allocate
 from treegen.search.strategies.rebase import rebase as rebase
 from treegen.search.strategies.refine import answer_after as answer_after
 from treegen.search.strategies.refine import self_refine as self_refine
+from treegen.search.strategies.tree_of_thoughts import best_first as best_first
 from treegen.search.strategies.tree_of_thoughts import bfs as bfs
 from treegen.search.strategies.tree_of_thoughts import dfs as dfs
 from treegen.search.tree.draw import draw_tree as draw_tree

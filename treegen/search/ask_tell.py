@@ -25,7 +25,7 @@ from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
 from treegen.search.event_loop import IdleLoop, end_loop, run_apart
-from treegen.search.running_search import RunningSearch
+from treegen.search.running_search import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult, name_problems, warn_if_all_failed
 
@@ -302,10 +302,10 @@ class AskTell(Closeable):
         """Results in the order of the problems; None for a search that has not ended."""
         self._closing = False
         self._loop = IdleLoop(self._on_idle, self._on_idle, self._mail)
-        self._running = [
+        self._running = {
             RunningSearch(self._loop, fn, search, partial(self._note, index))
             for index, search in enumerate(self._searches)
-        ]
+        }
 
     @property
     def done(self) -> bool:
@@ -410,13 +410,7 @@ class AskTell(Closeable):
     def _on_idle(self) -> bool:
         if self._closing:
             return False
-        if any(running.end_wait() for running in self._running):
-            return True
-        if any(running.end_abandoned() for running in self._running):
-            return True
-        if sum(search.return_next() for search in self._searches):  # one call of each
-            return True
-        if self._loop.aside.resume_searches(busy=False):
+        if resume_any(self._loop, self._running, busy=False):
             return True
         unanswered = any(pending.is_open for pending in self._mail.waiting.values())
         if unanswered or self.done:

@@ -14,7 +14,7 @@ from treegen.common.synchronization import ExclusiveSection
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget
 from treegen.search.event_loop import IdleLoop, end_loop, run_apart
-from treegen.search.running_search import RunningSearch
+from treegen.search.running_search import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchProblem, SearchResult, warn_if_all_failed
 
@@ -54,7 +54,24 @@ class RunBackend(Backend, Protocol):
         ...
 
 
-class SearchRun(Iterator[SearchResult], Closeable):
+class SearchResults(Iterator[SearchResult], Closeable):
+    """Results of searches as they finish; closing it ends unfinished searches.
+
+    Attributes:
+        names: Names of the problems, in their order.
+    """
+
+    names: list[str]
+
+    def in_order(self) -> list[SearchResult]:
+        """Run all searches to their ends; return results in the order of the problems."""
+        with self:
+            results = {result.name: result for result in self}
+        warn_if_all_failed(list(results.values()), stacklevel=4)
+        return [results[name] for name in self.names]
+
+
+class SearchRun(SearchResults):
     """Results of searches as they finish; closing it ends unfinished searches.
 
     A search that fails does not end the others: its result has the error and its tree so far.
@@ -166,13 +183,6 @@ class SearchRun(Iterator[SearchResult], Closeable):
             self.step()
         return self._results.popleft()
 
-    def in_order(self) -> list[SearchResult]:
-        """Run all searches to their ends; return results in the order of the problems."""
-        with self:
-            results = {result.name: result for result in self}
-        warn_if_all_failed(list(results.values()), stacklevel=4)
-        return [results[name] for name in self.names]
-
     def step(self) -> None:
         """Run all searches until they wait, then one forward pass over what they wait for.
 
@@ -201,13 +211,7 @@ class SearchRun(Iterator[SearchResult], Closeable):
         """Stop the loop for a forward pass, for a result, or for further searches."""
         if self.closed:
             return False
-        if any(running.end_wait() for running in self._running):
-            return True
-        for running in [running for running in self._running if running.end_abandoned()]:
-            self._running.discard(running)
-        if sum(running.search.return_next() for running in self._running):  # one call of each
-            return True
-        if self._loop.aside.resume_searches(busy=self.backend.has_work):
+        if resume_any(self._loop, self._running, busy=self.backend.has_work):
             return True
         if self.backend.has_work or self._results or not self._running:
             self._loop.stop()

@@ -131,6 +131,22 @@ class RunningSearch:
             go_on = partial(call.send, value) if error is None else partial(call.throw, error)
 
 
+def resume_any(loop: IdleLoop, running: set[RunningSearch], *, busy: bool) -> bool:
+    """Let a search of a loop go on in which nothing can run; return whether one can.
+
+    Args:
+        loop: The event loop.
+        running: Its searches; abandoned ones are removed.
+        busy: Whether the model has other work.
+    """
+    if any(one.end_wait() for one in running):
+        return True
+    running -= {one for one in running if one.end_abandoned()}
+    if sum(one.search.return_next() for one in running):  # one call of each
+        return True
+    return loop.aside.resume_searches(busy=busy)
+
+
 def _outside(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback that starts in the search function, or its last entry otherwise."""
     while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:

@@ -23,7 +23,7 @@ from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.budget import Budget, BudgetIgnored, SearchUsage, check_budget
 from treegen.search.event_loop import LEFT, drive_backend
 from treegen.search.live.backend import LiveBackend
-from treegen.search.live.pending import PendingResults
+from treegen.search.pending import PendingResults
 from treegen.search.tree.node import Search, SearchNode
 
 T = TypeVar("T")

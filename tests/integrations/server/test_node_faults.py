@@ -16,7 +16,7 @@ from serving import KEY, Running, listening
 
 from treegen import LLM
 from treegen.errors import InternalError
-from treegen.integrations.server import node_calls, node_routes
+from treegen.integrations.server import node_answers, node_calls, node_routes
 from treegen.integrations.server.errors import StatusError
 from treegen.integrations.server.idempotency import StoredAnswers
 from treegen.integrations.server.node_calls import NodeCalls
@@ -168,7 +168,7 @@ def test_large_requests_are_refused_before_they_take_long(
 ) -> None:
     root = client.root("A")
     monkeypatch.setattr(node_calls, "_MOST_PARAMS", 1_000)
-    monkeypatch.setattr(node_calls, "_MOST_TOLD", 30_000)
+    monkeypatch.setattr(node_answers, "_MOST_TOLD", 30_000)
     monkeypatch.setattr(node_routes, "_MOST_VALUES", 5_000)
     for body in ({"prompt": [1] * 3_000}, {"prompt": "A", "params": {"regex": "a" * 2_000}}):
         assert client.error("POST", "/v1/nodes", body)[0] == 400
@@ -196,6 +196,40 @@ def test_errors_of_a_batch_name_the_operation(client: NodeClient, running: Runni
     operations = [{"op": "reward", "nodes": ["#0"]}]
     error = client.error("POST", "/v1/nodes/batch", {"operations": operations})[1]
     assert error["param"] == "operations.0.nodes"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "hint"),
+    [
+        ({"n": 2, "frist": 0}, "frist", "; did you mean 'first'?"),
+        ({"max_tokens": 5}, "max_tokens", "; give it in params"),
+        ({"params": {"tempature": 1}}, "params.tempature", "; did you mean 'temperature'?"),
+        ({"params": {"max_new_tokens": 5}}, "params.max_new_tokens", "; did you mean 'max_tokens'"),
+        ({"params": {"n": 2}}, "params.n", "; give it outside params"),
+        ({"colour": 1}, "colour", "; leave it out"),
+    ],
+)
+def test_unknown_fields_have_a_hint(
+    client: NodeClient, body: dict[str, Any], param: str, hint: str
+) -> None:
+    operation = {"op": "sample", "node": "node-none", **body}
+    for path, sent, start in (
+        ("/v1/nodes/node-none/sample", body, ""),
+        ("/v1/nodes/batch", {"operations": [operation]}, "operations.0."),
+    ):
+        status, error = client.error("POST", path, sent)
+        assert (status, error["param"]) == (400, start + param)
+        assert f"{start}{param} is not supported{hint}" in error["message"]
+
+
+def test_unknown_operations_have_a_hint(client: NodeClient) -> None:
+    for operation, message in (
+        ({"op": "smaple"}, "there is no op 'smaple'; did you mean 'sample'?"),
+        ({"op": "fly"}, "there is no op 'fly'; give one of root, sample, extend, score, reward"),
+        ({}, "there is no op ''; give one of root"),
+    ):
+        status, error = client.error("POST", "/v1/nodes/batch", {"operations": [operation]})
+        assert (status, error["param"]) == (400, "operations.0") and message in error["message"]
 
 
 def test_a_child_after_the_highest_index_is_refused(client: NodeClient) -> None:

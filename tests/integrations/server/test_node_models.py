@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import copy
 import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from serving import KEY, TEMPLATE, listening
+from small_searches import save_tiny_verifier
 from tiny_images import picture, save_tiny_vision_model
-from tiny_models import save_tiny_model, spread_weights, tiny_tokenizer
-from transformers import LlamaConfig, LlamaForTokenClassification
+from tiny_models import save_tiny_model
+from transformers import LlamaForTokenClassification
 
 from treegen import LLM, SamplingParams
 from treegen.integrations.server.node_limits import NodeLimits
@@ -96,25 +96,10 @@ def test_nodes_take_images(tmp_path: Path) -> None:
 
 
 def test_a_verifier_gives_nodes_values(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=400,
-        pad_token_id=2,
-        num_labels=2,
-    )
-    judge = LlamaForTokenClassification(config)
-    spread_weights(judge, 7)
-    judge.save_pretrained(tmp_path / "verifier")
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(tmp_path / "verifier")
+    folder = save_tiny_verifier(tmp_path / "verifier", LlamaForTokenClassification, 2, TEMPLATE)
     save_tiny_model(tmp_path / "model")
     llm, reference = (LLM(str(tmp_path / "model"), device="cpu", memory="2MiB") for _ in range(2))
-    verifier = load_verifier(tmp_path / "verifier", device="cpu", memory="1MiB")
+    verifier = load_verifier(folder, device="cpu", memory="1MiB")
     with listening(llm, nodes=NodeLimits(), verifier=verifier) as running:
         client = NodeClient(running.url, KEY)
         *_, rewards = client.batch(

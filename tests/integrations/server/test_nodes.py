@@ -284,6 +284,7 @@ def test_a_client_at_a_limit_is_told_what_to_free(client: NodeClient) -> None:
         client.sample(root, 12, params={"max_tokens": 1})
     status, error = client.error("POST", f"/v1/nodes/{roots[0]['id']}/sample", {"n": 6})
     assert status == 429 and error["type"] == "rate_limit_error"
+    assert error["param"] == "n" and "max_nodes" in error["message"]
     # The tree that is asked for comes last.
     assert [tree["id"] for tree in error["free"]] == [roots[i]["id"] for i in (2, 1, 0)]
     assert error["free"][1]["nodes"] == 29
@@ -314,7 +315,15 @@ def test_the_memory_of_a_key_is_limited(model: LLM, running: Running) -> None:
         assert client.memory()["bytes"] == tokens * model.spec.kv_bytes_per_token
         body = {"n": 16, "params": {"max_tokens": most // 16}}
         status, error = client.error("POST", f"/v1/nodes/{root['id']}/sample", body)
-        assert status == 429 and "tokens" in error["message"]
+        assert (status, error["param"]) == (429, "params.max_tokens")
+        assert "exceed max_tokens" in error["message"]
+        while client.memory()["tokens"] + 1_000 <= most:
+            client.root([5] * 1_000)
+        status, error = client.error("POST", "/v1/nodes", {"prompt": [5] * 1_000})
+        assert (status, error["param"]) == (429, "prompt")
+        for tree in client.ask("GET", "/v1/nodes")[1]["data"]:
+            if tree["id"] != root["id"]:
+                client.ask("DELETE", f"/v1/nodes/{tree['id']}")
         assert client.memory()["tokens"] == tokens
         client.ask("DELETE", f"/v1/nodes/{root['id']}")
         assert client.memory()["tokens"] == 0

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import KEY, TEMPLATE, Running, listening
+from serving import KEY, TEMPLATE, Running, draining, listening
+from small_searches import SMALL, exact_demo, save_tiny_verifier
 
-from treegen import LLM, SamplingParams
-from treegen.demo import model_path
+from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.evals.search.methods import METHODS
+from treegen.integrations.server.node_limits import NodeLimits
 from treegen.model.scorers.verifier import Verifier
 from treegen.search.budget import Budget
 from treegen.search.reward import load_verifier
@@ -38,27 +40,10 @@ else:
 
 CHAT: Any = [{"role": "user", "content": "Tom has 3 apples and buys 5 more. How many has he?"}]
 LIMITS = SearchLimits(max_searches=2, max_search_tokens=1_000, max_search_seconds=60)
-SMALL: Mapping[str, Mapping[str, Any]] = {
-    "sample": {},
-    "best-of-n": {"num_samples": 4},
-    "majority": {"num_samples": 4, "width": 2, "answer": "number"},
-    "beam": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
-    "dvts": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
-    "rebase": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8, "choose": "vote"},
-    "tot-bfs": {"width": 2, "expand": 2, "depth": 2, "step_tokens": 8},
-    "tot-dfs": {"expand": 2, "depth": 30, "step_tokens": 8},
-    "best-first": {"expand": 2, "step_tokens": 8},
-    "mcts": {"expand": 2, "depth": 3, "iterations": 4, "batch": 2, "step_tokens": 8},
-    "ab-mcts": {"depth": 3, "iterations": 4, "rule": "a", "step_tokens": 8},
-    "rstar": {"expand": 2, "depth": 2, "iterations": 2, "checks": 2, "answer": "number"},
-    "self-refine": {"rounds": 1, "chains": 2},
-}
 
 
 def demo() -> LLM:
-    llm = LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=64)
-    llm.tokenizer.chat_template = TEMPLATE
-    return llm
+    return exact_demo(TEMPLATE)
 
 
 @pytest.fixture(name="running", scope="module")
@@ -215,7 +200,7 @@ def test_models_are_listed_below_each_method(running: Running) -> None:
         ("beam", {"budget": {"tokens": "9"}}, 400, "budget.tokens", "valid integer"),
         ("beam", {"budget": {"tokens": True}}, 400, "budget.tokens", "valid integer"),
         ("beam", {"budget": {"seconds": 1e308}}, 400, "budget.seconds", "at most 60"),
-        ("beam", {"budget": {"dollars": 1}}, 400, "budget.dollars", "Extra inputs"),
+        ("beam", {"budget": {"dollars": 1}}, 400, "budget.dollars", "is not supported; leave"),
         ("beam", {"budget": [1]}, 400, "budget", "valid dictionary"),
         ("beam", {"search": [1]}, 400, "search", "search must be an object"),
         ("beam", {"search": {"tree": 1}}, 400, "search", "search.tree must be true or false"),
@@ -277,6 +262,61 @@ def test_too_many_searches_get_429(running: Running) -> None:
     assert statuses == {200, 429}
     refused = next(response for response in responses if response.status_code == 429)
     assert refused.headers["retry-after"] and "at most 2 may" in error_of(refused)[2]
+
+
+def test_one_key_cannot_take_the_places_of_others(running: Running) -> None:
+    keys, limits = ("first", "second"), SearchLimits(max_searches=3, max_key_searches=1)
+    body = {"messages": CHAT, "max_tokens": 60, "search": {"num_samples": 16}}
+
+    def search(key: str) -> httpx2.Response:
+        url = f"{shared.url}/v1/search/best-of-n/chat/completions"
+        return httpx2.post(url, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+    with (
+        listening(demo(), key=keys, searches=ChatSearches(), search_limits=limits) as shared,
+        ThreadPoolExecutor(5) as threads,
+    ):
+        many = [threads.submit(search, keys[0]) for _ in range(4)]
+        while not shared.served.status().rows:
+            time.sleep(0.01)
+        assert search(keys[1]).status_code == 200
+        responses = [call.result() for call in many]
+        assert sorted(response.status_code for response in responses) == [200, 429, 429, 429]
+        refused = next(response for response in responses if response.status_code == 429)
+        assert "of your key run, and at most 1 may (max_key_searches)" in error_of(refused)[2]
+
+
+def test_a_model_without_a_template_says_how_to_give_one() -> None:
+    body = {"messages": CHAT, "max_tokens": 4}
+    with listening(exact_demo(), searches=ChatSearches(), nodes=NodeLimits()) as running:
+        for path in ("search/sample/chat/completions", "chat/completions"):
+            status, param, message = error_of(running.post(path, body))
+            assert (status, param) == (400, "messages") and "no chat template" in message
+        assert error_of(running.post("nodes", {"messages": CHAT})) == (status, param, message)
+    option, template = shlex.split(message.partition("such as ")[2].rpartition(", or")[0])
+    assert option == "--chat-template"
+    with listening(exact_demo(template), searches=ChatSearches()) as running:
+        assert ask(running, "sample", max_tokens=4).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_ends_says_so(stream: bool) -> None:
+    bodies: list[str] = []
+
+    def search(url: str) -> None:
+        body = {"messages": CHAT, "max_tokens": 1_000, "stream": stream, "search": {"tree": False}}
+        url = f"{url}/v1/search/best-of-n/chat/completions"
+        bodies.append(httpx2.post(url, json=body, timeout=60).text)
+
+    with AsyncLLM(demo(), nodes=True) as served:
+        with draining(served, searches=ChatSearches()) as running:
+            thread = threading.Thread(target=search, args=(running.url,))
+            thread.start()
+            while not served.status().rows:
+                time.sleep(0.01)
+        thread.join()
+    last = bodies[0].strip().split("\n\n")[-1].removeprefix("data: ")
+    assert json.loads(last)["error"]["code"] == 503
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -390,26 +430,40 @@ def test_the_key_is_checked(running: Running) -> None:
 
 @pytest.fixture(name="judge", scope="module")
 def _judge(tmp_path_factory: pytest.TempPathFactory) -> Verifier:
-    from tiny_models import spread_weights, tiny_tokenizer
-    from transformers import LlamaConfig, LlamaForSequenceClassification
+    from transformers import LlamaForSequenceClassification
 
-    folder = tmp_path_factory.mktemp("verifier")
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=400,
-        pad_token_id=2,
-        num_labels=1,
-    )
-    model = LlamaForSequenceClassification(config)
-    spread_weights(model, 7)
-    model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    folder = save_tiny_verifier(tmp_path_factory.mktemp("judge"), LlamaForSequenceClassification, 1)
     return load_verifier(folder, device="cpu", memory="4MiB")
+
+
+def test_searches_and_nodes_share_the_verifier(judge: Verifier) -> None:
+    """A reward and searches use one cache of one verifier at once, and get the values of alone."""
+
+    def search(seed: int) -> Any:
+        options = {"num_samples": 6}
+        answer = ask(running, "best-of-n", seed=seed, n=6, max_tokens=6, search=options).json()
+        return answer["treegen"]["values"]
+
+    def reward(number: int) -> Any:
+        operations = [
+            {"op": "root", "prompt": f"{number} apples", "seed": 1, "params": {"max_tokens": 4}},
+            {"op": "sample", "node": "#0", "n": 4},
+            {"op": "reward", "nodes": [f"#1.{index}" for index in range(4)]},
+            {"op": "drop", "node": "#0"},
+        ]
+        return running.post("nodes/batch", {"operations": operations}).json()["results"][2]
+
+    shared: dict[str, Any] = {"verifier": judge, "searches": ChatSearches(judge)}
+    with listening(demo(), nodes=NodeLimits(), **shared) as running:
+        alone = [*map(search, range(4)), *(reward(number)["rewards"] for number in range(12))]
+        judge.reader._known.clear()  # type: ignore[union-attr]
+        with ThreadPoolExecutor(16) as threads:
+            searches = [threads.submit(search, seed) for seed in range(4)]
+            rewards = [threads.submit(reward, number) for number in range(12)]
+            together = [call.result() for call in searches]
+            together += [call.result()["rewards"] for call in rewards]
+    for got, want in zip(together, alone, strict=True):
+        assert got == pytest.approx(want, abs=1e-5)
 
 
 def test_the_verifier_of_the_server_chooses_the_best_reply(judge: Verifier) -> None:

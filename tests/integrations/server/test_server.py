@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     import uvicorn
 
     from treegen.integrations.server.app import Server
+    from treegen.integrations.server.errors import for_client
     from treegen.integrations.server.run import _GracefulServer, config_of, serve
     from treegen.integrations.server.sockets import bind_socket, prepare_to_listen
 else:
     openai, uvicorn, httpx2 = map(pytest.importorskip, ("openai", "uvicorn", "httpx2"))
     pytest.importorskip("prometheus_client")
     Server = pytest.importorskip("treegen.integrations.server.app").Server
+    for_client = pytest.importorskip("treegen.integrations.server.errors").for_client
     run = pytest.importorskip("treegen.integrations.server.run")
     config_of, serve, _GracefulServer = run.config_of, run.serve, run._GracefulServer
     sockets = pytest.importorskip("treegen.integrations.server.sockets")
@@ -48,6 +50,13 @@ def demo() -> LLM:
     llm = LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=64)
     llm.tokenizer.chat_template = TEMPLATE
     return llm
+
+
+def test_advice_for_clients_names_options_of_the_server() -> None:
+    problem = "the tokenizer has no chat template"
+    message = f"{problem}; load the model with chat_template='FILE', use a chat model, or give text"
+    advice = "start the server with --chat-template FILE, use a chat model, or give text"
+    assert for_client(message) == f"{problem}; {advice}"
 
 
 @pytest.fixture(name="model", scope="module")

@@ -11,8 +11,7 @@ import torch
 from attention_cases import Case, Group, dense, make_case, oracle, paged, random_tree
 from torch import Tensor
 
-from treegen.ops.attention import attend, prepare
-from treegen.ops.attention.cpu import attend as cpu_attend
+from treegen.ops.attention import attend, cpu_attend, prepare
 
 IMPLS = ["reference", "cpu"]
 DTYPES = [torch.float32, torch.float64]
@@ -39,7 +38,7 @@ def check(
         keys, values, levels = dense(case, dtype)
     else:
         keys, values, levels = paged(case, dtype, shuffle=layout == "paged")
-    needs = any(case.causal) or options.get("window") is not None
+    needs = any(case.causal) or options.keys() & {"window", "chunk"}
     positions = case.positions if needs else None
     out, lse = attend(
         case.q.to(dtype), keys, values, levels, positions, impl=impl, return_lse=True, **options
@@ -75,6 +74,8 @@ def test_random_trees_with_window_cap_and_sinks(seed: int, impl: str) -> None:
     options: dict[str, Any] = {}
     if seed % 2:
         options["window"] = [1, 4, 17, 1000][seed // 2 % 4]
+    elif seed % 4:
+        options["chunk"] = [1, 4, 17, 1000][seed // 4 % 4]
     if seed % 3:
         options["softcap"] = 3.0
     if seed % 5:
@@ -134,21 +135,29 @@ def test_bfloat16_is_no_worse_than_unsplit_attention(layout: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "kv_len"), [(1, 1), (1, 50), (7, 7), (7, 20), (40, 300), (300, 900)]
 )
-@pytest.mark.parametrize("window", [None, 1, 6, 10_000])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 1}, {"window": 6}, {"window": 10_000}, {"chunk": 9}, {"chunk": 64}],
+    ids=str,
+)
 def test_chunked_causal_prefill(
-    rows: int, kv_len: int, window: int | None, layout: str, impl: str
+    rows: int, kv_len: int, options: dict[str, Any], layout: str, impl: str
 ) -> None:
     prefix = 30
     groups = [[Group(0, rows, prefix)], [Group(0, rows, kv_len, prefix)]]
     positions = torch.arange(rows) + prefix + kv_len - rows
     case = make_case(groups, positions, heads=(2, 1), dims=(8, 8), causal=[False, True])
-    check(case, impl, torch.float64, layout=layout, window=window)
+    check(case, impl, torch.float64, layout=layout, **options)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("window", [None, 40, 700])
-def test_many_causal_groups_at_once(softcap: float | None, window: int | None, impl: str) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 40}, {"window": 700}, {"chunk": 40}, {"chunk": 610}], ids=str
+)
+def test_many_causal_groups_at_once(
+    softcap: float | None, options: dict[str, Any], impl: str
+) -> None:
     lengths = [1, 5, 5, 5, 17, 0, 300, 64, 64]
     groups: list[Group] = []
     positions: list[int] = []
@@ -163,18 +172,18 @@ def test_many_causal_groups_at_once(softcap: float | None, window: int | None, i
         dims=(8, 8),
         causal=[False, True],
     )
-    check(case, impl, torch.float64, window=window, softcap=softcap)
+    check(case, impl, torch.float64, softcap=softcap, **options)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("window", [None, 2, 9])
+@pytest.mark.parametrize("options", [{}, {"window": 2}, {"window": 9}, {"chunk": 8}], ids=str)
 @pytest.mark.parametrize("seed", range(6))
-def test_positions_in_any_order(seed: int, window: int | None, impl: str) -> None:
+def test_positions_in_any_order(seed: int, options: dict[str, Any], impl: str) -> None:
     random = torch.Generator().manual_seed(seed)
     groups = [[Group(0, 9, 20, 3)], [Group(0, 4, 11, 10), Group(5, 9, 6, 40)]]
     positions = torch.randint(0, 45, (9,), generator=random)
     case = make_case(groups, positions, causal=[seed % 2 == 0, True], seed=seed)
-    check(case, impl, torch.float64, window=window)
+    check(case, impl, torch.float64, **options)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -311,6 +320,7 @@ def test_prepared_levels_serve_layers_of_different_windows(impl: str) -> None:
     for level in levels:  # the caller may reuse its tensors
         level.kv_len_G.zero_()
         level.pages_GP.zero_()
-    for window in (None, 5, None, 2, 5):
-        got = attend(case.q, keys, values, prepared, window=window, return_lse=True)
-        torch.testing.assert_close(got, oracle(case, window=window), rtol=1e-12, atol=1e-12)
+    for window, chunk in ((None, None), (5, None), (None, 5), (None, None), (2, None), (5, None)):
+        got = attend(case.q, keys, values, prepared, window=window, chunk=chunk, return_lse=True)
+        want = oracle(case, window=window, chunk=chunk)
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)

@@ -70,6 +70,9 @@ def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Non
         (put("levels", lambda levels: [*levels, 3]), r"levels\[2\] must be a Level, got int"),
         (put("window", lambda _: 4), "window 4 needs positions_T"),
         (put("window", lambda _: 0), "at least 1"),
+        (put("chunk", lambda _: 4), "chunk 4 needs positions_T"),
+        (put("chunk", lambda _: 0), "at least 1"),
+        (lambda args: args.update(window=2, chunk=2), "a window or a chunk"),
         (put("softcap", lambda _: 0.0), "softcap must be positive, got 0.0"),
         (put("sinks", lambda _: torch.zeros(3)), r"sinks must have shape \(4,\), got \(3,\)"),
         (

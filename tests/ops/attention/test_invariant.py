@@ -74,7 +74,7 @@ def test_ragged_trees(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(state, "PART", [4096, 16][seed % 2])
     case = make_case(**random_tree(seed, max_depth=4), seed=seed, round_to=dtype)
     check(case, dtype)
-    options: dict[str, Any] = {"window": [2, 7, 30][seed % 3]}
+    options: dict[str, Any] = {["window", "chunk"][seed // 3]: [2, 7, 30][seed % 3]}
     if seed % 2:
         options |= {"softcap": 3.0, "sinks": torch.randn(4)}
     check(case, dtype, scale=0.3, **options)

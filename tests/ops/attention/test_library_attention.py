@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treegen.errors import InputError
 from treegen.ops.attention import Level, attend, prepare
-from treegen.ops.attention.library import KernelCall, Library
+from treegen.ops.attention.library import QKV, KernelCall, Library
 from treegen.ops.attention.registry import LOADERS
 from treegen.ops.attention.types import AttentionOptions
 
@@ -36,15 +36,9 @@ class Slow(Library):
     def refusal(self, device: torch.device) -> str | None:
         return None
 
-    def run(
-        self,
-        q_NHD: Tensor,
-        k_SKD: Tensor,
-        v_SKD: Tensor,
-        call: KernelCall,
-        options: AttentionOptions,
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, qkv: QKV, call: KernelCall, options: AttentionOptions) -> tuple[Tensor, Tensor]:
         self.calls.append(call)
+        q_NHD, k_SKD, v_SKD = qkv
         out, lse = torch.empty_like(q_NHD), q_NHD.new_empty(q_NHD.shape[:2])
         ends, slots, lengths = call.ends_3U.tolist()
         assert ends[-1] == len(q_NHD) and len(call.units_U5) == len(ends) - 1
@@ -132,10 +126,12 @@ def test_random_ragged_trees(impl: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
+@pytest.mark.parametrize("kind", ["window", "chunk"])
 @pytest.mark.parametrize("seed", range(6))
-def test_windows_and_sinks(impl: str, seed: int) -> None:
+def test_windows_and_sinks(impl: str, seed: int, kind: str) -> None:
     case = case_of(**random_tree(seed + 50, max_depth=4), seed=seed)
-    check(case, impl, window=[2, 7, 30][seed % 3], scale=0.1, sinks=torch.randn(4))
+    options: dict[str, Any] = {kind: [2, 7, 30][seed % 3]}
+    check(case, impl, scale=0.1, sinks=torch.randn(4), **options)
 
 
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
@@ -150,9 +146,15 @@ def test_head_dimensions(impl: str, dim: int) -> None:
 
 
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
-@pytest.mark.parametrize("window", [None, 1, 5, 9, 40])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 1}, {"window": 5}, {"window": 9}, {"window": 40}, {"chunk": 6}, {"chunk": 36}],
+    ids=str,
+)
 @pytest.mark.parametrize("page_size", [4, 64])
-def test_prefill_of_chunks_beside_decoding(impl: str, window: int | None, page_size: int) -> None:
+def test_prefill_of_chunks_beside_decoding(
+    impl: str, options: dict[str, int], page_size: int
+) -> None:
     """A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
     groups = [
         [Group(0, 20, 33)],
@@ -160,18 +162,19 @@ def test_prefill_of_chunks_beside_decoding(impl: str, window: int | None, page_s
     ]
     positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
     case = case_of(groups, positions, causal=[False, True])
-    check(case, impl, window=window, page_size=page_size)
+    check(case, impl, page_size=page_size, **options)
 
 
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_positions_on_causal_levels(impl: str, seed: int) -> None:
     """Rows out of order, before and after the keys, with gaps and repeats."""
     random = torch.Generator().manual_seed(seed)
     steps = torch.randint(-1, 3, (40,), generator=random).clamp(min=0 if seed % 2 else -1)
     groups = [[Group(0, 25, 30), Group(25, 40, 17, 3)]]
     case = case_of(groups, steps.cumsum(0) - 3, causal=[True], seed=seed)
-    check(case, impl, window=[None, 4, 11][seed % 3])
+    options: list[dict[str, int]] = [{}, {"window": 4}, {"window": 11}, {"chunk": 7}]
+    check(case, impl, **options[seed % 4])
 
 
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)

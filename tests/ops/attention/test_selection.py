@@ -57,18 +57,18 @@ def pool_of(slots: list[list[int]], num_pages: int, shape: tuple[int, ...], seed
     return pool.view(num_pages, PAGE, *shape)
 
 
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"WIDE": 1},
+    {"WIDE": 2, "PIECE": 60},
+    {"WIDE": 99},
+    {"WIDE": 3, "MOST_MASKED": 0},
+    {"WIDE": 1, "_reads_whole": lambda *_: True},
+]
+
+
 @pytest.mark.parametrize("num", [1, 6, 16])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"WIDE": 1},
-        {"WIDE": 2, "PIECE": 60},
-        {"WIDE": 99},
-        {"WIDE": 3, "MOST_MASKED": 0},
-        {"WIDE": 1, "_reads_whole": lambda *_: True},
-    ],
-)
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_rows_attend_to_the_keys_with_the_highest_scores(
     num: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +92,9 @@ def test_rows_attend_to_the_keys_with_the_highest_scores(
     q_THK, sinks_H = randn(ROWS, 4, 5), randn(4)
     index = index.float()
     assert selection.count_keys(prepared) == max(LENGTHS)
-    selected_TS = selection.select_keys(q_THD, weights_TH, index, prepared, positions_T, num)
+    selected_TS = selection.select_keys(
+        q_THD, weights_TH, index, prepared, positions_T, selection.IndexForm(num)
+    )
     own_slot_T = torch.tensor([row[-1] if row else 0 for row in slots])
     chosen = selected.SelectedKeys(selected_TS, own_slot_T, prepared)
     out_THV = selected.attend_selected(q_THK, keys, values, chosen, 0.3, sinks_H)
@@ -113,6 +115,88 @@ def test_rows_attend_to_the_keys_with_the_highest_scores(
         torch.testing.assert_close(out_THV[row], want_HV)
 
 
+def choose_blocks(scores_HL: Tensor, form: selection.IndexForm) -> list[list[int]]:
+    """The positions that each head selects, in order, by the score of each token's key."""
+    chosen = []
+    for scores_L in scores_HL:
+        num = len(scores_L)
+        starts = range(0, num - num % form.size if form.is_pooled else num, form.size)
+        blocks = [list(range(start, min(start + form.size, num))) for start in starts]
+        own = (num - 1) // form.size
+        ranked = sorted(
+            range(len(blocks)),
+            key=lambda at: (
+                -math.inf
+                if own - form.local < at <= own
+                else -scores_L[blocks[at][-1 if form.is_pooled else slice(None)]].max().item()
+            ),
+        )
+        kept = {place for at in ranked[: form.num] for place in blocks[at]}
+        tail = range(len(blocks) * form.size, num) if form.is_pooled else ()
+        chosen.append(sorted(kept | {*tail}))
+    return chosen
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        selection.IndexForm(1, 3, is_pooled=True),
+        selection.IndexForm(2, 4, is_pooled=True),
+        selection.IndexForm(3, 1, is_pooled=True),
+        selection.IndexForm(1, 3, local=1),
+        selection.IndexForm(2, 5),
+        selection.IndexForm(3, 4, local=2),
+    ],
+)
+def test_rows_attend_to_the_blocks_with_the_highest_scores(
+    form: selection.IndexForm, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Levels start and end inside blocks. Blocks have a key, or heads take the best of its keys."""
+    for name, value in settings.items():
+        for module in (selection, selected):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
+    generator = torch.Generator().manual_seed(form.size)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    levels, slots, num_pages = make_levels(generator)
+    positions_T = torch.tensor([*[num_keys - 1 for num_keys in LENGTHS], 0])
+    prepared = prepare(levels, positions_T)
+    q_THD = randn(ROWS, 2, 3).float()
+    weights_TH = randn(ROWS, 2).float() + 3 if form.is_pooled else None
+    index, keys, values = (
+        pool_of(slots, num_pages, shape, seed) for seed, shape in enumerate([(3,), (2, 5), (2, 4)])
+    )
+    q_THK, index = randn(ROWS, 4, 5), index.float()
+    own_slot_T = torch.tensor([row[-1] if row else 0 for row in slots])
+    picked = selection.select_keys(q_THD, weights_TH, index, prepared, positions_T, form)
+    blocks_TBX = selection.read_blocks(
+        index, prepared, positions_T, own_slot_T, form.size, torch.float32
+    )
+    chosen = selected.SelectedKeys(picked, own_slot_T, prepared)
+    out_THV = selected.attend_selected(q_THK, keys, values, chosen, 0.3)
+    for row, its in enumerate(slots):
+        if not its:
+            assert not out_THV[row].any()
+            continue
+        k_LD = index.flatten(0, 1)[its]
+        last = its[-form.size :] if len(its) % form.size == 0 else its[-1:] * form.size
+        assert torch.equal(blocks_TBX[row], index.flatten(0, 1)[last])
+        scores_HL = q_THD[row] @ k_LD.T
+        if weights_TH is not None:
+            scores_HL = (weights_TH[row] @ scores_HL.relu())[None]
+        want = choose_blocks(scores_HL, form)
+        picks = picked[row] if weights_TH is None else picked[row][None]
+        assert [sorted(each[each >= 0].tolist()) for each in picks] == want
+        for head, places in enumerate(want if len(want) > 1 else 2 * want):
+            k_SK, v_SV = (pool.flatten(0, 1)[its][places, head] for pool in (keys, values))
+            weights_HS = (q_THK[row, 2 * head : 2 * head + 2] @ k_SK.T * 0.3).softmax(-1)
+            torch.testing.assert_close(out_THV[row, 2 * head : 2 * head + 2], weights_HS @ v_SV)
+
+
 def test_nothing_is_scored_if_every_key_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_score_rows", None)
     levels, slots, num_pages = make_levels(torch.Generator().manual_seed(0))
@@ -124,6 +208,6 @@ def test_nothing_is_scored_if_every_key_is_selected(monkeypatch: pytest.MonkeyPa
         index,
         prepare(levels, positions_T),
         positions_T,
-        max(LENGTHS),
+        selection.IndexForm(max(LENGTHS)),
     )
     assert selected_TS.shape == (ROWS, max(LENGTHS))

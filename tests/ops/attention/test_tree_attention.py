@@ -12,7 +12,7 @@ from tree_cases import degenerate_trees, random_tree
 from treegen.model.training.packed_tree import PackedTree, pack_tree
 from treegen.ops.attention import tree as tree_module
 from treegen.ops.attention.tree import attend_tree
-from treegen.ops.attention.types import AttentionOptions
+from treegen.ops.attention.types import AttentionOptions, Window
 from treegen.prompts.rollout_tree import RolloutTree, Segment, tree_of
 
 # H query heads, G key heads, K and V widths of a head's key and value
@@ -20,10 +20,13 @@ H, G, K, V = 4, 2, 3, 5
 
 OPTIONS = {
     "plain": AttentionOptions(0.7),
-    "window": AttentionOptions(0.7, window=3),
+    "window": AttentionOptions(0.7, window=Window(3)),
+    "chunks": AttentionOptions(0.7, window=Window(3, is_chunk=True)),
     "soft cap": AttentionOptions(0.7, softcap=1.5),
     "sinks": AttentionOptions(0.7, sinks_H=torch.tensor([0.3, -1.0, 2.0, 0.0]).double()),
-    "everything": AttentionOptions(0.5, 4, 2.0, torch.tensor([0.3, -1.0, 2.0, 0.0]).double()),
+    "everything": AttentionOptions(
+        0.5, Window(4), 2.0, torch.tensor([0.3, -1.0, 2.0, 0.0]).double()
+    ),
 }
 
 
@@ -51,7 +54,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, packed: PackedTree, options: Any) -> 
     is_seen = torch.zeros(num, num, dtype=torch.bool)
     for sample in packed.samples:
         for at, row in enumerate(sample):
-            first = 0 if options.window is None else max(0, at + 1 - options.window)
+            first = 0 if options.window is None else max(0, options.window.start(at))
             is_seen[row, sample[first : at + 1]] = True
     scores = q @ k.repeat_interleave(H // G, 0).transpose(1, 2) * options.scale
     if options.softcap:
@@ -107,7 +110,7 @@ def test_numerical_derivatives_agree() -> None:
     sinks = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
-        return attend_tree(q, k, v, packed.layout, AttentionOptions(0.5, 2, 2.0, sinks))
+        return attend_tree(q, k, v, packed.layout, AttentionOptions(0.5, Window(2), 2.0, sinks))
 
     assert torch.autograd.gradcheck(attend, (*inputs(len(packed.tokens)), sinks))
 
@@ -115,7 +118,7 @@ def test_numerical_derivatives_agree() -> None:
 def test_large_scores_stay_finite() -> None:
     packed = pack_tree(random_tree(5, depth=3))
     q, k, v = (tensor.detach().float().requires_grad_() for tensor in inputs(len(packed.tokens)))
-    out = attend_tree(q, k, v, packed.layout, AttentionOptions(1e6, window=2))
+    out = attend_tree(q, k, v, packed.layout, AttentionOptions(1e6, window=Window(2)))
     out.sum().backward()
     assert out.isfinite().all() and all(x.grad.isfinite().all() for x in (q, k, v))  # type: ignore[union-attr]
 

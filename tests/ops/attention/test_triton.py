@@ -78,10 +78,10 @@ def test_random_ragged_trees(seed: int) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_window_cap_and_sinks(seed: int) -> None:
     case = make_case(**random_tree(seed + 50, max_depth=4), seed=seed)
-    options: dict[str, Any] = {"window": [2, 7, 30][seed % 3]}
+    options: dict[str, Any] = {["window", "chunk"][seed // 6]: [2, 7, 30][seed % 3]}
     if seed % 2:
         options |= {"softcap": 3.0, "sinks": torch.randn(4)}
     check(case, torch.float32, scale=0.3, **options)
@@ -497,10 +497,11 @@ def test_without_a_gpu_the_cpu_is_chosen() -> None:
 def test_the_kernel_draws_the_same_uniform_numbers() -> None:
     from treegen.ops.sampling.kernels import draw_blocks
 
-    seeds = torch.randint(0, 2**62, (300,)) * 2 + torch.arange(300) % 2
-    steps = torch.randint(0, 1000, (300,))
+    rows = 300 if CUDA else 40
+    seeds = torch.randint(0, 2**62, (rows,)) * 2 + torch.arange(rows) % 2
+    steps = torch.randint(0, 1000, (rows,))
     # Equal weights, whose sums are exact: the token says which part of [0, 1) the number is in.
-    logits, temperature = torch.zeros(300, 2**16, device=DEVICE), torch.ones(300, device=DEVICE)
+    logits, temperature = torch.zeros(rows, 2**16, device=DEVICE), torch.ones(rows, device=DEVICE)
     tokens, _, _ = draw_blocks(
         logits, seeds.to(DEVICE)[:, None], steps.to(DEVICE)[:, None], temperature, None
     )
@@ -526,7 +527,7 @@ def test_block_draws_follow_the_cumulative_distribution(size: int) -> None:
     """Each drawn token's interval of the CDF holds the row's uniform, up to float32 sums."""
     from treegen.ops.sampling.kernels import draw_blocks
 
-    rows = 200
+    rows = 200 if CUDA else 40
     generator = torch.Generator().manual_seed(size)
     logits = torch.randn(rows, size, generator=generator) * 4
     logits[:, ::3] = -torch.inf

@@ -12,12 +12,12 @@ import pytest
 from cli_cases import Command, write_jsonl
 from tiny_images import picture, save_tiny_vision_model
 
-from treegen.common.files.reading import read_regular
+from treegen.common.files import read_regular
 from treegen.errors import InputError, RunError
 from treegen.evals.task import TaskOptions
 from treegen.prompts.images.loading import ImageFile
 from treegen.runs.images import RunImage, RunImages, keep_images
-from treegen.tasks.jsonl.task import QuestionAnswer
+from treegen.tasks.jsonl import QuestionAnswer
 
 CONTENT = b"an image"
 NAME = hashlib.sha256(CONTENT).hexdigest()

@@ -49,6 +49,7 @@ def test_the_command_prints_findings_and_fails_on_request(repository: Path, tmp_
         audit_run(bad).has("worst")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_has_the_audit(tmp_path: Path) -> None:
     view = load_run(import_run(tmp_path, [("How many?", "18")], _MISREAD))
     page, *_ = write_page([view], tmp_path / "page.html", plots=False, audits=[audit_view(view)])

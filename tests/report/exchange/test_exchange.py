@@ -15,11 +15,11 @@ from report_cases import HOSTILE, answer_with, make_run, make_search_run
 
 from treegen.common.formatting import replace_surrogates
 from treegen.errors import InputError, RunError
+from treegen.report.audit.audit import audit_run, audit_view
 from treegen.report.compare import compare_runs
 from treegen.report.exchange import FORMATS, export_run, import_log
 from treegen.report.load import load_run
-from treegen.report.trees import read_trees
-from treegen.report.view import RunView
+from treegen.report.view import RunView, read_trees
 from treegen.runs import RunDir
 
 inspect_ai = pytest.importorskip("inspect_ai")
@@ -294,6 +294,24 @@ def test_a_log_of_inspect_is_a_run_with_its_scores(inspect_log: EvalLog, tmp_pat
     assert view.report is not None
     for name in ("includes", "match"):
         assert view.report.value("exact_match", name) == pytest.approx(accuracy[name])
+
+
+def test_prompts_of_inspect_are_checked(inspect_log: EvalLog, tmp_path: Path) -> None:
+    (path,) = import_log(inspect_log.location.removeprefix("file://"), tmp_path / "run")
+    view = load_run(path)
+    assert view.job is not None and inspect_log.samples is not None
+    prompts = {p.id: p.metadata.get("prompt") for p in view.job.data.problems}
+    for sample in inspect_log.samples:
+        assert prompts[str(sample.id)] == sample.input
+    audit = audit_view(view)
+    assert not any("no prompts" in notice for notice in audit.notices)
+    assert not any(finding.area == "prompts" for finding in audit.findings)
+    problems = path / "problems.jsonl"
+    rows = [json.loads(line) for line in problems.read_text().splitlines()]
+    rows[0]["prompt"] = f"<s><s>{rows[0]['prompt']}"
+    problems.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = {finding.kind for finding in audit_run(path).findings}
+    assert "begin-token-twice" in found
 
 
 def test_all_that_reads_runs_reads_imported_ones(

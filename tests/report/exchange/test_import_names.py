@@ -11,7 +11,7 @@ from cli_cases import Command
 from foreign_logs import STAMP, generated_rows, write_lm_eval
 from report_cases import make_run
 
-from treegen.common.files.paths import file_name, is_path_component, path_component
+from treegen.common.files import file_name, is_path_component, path_component
 from treegen.errors import InputError, ModelError, RunError, TreegenError
 from treegen.model.checkpoint.files import check_weights, weight_files
 from treegen.report.exchange import export_run, import_log

@@ -187,7 +187,9 @@ class ModelRunner:
             prefills: CUDA graphs of small prefill passes, only without other ranks. Default: none.
         """
         self._beside = beside
-        self._index_topk = model.spec.index_topk if isinstance(model, Model) else 0
+        spec = model.spec if isinstance(model, Model) else None
+        self._index_topk = spec.index_topk if spec is not None else 0
+        self._pools_keys = spec is not None and spec.index_pool > 1
         self._model, self._cache, self.graphs, self.impl = model, cache, graphs, impl
         self._ranks, self._vocab_size, self._prefills = ranks, vocab_size, prefills
         self._rows: StepRows | None = None
@@ -334,7 +336,8 @@ class ModelRunner:
 
     def _exceeds_topk(self, positions: Ints) -> bool:
         """Return whether rows see more keys than they select, which is not part of CUDA graphs."""
-        return 0 < self._index_topk <= int(positions.max(initial=0))
+        # The slots from which tokens pool index keys are no inputs of a graph either.
+        return self._pools_keys or 0 < self._index_topk <= int(positions.max(initial=0))
 
     def finish(self, undrawn: DeferredDraws, masks: Masks | None, number: int) -> Draws:
         """Draw from the logits of a step.

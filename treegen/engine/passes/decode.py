@@ -22,7 +22,7 @@ from treegen.engine.compute.decode_step import (
 from treegen.engine.compute.graph_pool import pad_num_query_rows
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_level, make_level
 from treegen.engine.compute.model_runner import StepInputs, StepRows
-from treegen.engine.features.features import Features
+from treegen.engine.features import Features
 from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treegen.common.device import AsyncHostCopy, to_device_together
 from treegen.engine.compute.levels import Ints
-from treegen.engine.features.features import Features
+from treegen.engine.features import Features
 from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.passes.pass_inputs import Span, build_prompt_histories, prefill_inputs
 from treegen.engine.rows.engine_run import EngineRun

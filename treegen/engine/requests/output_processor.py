@@ -15,7 +15,7 @@ import numpy as np
 
 from treegen.common.outputs import Completion, Thinking
 from treegen.engine.compute.levels import Ints
-from treegen.engine.features.features import Features
+from treegen.engine.features import Features
 from treegen.engine.param_set import ParamSet
 from treegen.engine.requests.admission import AdmissionController
 from treegen.engine.rows.engine_run import EngineRun

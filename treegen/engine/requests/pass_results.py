@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from treegen.engine.compute.levels import Ints
-from treegen.engine.features.features import Features
+from treegen.engine.features import Features
 from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.passes.prefill import InFlightPrefill
 from treegen.engine.requests.admission import AdmissionController

@@ -26,11 +26,11 @@ from treegen.common.drafter import Drafts, NewTokens, PromptInfo
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_offsets, make_level
 from treegen.engine.compute.model_runner import ModelRunner, PrefillInputs, StepInputs
-from treegen.engine.drafting.acceptance_rates import AcceptanceEstimator
-from treegen.engine.features.features import Features
+from treegen.engine.features import Features
 from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
+from treegen.engine.speculative.draft_length import AcceptanceEstimator
 from treegen.errors import InputError, arg
 from treegen.model.batch import Batch, ForwardModel
 from treegen.model.config import load_spec
@@ -142,7 +142,9 @@ class ModelDrafter:
         """
         rows, num = self._run.rows, len(slots)
         room_R = self._queue.reserve_lookahead(slots, rows.count[slots], room_R)
-        most = min(int(room_R.max(initial=0)), self._choose_draft_length())
+        chance = min(max(self._chance.value, 0.01), 0.99)  # the estimated acceptance rate
+        length = max(int(math.log(_LIKELY) / math.log(chance)), 1)
+        most = min(int(room_R.max(initial=0)), length)
         chance_R, kind_R = np.full(num, self._chance.value), np.zeros(num, dtype=np.int64)
         if not most:
             return Drafts(np.empty((num, 0), dtype=np.int64), chance_R, kind_R)
@@ -151,11 +153,6 @@ class ModelDrafter:
         self._done[slots] += np.minimum(room_R, most) + 1
         (tokens_RK,) = AsyncHostCopy([drawn]).wait()
         return Drafts(tokens_RK, chance_R, kind_R)
-
-    def _choose_draft_length(self) -> int:
-        """Return how many tokens to draft, from the estimated acceptance rate."""
-        chance = min(max(self._chance.value, 0.01), 0.99)
-        return max(int(math.log(_LIKELY) / math.log(chance)), 1)
 
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
         """Return the tokens that the small model draws, [R, K], on the device."""

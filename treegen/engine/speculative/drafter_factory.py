@@ -21,17 +21,16 @@ from treegen.common.drafter import (
 from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.graph_pool import estimate_row_seconds, pad_num_query_rows
 from treegen.engine.compute.model_runner import ModelRunner
-from treegen.engine.drafting.acceptance_rates import AcceptanceEstimator
-from treegen.engine.drafting.draft_length import DraftLengthController
-from treegen.engine.drafting.ngrams import NgramDrafter
-from treegen.engine.features.features import Features
+from treegen.engine.features import Features
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
+from treegen.engine.speculative.draft_length import AcceptanceEstimator, DraftLengthController
 from treegen.engine.speculative.draft_model import (
     ModelDrafter,
     VocabAlignedModel,
     inspect_draft_model,
 )
+from treegen.engine.speculative.ngrams import NgramDrafter
 from treegen.engine.speculative.speculation import SpeculationOptions, check_speculation
 from treegen.errors import InputError
 from treegen.model.load import load_model

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from treegen.common.drafter import NOTHING, Drafter, Drafts, NewTokens
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.levels import Ints
-from treegen.engine.drafting.draft_length import DraftLengthController
-from treegen.engine.features.features import Features
+from treegen.engine.features import Features
 from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.verify_input import VerifyInput
+from treegen.engine.speculative.draft_length import DraftLengthController
 from treegen.errors import InputError
 from treegen.model.options import EngineOptions
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 
 from treegen import demo
-from treegen.common.files.paths import is_path_component
+from treegen.common.files import is_path_component
 from treegen.common.spelling import hint_at, hints_at
 from treegen.errors import InputError, RunError, arg
 from treegen.evals.config.type_checks import check_bounds, check_choices

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from treegen.common.files.reading import read_text
+from treegen.common.files import read_text
 from treegen.errors import InputError, RunError, arg
 from treegen.evals.judging.judgement_files import (
     TOO_LONG,

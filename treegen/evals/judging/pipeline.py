@@ -1,9 +1,10 @@
 """Judging of runs, from settings to stored judgements: the work of `treegen judge`."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from treegen.evals.judging.prompts import AnswerSet, cases_of
 from treegen.evals.judging.repeats import RepeatScheduler, is_settled
 from treegen.evals.judging.runner import JudgeUsage, run_judge
 from treegen.evals.judging.settings import JudgeRun, JudgeSettings
-from treegen.evals.pipeline.listener import Follow, Listener, Stop
+from treegen.evals.pipeline.listener import Follow, Listener
 from treegen.runs import RunDir
 
 
@@ -123,25 +124,7 @@ def judge_all(
             done, planned = deciding.done, deciding.planned
             if deciding.left:
                 llm = models.get(judge, listener)
-
-                def steps(
-                    stop: Stop,
-                    lines: Any = lines,
-                    llm: Any = llm,
-                    judging: Any = judging,
-                    work: JudgeUsage = work,
-                ) -> Iterator[tuple[int, int]]:
-                    """Run the judge on the missing judgements.
-
-                    Args:
-                        stop: Polled after every step; true ends the iteration.
-                        lines: Bound here, because the loop rebinds it.
-                        llm: Bound here.
-                        judging: Bound here.
-                        work: Bound here.
-                    """
-                    return run_judge(judging, open_runs.answers, lines, llm, work, stop)
-
+                steps = partial(run_judge, judging, open_runs.answers, lines, llm, work)
                 done, planned = follow(steps, "judgements")
             result.done, result.planned = result.done + done, result.planned + planned
             if done < planned:

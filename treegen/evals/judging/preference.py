@@ -166,29 +166,24 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
     theta = _greatest(wins, start, run, None)
     middle = float(theta[run] - theta.mean())
     least = _log_likelihood(wins, theta) - fall
-    ends = []
-    for sign in (-1.0, 1.0):
-        known = [theta]
 
-        def above(distance: float, sign: float = sign, known: list[_Floats] = known) -> float:
-            """Return by how much the profile log-likelihood exceeds the limit.
+    def find_end(sign: float) -> float:
+        last = theta  # the next search starts from the last strengths
 
-            Args:
-                distance: Distance of the strength from the best one.
-                sign: Direction of the distance; bound here, because the loop rebinds it.
-                known: The last strengths, from which the next search starts; bound here.
-            """
-            known[0] = _greatest(wins, known[0], run, middle + sign * distance)
-            return _log_likelihood(wins, known[0]) - least
+        def above(distance: float) -> float:
+            """Return by how much the profile log-likelihood exceeds the limit."""
+            nonlocal last
+            last = _greatest(wins, last, run, middle + sign * distance)
+            return _log_likelihood(wins, last) - least
 
         distance = 1.0
         while (inside := above(distance) > 0) and abs(middle + sign * distance) < _FARTHEST:
             distance *= 2
         if inside:
-            ends.append(sign * math.inf)
-        else:
-            ends.append(middle + sign * float(brentq(above, 0.0, distance, xtol=1e-3)))
-    return ends[0], ends[1]
+            return sign * math.inf
+        return middle + sign * float(brentq(above, 0.0, distance, xtol=1e-3))
+
+    return find_end(-1.0), find_end(1.0)
 
 
 def _log_likelihood(wins: _Floats, theta: _Floats) -> float:

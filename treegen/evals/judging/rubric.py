@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.bounded.templates import TemplateError, read_set, render_rubric
-from treegen.common.files.paths import given_path
-from treegen.common.files.reading import read_text
+from treegen.common.files import given_path, read_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.judging.readers import READERS

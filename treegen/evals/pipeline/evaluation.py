@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen import demo
-from treegen.common.files.paths import file_name
+from treegen.common.files import file_name
 from treegen.errors import InputError, Message, arg
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.eval_settings import resolve_eval_settings
@@ -119,6 +119,34 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
         )
 
 
+def _start_work(
+    job: Job,
+    run: RunDir,
+    prepared: PreparedJob | None,
+    execution: ExecutionOptions | None,
+    listener: Listener,
+    stack: ExitStack,
+) -> _Work:
+    """Return the work on an open run; the stack ends the scoring of its programs.
+
+    Args:
+        job: The task and its settings.
+        run: The open run.
+        prepared: The job with the plan of its prompts; None for a complete run.
+        execution: Permission to run programs that the model wrote.
+        listener: Receives messages.
+        stack: Is closed when the work has ended.
+    """
+    is_scored_here = job.settings.score and as_code_execution_task(job.task) is None
+    verdicts = RunVerdicts(job, cache_all=True) if is_scored_here else None
+    restore_rounds(job, run, verdicts)
+    if run.missing <= 0:
+        keep_job_images(job, run)
+    if judging := start_program_scoring(job, run, execution, listener):
+        stack.callback(judging.close)
+    return _Work(job, run, prepared, verdicts, judging)
+
+
 # A run of more samples is announced if the user chose neither problems nor their number.
 _MANY: Final = 2000
 
@@ -199,17 +227,8 @@ def evaluate_all(
         return prepared
 
     def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
-        items = []
-        for job, prepared_job, run in zip(jobs, prepared, runs, strict=True):
-            is_scored_here = job.settings.score and as_code_execution_task(job.task) is None
-            verdicts = RunVerdicts(job, cache_all=True) if is_scored_here else None
-            restore_rounds(job, run, verdicts)
-            if run.missing <= 0:
-                keep_job_images(job, run)
-            if judging := start_program_scoring(job, run, execution, listener):
-                stack.callback(judging.close)
-            items.append(_Work(job, run, prepared_job, verdicts, judging))
-        return items, ()
+        opened = zip(jobs, runs, prepared, strict=True)
+        return [_start_work(*of_task, execution, listener, stack) for of_task in opened], ()
 
     models.threads = next((target.threads for target in targets if target.threads), None)
     # Showing a prompt needs the tokenizer.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from treegen import demo
-from treegen.common.files.paths import file_name
+from treegen.common.files import file_name
 from treegen.errors import InputError, Message, RunError, arg
 from treegen.evals.config import eval_settings as eval_settings
 from treegen.evals.config.base import BaseSettings
@@ -22,7 +22,7 @@ from treegen.evals.search.settings import SearchSettings
 from treegen.evals.task import Task
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, SearchRunDir
-from treegen.runs.new_directory import check_directory
+from treegen.runs.files import check_directory
 
 _Settings = TypeVar("_Settings", bound=BaseSettings)
 # run.json has fingerprints of what these options load; trust_remote_code is a permission.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from treegen.common.files.reading import open_regular
+from treegen.common.files import open_regular
 from treegen.evals.progress.run_progress import RunProgress
 from treegen.runs.files import parse_json
 

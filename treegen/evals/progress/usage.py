@@ -272,9 +272,10 @@ def attention_line(usage: Mapping[str, Any]) -> str:
     if "plan" not in usage:
         return line
     size = usage["plan"]["token_bytes"]
+    why = "" if read < apart else ", because shared prompts are short or absent"
     return (
         f"{line}; key reads saved {1 - read / apart:.1%} "
-        f"({format_bytes((apart - read) * size)} of {format_bytes(apart * size)})"
+        f"({format_bytes((apart - read) * size)} of {format_bytes(apart * size)}){why}"
     )
 
 

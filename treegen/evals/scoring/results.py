@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from treegen.common.garbage_collection import pause_gc
+from treegen.common.lifetimes import pause_gc
 from treegen.evals.config.eval_settings import REPORTED, stored_choices
 from treegen.evals.job import AnyJob, Job
 from treegen.evals.progress.usage import load_attempts, sum_usage

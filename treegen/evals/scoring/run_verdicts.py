@@ -9,13 +9,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from treegen.errors import RunError
-from treegen.evals.answer_types import unify_answers
 from treegen.evals.job import Job
 from treegen.evals.multiple_choice import pick_length_normalized
 from treegen.evals.scoring.verdict_cache import VerdictCache, hash_content
 from treegen.evals.task import Task
 from treegen.evals.task_calls import score_record, wrap_task_method
-from treegen.evals.verdict import Verdict
+from treegen.evals.verdict import Verdict, unify_answers
 from treegen.runs import RunDir
 
 Verdicts = Mapping[str, Verdict]

@@ -18,8 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.reading import read_bytes
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import read_bytes, replace_file
 from treegen.evals.job import Job
 from treegen.evals.registry import is_builtin_task
 from treegen.evals.verdict import Verdict
@@ -155,7 +154,7 @@ def _content(job: Job) -> str:
     data, options = job.data, job.settings.options
     return json.dumps(
         [
-            [_code(), sys.version, *map(_version, _LIBRARIES)],
+            [_code(), sys.version, *library_versions().values()],
             [job.task.name, job.task.version, *job.task.filters],
             [data.fingerprint, options.split, dict(options.extra)],
             [[dict(problem.metadata), problem.group] for problem in data.problems],
@@ -175,6 +174,11 @@ def _code() -> str:
             name = os.fsencode(path.relative_to(folder))
             digest.update(b"%b\0%b\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
     return digest.hexdigest()
+
+
+def library_versions() -> dict[str, str | None]:
+    """Return the versions of the libraries that scorers use, by name; None if not installed."""
+    return {library: _version(library) for library in _LIBRARIES}
 
 
 def _version(library: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from treegen.common.files.reading import describe_read_error, read_text
+from treegen.common.files import describe_read_error, read_text
 from treegen.errors import InputError, Message, RunError, arg
 from treegen.evals.early_stopping import NEVER
 from treegen.evals.problem import Problem

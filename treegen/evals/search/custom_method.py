@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.files.reading import describe_read_error, read_bytes
+from treegen.common.files import describe_read_error, read_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.registry import load_file

@@ -97,7 +97,7 @@ async def _rebase(on: MethodContext) -> "SearchOutcome":
 
 
 async def _best_first(on: MethodContext) -> "SearchOutcome":
-    from treegen.search.strategies.best_first import best_first
+    from treegen.search.strategies.tree_of_thoughts import best_first
 
     return await best_first(
         on.root, on.propose, on.evaluate, on.done, solutions=_enough(on), state=on.state

@@ -1,6 +1,6 @@
 """A client of `treegen serve`: searches, samples and scores of a model on another machine.
 
-Nothing here imports torch. Needs the extra `client`.
+Nothing here imports torch. RemoteLLM needs the extra `client`.
 
 llm.py            RemoteLLM
 search_run.py     many searches of one call
@@ -11,4 +11,16 @@ connection.py     HTTP, with repetitions
 conversion.py     prompts, samples, scores and errors as JSON
 """
 
-from treegen.integrations.client.llm import RemoteLLM as RemoteLLM
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treegen.integrations.client.llm import RemoteLLM as RemoteLLM
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import RemoteLLM on first use, because the server uses this package without `client`."""
+        if name != "RemoteLLM":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from treegen.integrations.client.llm import RemoteLLM
+
+        return RemoteLLM

@@ -38,7 +38,7 @@ from treegen.integrations.server.node_types import (
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage
-from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
+from treegen.search.budgeted_search import BudgetedSearch
 
 _MAX_REFUSED: Final = 60  # times that a call is sent to a busy server
 _FIRST_WAIT: Final = 0.1  # seconds
@@ -140,9 +140,13 @@ class NodeBackend:
             budget cut off.
         """
         assert isinstance(context, NodeContext)
-        ticket = self._open(search, len(indices))
         name = _root_name(search.origin_of(key), context)
         fields = {**sampling_fields(params), "seed": params.seed or 0}
+        try:
+            sampling = Sampling.model_validate(fields)
+        except ValidationError as error:
+            raise _describe_refusal(error) from None
+        ticket = Ticket(search, [None] * len(indices))
 
         def begin(first: int, num: int, most: int) -> None:
             """Start some of the samples.
@@ -152,8 +156,7 @@ class NodeBackend:
                 num: Number of samples.
                 most: Maximum number of tokens of each.
             """
-            sampling = Sampling.model_validate({**fields, "max_tokens": most})
-
+            limited = sampling.model_copy(update={"max_tokens": most})
             for start in range(first, first + num, self._max_samples):
                 places = range(start, min(start + self._max_samples, first + num))
                 make = partial(
@@ -161,23 +164,16 @@ class NodeBackend:
                     op="sample",
                     n=len(places),
                     first=indices[start],
-                    params=sampling,
+                    params=limited,
                 )
                 counted = context.num_tokens if not start else None
                 self._post(StepCall(ticket, context, name, make, places, most, counted))
 
-        try:
-            if search.line is None:
-                begin(0, len(indices), params.max_tokens)
-            self._join(ticket, num_samples=len(indices), most=params.max_tokens, begin=begin)
-            await ticket.future
-        except BaseException:
-            self._drop(ticket, 0)
-            raise
-        finally:
-            self._close(ticket)
-        self._drop(ticket, ticket.num_kept)
-        return ticket.results
+        if search.line is None:
+            begin(0, len(indices), params.max_tokens)
+        return await self._wait_for(
+            ticket, num_samples=len(indices), most=params.max_tokens, begin=begin
+        )
 
     async def score(
         self, context: Context, texts: Sequence[str], search: BudgetedSearch
@@ -190,17 +186,10 @@ class NodeBackend:
             search: The search that asks.
         """
         assert isinstance(context, NodeContext)
-        ticket = self._open(search, len(texts))
-
+        ticket = Ticket(search, [None] * len(texts))
         make = partial(ScoreOperation, op="score", texts=list(texts))
-        places = range(len(texts))
-        try:
-            self._post(StepCall(ticket, context, None, make, places, 0, context.num_tokens))
-            self._join(ticket)
-            await ticket.future
-        finally:
-            self._close(ticket)
-        return [score for score in ticket.results if score is not None]
+        self._post(StepCall(ticket, context, None, make, range(len(texts)), 0, context.num_tokens))
+        return [score for score in await self._wait_for(ticket) if score is not None]
 
     def cancel(self, search: BudgetedSearch) -> None:
         """End all pending calls of a search, and close its connections."""
@@ -211,22 +200,15 @@ class NodeBackend:
         for ticket in [ticket for ticket in self._tickets if ticket.search is search]:
             self._close(ticket)
 
-    def _open(self, search: BudgetedSearch, num: int) -> Ticket:
-        future = asyncio.get_running_loop().create_future()
-        ticket = Ticket(search, [None] * num, num, future)
+    async def _wait_for(self, ticket: Ticket, **how: Any) -> list[Any]:
+        """Return the results of a ticket; `how` has arguments of `PendingResults.join`."""
         self._tickets[ticket] = None
-        return ticket
-
-    def _join(self, ticket: Ticket, num_samples: int = 0, **more: Any) -> None:
-        """Add a ticket to the call queue of its search, if the search has one."""
-        if ticket.search.line is not None:
-            ticket.call = QueuedCall(
-                num_samples=num_samples,
-                num_open=len(ticket.results),
-                return_=ticket.deliver,
-                **more,
-            )
-            ticket.search.line.join(ticket.call)
+        try:
+            ticket.join(**how)
+        except BaseException:
+            self._close(ticket)
+            raise
+        return await ticket.wait(self._close, self.release)
 
     def _post(self, call: StepCall) -> None:
         self._outboxes.setdefault(call.ticket.search, _Outbox()).calls.append(call)
@@ -234,19 +216,7 @@ class NodeBackend:
     def _close(self, ticket: Ticket) -> None:
         """Forget a ticket. If it is not complete, nobody gets its further results."""
         self._tickets.pop(ticket, None)
-        line = ticket.search.line
-        if not ticket.is_done or ticket.future.cancelled():
-            if line is not None and ticket.call is not None:
-                line.leave(ticket.call)
-                ticket.num_kept = 0
-            ticket.finish()
-
-    def _drop(self, ticket: Ticket, first: int) -> None:
-        """Drop the samples of a ticket from place `first` on."""
-        for place, result in enumerate(ticket.results):
-            if isinstance(result, BackendSample) and place >= first:
-                self.release(result.context)
-                ticket.results[place] = None
+        ticket.leave()
 
     # Requests
 
@@ -271,13 +241,8 @@ class NodeBackend:
                     try:
                         if not request.add(call):
                             outbox.calls.append(call)
-                    except ValidationError as error:
-                        reason = error.errors(include_input=False)[0]["msg"]
-                        wrong = InputError(f"the server cannot take this: {reason}")
-                        self._fail(call.ticket, wrong)
-                        has_failed = True
-                    except InputError as error:
-                        self._fail(call.ticket, error)
+                    except (ValidationError, InputError) as error:
+                        self._fail(call.ticket, _describe_refusal(error))
                         has_failed = True
                 if request.operations:
                     outbox.requests.add(request)
@@ -374,27 +339,28 @@ class NodeBackend:
             ticket.finish()
 
     def _store_sample(self, call: StepCall, place: int, node: NodeAnswer) -> None:
-        ticket, search, above = call.ticket, call.ticket.search, call.context
+        ticket, above = call.ticket, call.context
         path = f"{above.path}{node.index}/"
         context = NodeContext(above, None, path, node.id, node.num_context_tokens)
-        completion = completion_of(node, f"{search.name}/{above.path}")
+        completion = completion_of(node, f"{ticket.search.name}/{above.path}")
         if ticket not in self._tickets:  # its search was stopped, or the caller has gone
             self.release(context)
             return
         ticket.results[place] = BackendSample(completion, context)
-        if search.line is None or ticket.call is None:
-            search.usage.tokens_decoded += completion.num_tokens
-        elif ticket.call in search.line.calls:
-            is_cut = call.held < ticket.call.most and completion.finish_reason == "length"
-            search.line.record_end(
-                ticket.call, place, completion.num_tokens, held=call.held, is_cut=is_cut
-            )
+        ticket.count_sample(place, completion, call.held)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         if ticket in self._tickets and not ticket.is_done:
-            if ticket.search.line is not None and ticket.call is not None:
-                ticket.search.line.leave(ticket.call)
-            ticket.finish(error)
+            ticket.leave(error)
+
+
+def _describe_refusal(error: ValidationError | InputError) -> InputError:
+    """Return the error for what the protocol of nodes cannot express."""
+    if isinstance(error, InputError):
+        return error
+    last = error.errors(include_input=False)[-1]  # a union's last kind is the most general one
+    field = next((part for part in last["loc"] if isinstance(part, str)), "this")
+    return InputError(f"the server cannot take {field}: {last['msg']}")
 
 
 def _root_name(origin: str, context: NodeContext) -> str:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from treegen.common.checks import check_number
 from treegen.common.outputs import RequestOutput, Score
-from treegen.common.params import Params, check_int, check_params, check_tree_params
+from treegen.common.params import Params, SamplingParams, check_int, check_params
 from treegen.errors import InputError
 from treegen.integrations.client.connection import Connection, check_url
 from treegen.integrations.client.conversion import (
@@ -26,28 +19,25 @@ from treegen.integrations.client.conversion import (
     output_of,
     score_of_choices,
 )
-from treegen.integrations.client.search_run import RemoteSearchRun, make_root
-from treegen.integrations.server.node_types import sampling_fields
+from treegen.integrations.client.search_run import RemoteSearchRun
+from treegen.integrations.server.node_types import RootOperation, sampling_fields
 from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.tree import as_list
-from treegen.search.budget import Budget, check_budget
 from treegen.search.event_loop import gather, run_apart
+from treegen.search.search_calls import SearchCalls
 from treegen.search.tree.node import SearchFn
-from treegen.search.tree.result import (
-    SearchResult,
-    name_problems,
-    warn_if_all_failed,
-)
+from treegen.search.tree.result import SearchProblem
 
 T = TypeVar("T")
 
 
-class RemoteLLM:
+class RemoteLLM(SearchCalls[RemoteSearchRun]):
     """A model that `treegen serve` has on this or another machine.
 
     A search function that was written for `LLM.search` runs unchanged, and finds the same tree. The
     function itself runs here; the server keeps the nodes and computes them. All calls of one step
-    of a search are sent together.
+    of a search are sent together. The argument `rows` has no effect, because the server plans for
+    all its clients.
 
     Attributes:
         num_requests: Requests that were sent so far.
@@ -102,91 +92,29 @@ class RemoteLLM:
 
     # Searches
 
-    def search(
-        self,
-        fn: SearchFn,
-        problems: Iterable[Any],
-        params: Params | None = None,
-        *,
-        concurrency: int = 64,
-        budget: Budget | None = None,
-        rows: int = 8,
-        tools: Sequence[Any] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[SearchResult]:
-        """Run a search of each problem, many at once; return results in the order of the problems.
+    def _read_prompt(self, content: Any, template: Mapping[str, Any]) -> dict[str, Any]:
+        prompt = check_prompt(content)
+        if not is_chat(prompt):
+            return {"prompt": prompt}
+        how = dict(template)
+        tools = how.pop("tools", None)
+        messages = encode_messages(prompt)
+        return {"messages": messages, "tools": tools, "chat_template_kwargs": how or None}
 
-        The draws of a search follow from its name and the seed, as with `LLM.search`. If a search
-        fails, its result has the error and the tree so far.
-
-        Args:
-            fn: `async def fn(root)`, as for `LLM.search`.
-            problems: Prompts (text, token ids or chat messages), or (name, prompt) pairs.
-            params: Default sampling parameters of nodes.
-            concurrency: Maximum number of searches at once. Default: 64.
-            budget: Budget of each search. Default: no limit.
-            rows: Ignored, because the server plans for all its clients.
-            tools: Tools that the chat template lists. Default: none.
-            chat_template_kwargs: Further arguments of the chat template. Default: none.
-
-        Raises:
-            InputError: an argument cannot be used, or the server cannot be reached.
-            TreegenError: the server rejects a prompt.
-        """
-        run = self.search_stream(
-            fn,
-            problems,
-            params,
-            concurrency=concurrency,
-            budget=budget,
-            rows=rows,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        results = {result.name: result for result in run}
-        warn_if_all_failed(list(results.values()), stacklevel=3)
-        return [results[name] for name in run.names]
-
-    def search_stream(
-        self,
-        fn: SearchFn,
-        problems: Iterable[Any],
-        params: Params | None = None,
-        *,
-        concurrency: int = 64,
-        budget: Budget | None = None,
-        rows: int = 8,
-        tools: Sequence[Any] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+    def _start_searches(
+        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
     ) -> RemoteSearchRun:
-        """Start the searches of `search`; return an iterator over the results as they finish.
-
-        Args:
-            fn: As for `search`, like all further arguments.
-            problems: Prompts, or (name, prompt) pairs.
-            params: Default sampling parameters of nodes.
-            concurrency: Maximum number of searches at once.
-            budget: Budget of each search.
-            rows: Ignored.
-            tools: Tools that the chat template lists.
-            chat_template_kwargs: Further arguments of the chat template.
-
-        Raises:
-            InputError: an argument cannot be used, or two problems have one name.
-        """
-        if not callable(fn):
-            raise InputError(f"fn must be a function `async def fn(root)`, got {fn!r:.60}")
-        check_int("concurrency", concurrency, least=1)
-        check_int("rows", rows, least=1)
-        check_budget(budget)
-        params = check_tree_params(params)
-        named = name_problems(problems, check_prompt)
         before = self._before if params.seed is None else DrawCounter()
-        template: dict[str, Any] = {"tools": list(tools) if tools else None}
-        template["chat_template_kwargs"] = dict(chat_template_kwargs or {}) or None
-        roots = [make_root(problem, params, before, template) for problem in named]
+        roots: dict[str, RootOperation] = {}
+        for problem in problems:
+            prompt: Any = problem.content
+            name = problem.name if problem.is_named else None
+            repeat = 0 if problem.is_named else before.advance(repr(prompt), 1)
+            roots[problem.name] = RootOperation(
+                op="root", name=name, repeat=repeat, seed=params.seed or 0, **prompt
+            )
         return RemoteSearchRun(
-            self.connect, fn, named, roots, params, concurrency, budget, self._lease
+            self.connect, fn, roots, params=params, lease_seconds=self._lease, **how
         )
 
     # Samples and scores

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 from treegen.common.params import SamplingParams
 from treegen.integrations.client.connection import Connection
-from treegen.integrations.client.conversion import encode_messages, is_chat
 from treegen.integrations.client.searches import NodeSearches
 from treegen.integrations.server.node_types import RootOperation
-from treegen.prompts.plan.draws import DrawCounter
 from treegen.search.budget import Budget
 from treegen.search.event_loop import gather, run_apart
+from treegen.search.run import SearchResults
 from treegen.search.tree.node import SearchFn
-from treegen.search.tree.result import SearchProblem, SearchResult
+from treegen.search.tree.result import SearchResult
 
 _END_SECONDS: Final = 10.0
 """Time for dropping the nodes of a run on the server."""
 
 
-class RemoteSearchRun(Iterator[SearchResult]):
-    """Results of searches as they finish; made by `RemoteLLM.search_stream`.
-
-    Attributes:
-        names: Names of the problems, in their order.
-    """
+class RemoteSearchRun(SearchResults):
+    """Results of searches as they finish; made by `RemoteLLM.search_stream`."""
 
     def __init__(
         self,
         connect: Callable[[], AbstractAsyncContextManager[Connection]],
         fn: SearchFn,
-        problems: Sequence[SearchProblem],
-        roots: Sequence[RootOperation],
+        roots: Mapping[str, RootOperation],
+        *,
         params: SamplingParams,
         concurrency: int,
         budget: Budget | None,
+        rows: int,
         lease_seconds: float | None,
     ) -> None:
         """Create a run whose searches start with the first result that is requested.
@@ -45,19 +41,18 @@ class RemoteSearchRun(Iterator[SearchResult]):
         Args:
             connect: Opens connections to the server.
             fn: The search function.
-            problems: The problems.
-            roots: The root of each problem.
+            roots: The root of each problem, by its name.
             params: Default sampling parameters of nodes.
             concurrency: Maximum number of searches at once.
             budget: Budget of each search.
+            rows: Ignored.
             lease_seconds: Seconds after its last use until the server drops a tree; None is the
                 server's default.
         """
-        self.names = [problem.name for problem in problems]
+        self.names = list(roots)
         self._connect, self._fn, self._params, self._budget = connect, fn, params, budget
-        self._concurrency = concurrency
-        self._problems = list(zip(problems, roots, strict=True))
-        self._num_left = len(problems)
+        self._concurrency, self._roots = concurrency, roots
+        self._num_left = len(roots)
         self._connection: Connection | None = None
         self._searches = NodeSearches(self._send, lease_seconds)
         self._results: asyncio.Queue[SearchResult | BaseException] = asyncio.Queue()
@@ -94,13 +89,13 @@ class RemoteSearchRun(Iterator[SearchResult]):
         """Run all searches, and put their results into the queue."""
         places = asyncio.Semaphore(self._concurrency)
 
-        async def run(problem: SearchProblem, root: RootOperation) -> None:
+        async def run(name: str, root: RootOperation) -> None:
             async with places:
-                text = problem.content if isinstance(problem.content, str) else ""
+                text = root.prompt if isinstance(root.prompt, str) else ""
                 result = await self._searches.run(
                     self._fn,
                     root,
-                    name=problem.name,
+                    name=name,
                     params=self._params,
                     budget=self._budget,
                     text=text,
@@ -110,7 +105,7 @@ class RemoteSearchRun(Iterator[SearchResult]):
         try:
             async with self._connect() as self._connection:
                 try:
-                    await gather(run(*problem) for problem in self._problems)
+                    await gather(run(*named) for named in self._roots.items())
                 finally:
                     await self._searches.backend.finish()
         except Exception as error:
@@ -137,27 +132,3 @@ class RemoteSearchRun(Iterator[SearchResult]):
     def __del__(self) -> None:
         if hasattr(self, "_main"):
             self.close()
-
-
-def make_root(
-    problem: SearchProblem,
-    params: SamplingParams,
-    before: DrawCounter,
-    template: Mapping[str, Any],
-) -> RootOperation:
-    """Return the root of a problem.
-
-    Args:
-        problem: The problem.
-        params: Default sampling parameters.
-        before: Counts the searches of each unnamed prompt.
-        template: Arguments of the chat template.
-    """
-    content = problem.content
-    if is_chat(content):
-        prompt: dict[str, Any] = {"messages": encode_messages(content), **template}
-    else:
-        prompt = {"prompt": content if isinstance(content, str) else list(content)}
-    repeat = 0 if problem.is_named else before.advance(repr(content), 1)
-    name = problem.name if problem.is_named else None
-    return RootOperation(op="root", name=name, repeat=repeat, seed=params.seed or 0, **prompt)

@@ -13,7 +13,7 @@ from treegen.integrations.client.backend import NodeBackend, Send
 from treegen.integrations.server.node_types import Operation, Result, RootOperation
 from treegen.search.budget import Budget
 from treegen.search.event_loop import IdleLoop, end_loop
-from treegen.search.running_search import RunningSearch
+from treegen.search.running_search import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult
 
@@ -96,13 +96,7 @@ class NodeSearches:
 
     def _on_idle(self) -> bool:
         """Let a search resume, or send what the searches wait for; return whether that happened."""
-        if any(running.end_wait() for running in self._running):
-            return True
-        for running in [running for running in self._running if running.end_abandoned()]:
-            self._running.discard(running)
-        if sum(running.search.return_next() for running in self._running):  # one call of each
-            return True
-        if self.loop.aside.resume_searches(busy=self.backend.has_work):
+        if resume_any(self.loop, self._running, busy=self.backend.has_work):
             return True
         return self.backend.flush()
 

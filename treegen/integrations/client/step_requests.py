@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from treegen.errors import InputError
@@ -17,7 +16,7 @@ from treegen.integrations.server.node_types import (
     Result,
     RootOperation,
 )
-from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
+from treegen.search.pending import PendingResults
 
 
 @dataclass(slots=True, eq=False)
@@ -79,36 +78,14 @@ class StepCall:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """Results that a search waits for."""
+class Ticket(PendingResults[Any]):
+    """Results that a search waits for, which operations of the server compute."""
 
-    search: BudgetedSearch
-    results: list[Any]
-    num_open: int
+    num_open: int = field(init=False)
     """Results still to come; those of samples that have not started count too."""
-    future: asyncio.Future[None]
-    call: QueuedCall | None = None
-    """Its place in the call queue of the search, if the search has one."""
-    num_kept: int = sys.maxsize
-    """How many of its samples the budget has room for."""
 
-    def deliver(self, num_kept: int) -> None:
-        """Finish; only the first `num_kept` samples are within the budget."""
-        self.num_kept = num_kept
-        self.finish()
-
-    def finish(self, error: Exception | None = None) -> None:
-        """Resume the code that awaits the results, with an error if there is one."""
-        if not self.future.done():
-            if error is None:
-                self.future.set_result(None)
-            else:
-                self.future.set_exception(error)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no more results will arrive."""
-        return self.future.done()
+    def __post_init__(self) -> None:
+        self.num_open = len(self.results)
 
 
 class StepRequest:

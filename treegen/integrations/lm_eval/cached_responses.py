@@ -28,8 +28,7 @@ from treegen.integrations.lm_eval.tokenizer import Pair
 from treegen.llm.base import BaseLLM
 from treegen.prompts.tree import Node
 from treegen.runs import Key, RecordFile, open_for_append
-from treegen.runs.files import Lock, write_json
-from treegen.runs.new_directory import NewDirectory
+from treegen.runs.files import Lock, NewDirectory, write_json
 
 Kind = Literal["samples", "scores"]
 _LOCK: Final = "run.lock"

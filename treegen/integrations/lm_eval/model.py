@@ -38,7 +38,7 @@ from treegen.model.config import read_config
 from treegen.model.options import check_known
 from treegen.prompts.images.table import PlacedImage
 from treegen.runs import model_identity
-from treegen.runs.new_directory import NewDirectory
+from treegen.runs.files import NewDirectory
 
 
 class TreegenLM(TemplateLM):  # type: ignore[misc]

@@ -3,8 +3,8 @@
 app.py           the routes and limits
 requests.py      request bodies, checked; unknown fields are errors that name the field
 responses.py     completions as OpenAI's JSON, whole or streamed
-errors.py        errors as OpenAI's JSON
-disconnects.py   calls that end when their client disconnects
+errors.py        errors as OpenAI's JSON; calls end when their client disconnects
+parsing.py       bodies and budgets as models, with hints at misspelled fields
 metrics.py       metrics for Prometheus
 sockets.py       the socket that the server listens on
 run.py           the server process
@@ -12,7 +12,7 @@ run.py           the server process
 node_types.py    the protocol of nodes; its sampling parameters are in node_params.py
 node_routes.py   the routes of nodes; answers stored by idempotency.py
 node_batch.py    several operations of one request
-node_calls.py    the operations; appended text is in given_text.py
+node_calls.py    the operations; prompts and appended text are in given_text.py
 node_answers.py  nodes as JSON
 nodes.py         trees, leases and what they take
 node_limits.py   limits of each API key

@@ -28,8 +28,8 @@ from starlette.routing import Route
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
-from treegen.integrations.server.disconnects import cancel_on_disconnect
 from treegen.integrations.server.errors import (
+    cancel_on_disconnect,
     encode_event,
     encode_json,
     error_response,
@@ -44,6 +44,7 @@ from treegen.integrations.server.openapi import make_openapi
 from treegen.integrations.server.requests import (
     CompletionRequest,
     RequestError,
+    check_chat_template,
     parse_request,
     read_json,
 )
@@ -216,6 +217,8 @@ class Server:
         ask = parse_request(await self._body(request), is_chat=is_chat)
         self._check_model(ask.model)
         served = self._served
+        if is_chat:
+            check_chat_template(served.llm.tokenizer)
         prompts, params = ask.prompts(), ask.params(self._room(), self._usual, self._grammar(ask))
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
@@ -249,7 +252,7 @@ class Server:
         ask = searches.parse(request.path_params["method"], await self._body(request))
         self._check_model(ask.ask.model)
         with ExitStack() as stack:
-            stack.enter_context(searches.take_place())
+            stack.enter_context(searches.take_place(request.state.client))
             prepared = await cancel_on_disconnect(request, searches.prepare(ask))
             if ask.ask.stream:
                 return SearchStream(searches.stream(prepared), stack.pop_all())

@@ -1,15 +1,17 @@
-"""Errors as answers in OpenAI's form."""
+"""Errors as answers in OpenAI's form, and the end of calls whose client disconnects."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from treegen.errors import BusyError, CapacityError, InputError, StoppedError
@@ -23,6 +25,8 @@ _RETRY_AFTER: Final = 1  # seconds
 _PIECE: Final = 2**20
 _MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the request
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
+_TEMPLATE: Final = "load the model with chat_template='FILE'"
+_TEMPLATE_OPTION: Final = "start the server with --chat-template FILE"
 _GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
@@ -95,11 +99,12 @@ def _details(status: int, message: str, param: str | None = None) -> dict[str, A
 def for_client(message: str) -> str:
     """Return a message of the library without remedies that only the server's operator has.
 
-    These remedies name an argument of Python, such as `images=True`.
+    These remedies name an argument of Python, such as `images=True`. The server takes every chat
+    only with a template, so its option for one is named.
     """
-    problem, semicolon, advice = message.rpartition("; ")
+    problem, semicolon, advice = message.replace(_TEMPLATE, _TEMPLATE_OPTION).rpartition("; ")
     if not semicolon or not _ARGUMENT.search(advice):
-        return message
+        return f"{problem}{semicolon}{advice}"
     remedies = [part for part in re.split(r", or |, ", advice) if not _ARGUMENT.search(part)]
     return f"{problem}; {', or '.join(remedies) or 'leave it out'}"
 
@@ -137,3 +142,24 @@ def encode_json(value: Any) -> bytes:
     """Return a value as JSON."""
     # ASCII only, because a text may have lone surrogates, which UTF-8 cannot encode.
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+async def cancel_on_disconnect(request: Request, call: Awaitable[Any]) -> Any:
+    """Return the result of a call, which is cancelled when the client disconnects."""
+    work = asyncio.ensure_future(call)
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientDisconnect
+    finally:
+        for task in (work, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

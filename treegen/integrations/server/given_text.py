@@ -1,44 +1,109 @@
-"""Text that clients append to nodes: its limits, and the rendering of messages."""
+"""Prompts, and text that clients append to nodes: limits, and the rendering of messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from treegen.errors import CapacityError, ContextError, InputError, StoppedError
 from treegen.integrations.server.errors import for_client
-from treegen.integrations.server.node_types import ExtendFields
-from treegen.integrations.server.nodes import ServedNode
-from treegen.integrations.server.requests import RequestError, read_message, read_part
+from treegen.integrations.server.node_types import ExtendFields, RootFields
+from treegen.integrations.server.nodes import Client, ServedNode
+from treegen.integrations.server.requests import (
+    RequestError,
+    check_chat_template,
+    read_message,
+    read_part,
+)
 from treegen.llm.async_llm import AsyncLLM
 from treegen.prompts.images.table import PlacedImage
 from treegen.prompts.radix import Tokens
-from treegen.prompts.token_bounds import TokenLowerBound
+from treegen.prompts.token_bytes import TokenLowerBound
+from treegen.prompts.tree import Message, chat_arguments
 from treegen.search.live.appended import AppendedText
 
+_CONTENTS: Final = ("text", "parts", "messages")  # fields that have the text of an extension
 _MOST_GIVEN: Final = 2**20  # characters of given text that one operation may encode
 
 
+@dataclass(frozen=True, slots=True)
+class RootPrompt:
+    """The prompt of a request for a root."""
+
+    field: str
+    """The field that has the prompt."""
+    content: Any
+    """Text, token ids or messages."""
+    messages: Sequence[Message]
+    """The messages; empty for other prompts."""
+    template: Mapping[str, Any]
+    """Arguments of the chat template."""
+
+
 class GivenText:
-    """Checks and renders text that clients append to nodes."""
+    """Checks and renders prompts, and text that clients append to nodes."""
 
     def __init__(self, served: AsyncLLM) -> None:
         """Create an object for the tokenizer and the context of a model."""
         self._served, self._bound = served, TokenLowerBound(served.llm.tokenizer)
 
+    def read_root(self, ask: RootFields) -> RootPrompt:
+        """Return the prompt of a request.
+
+        Raises:
+            RequestError: The request has no prompt or several, or the model reads no messages.
+        """
+        if (ask.prompt is None) == (ask.messages is None):
+            raise RequestError("give either prompt or messages", "prompt")
+        if "chat_template" in (ask.chat_template_kwargs or {}):
+            raise RequestError(
+                "chat_template_kwargs cannot have a chat_template; leave it out",
+                "chat_template_kwargs",
+            )
+        if ask.messages is None:
+            if ask.tools or ask.chat_template_kwargs:
+                raise RequestError("tools and chat_template_kwargs are for messages", "tools")
+            return RootPrompt("prompt", ask.prompt, (), {})
+        check_chat_template(self._served.llm.tokenizer)
+        messages = [read_message(message) for message in ask.messages]
+        template = chat_arguments(ask.tools, ask.chat_template_kwargs)
+        return RootPrompt("messages", messages, messages, template)
+
+    async def encode_root(self, client: Client, prompt: RootPrompt) -> Tokens:
+        """Return the token ids of a client's prompt, encoded in a thread."""
+        async with client.encoding:
+            with blaming(prompt.field):
+                (tokens,) = await self._served.encode(
+                    [prompt.content], chat_template_kwargs=prompt.template
+                )
+        return tokens
+
+    @staticmethod
+    def field_of(ask: ExtendFields) -> str:
+        """Return the field that has the text of an extension.
+
+        Raises:
+            RequestError: The request has none or several.
+        """
+        fields = [name for name in _CONTENTS if getattr(ask, name) is not None]
+        if len(fields) != 1:
+            raise RequestError("give exactly one of text, parts and messages", "text")
+        return fields[0]
+
     async def encode_extension(self, node: ServedNode, ask: ExtendFields) -> AppendedText:
         """Return the text that a request appends to a node, encoded in a thread."""
         content: Any = None
         images: Sequence[PlacedImage] = ()
+        param = self.field_of(ask)
         if ask.text is not None:
-            param, content = "text", ask.text
+            content = ask.text
             self.check(param, ask.text)
         elif ask.parts is not None:
-            param, content = "parts", [read_part(part) for part in ask.parts]
+            content = [read_part(part) for part in ask.parts]
             self.check(param, *(part.get("text", "") for part in content))
         else:
-            param = "messages"
             turns = [read_message(message) for message in ask.messages or ()]
         async with node.tree.client.encoding:
             with blaming(param):
@@ -97,3 +162,18 @@ def blaming(param: str) -> Iterator[None]:
         raise
     except (InputError, CapacityError) as error:
         raise RequestError(for_client(str(error)), param) from error
+
+
+def read_judged_text(node: ServedNode) -> tuple[str, str]:
+    """Return what a verifier reads of a node: the prompt, and the text after it.
+
+    Raises:
+        RequestError: The prompt was not given as text.
+    """
+    if node.tree.prompt is None:
+        raise RequestError(
+            "the verifier reads the text of the prompt, and this root was made of token ids or "
+            "messages; give the prompt as text",
+            "nodes",
+        )
+    return node.tree.prompt, "".join(above.own_text for above in [*node.ancestors()][-2::-1])

@@ -7,10 +7,20 @@ from dataclasses import asdict
 from typing import Final
 
 from treegen.common.outputs import Completion, Score
-from treegen.integrations.server.node_types import NodeAnswer, NodeThinking, NodeUsage, ScoreAnswer
+from treegen.integrations.server.node_types import (
+    Memory,
+    NodeAnswer,
+    NodeThinking,
+    NodeUsage,
+    ReadResult,
+    ScoreAnswer,
+    ScoreFields,
+)
 from treegen.integrations.server.nodes import ServedNode
+from treegen.integrations.server.requests import RequestError
 from treegen.search.budgeted_search import BudgetedSearch
 
+_MOST_TOLD: Final = 2**21  # log-probabilities of the scores of one answer, with alternatives
 _LEAST_LOGPROB: Final = -9999.0  # stands for minus infinity, which JSON cannot express
 
 
@@ -83,6 +93,35 @@ def usage_of(search: BudgetedSearch) -> NodeUsage:
     return NodeUsage(decoded_tokens=usage.tokens_decoded, prefilled_tokens=usage.tokens_prefilled)
 
 
+def sum_usages(usages: Sequence[NodeUsage]) -> NodeUsage:
+    """Return what several operations have taken together."""
+    return NodeUsage(
+        decoded_tokens=sum(usage.decoded_tokens for usage in usages),
+        prefilled_tokens=sum(usage.prefilled_tokens for usage in usages),
+    )
+
+
+def describe_subtree(node: ServedNode, text: str, cached: int, memory: Memory) -> ReadResult:
+    """Return the JSON of a node with what it and the nodes below it take.
+
+    Args:
+        node: The node.
+        text: Its text.
+        cached: How many of its tokens are in the cache.
+        memory: What the nodes of its client take.
+    """
+    children = sorted(node.children, key=lambda child: (child.completion is None, child.index))
+    below = list(node.walk())
+    return ReadResult(
+        node=describe_node(node, text),
+        children=[child.id for child in children],
+        subtree_nodes=len(below),
+        subtree_tokens=sum(other.num_tokens for other in below),
+        cached_tokens=cached,
+        memory=memory,
+    )
+
+
 def count_cached(node: ServedNode) -> int:
     """Return how many of a node's tokens are in the cache."""
     start, total = node.context.num_tokens - node.num_tokens, 0
@@ -92,3 +131,14 @@ def count_cached(node: ServedNode) -> int:
         if segment.start <= start:
             break
     return total
+
+
+def check_answer_size(asks: Sequence[ScoreFields]) -> None:
+    """Raise RequestError if the scores that a request asks for may be too many for one answer."""
+    most = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
+    if most > _MOST_TOLD:
+        raise RequestError(
+            f"the texts may have {most:,} log-probabilities, and an answer has {_MOST_TOLD:,} at "
+            "most; score fewer texts, or ask for fewer alternatives",
+            "top" if any(ask.top for ask in asks) else "texts",
+        )

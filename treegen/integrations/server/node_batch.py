@@ -9,7 +9,8 @@ from functools import partial
 from typing import Final
 
 from treegen.integrations.server.errors import describe_error
-from treegen.integrations.server.node_calls import NodeCalls, check_answer_size
+from treegen.integrations.server.node_answers import check_answer_size
+from treegen.integrations.server.node_calls import NodeCalls
 from treegen.integrations.server.node_types import (
     BatchAnswer,
     BatchRequest,

@@ -16,11 +16,14 @@ from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
 from treegen.integrations.server.errors import StatusError
-from treegen.integrations.server.given_text import GivenText, blaming
+from treegen.integrations.server.given_text import GivenText, read_judged_text
 from treegen.integrations.server.node_answers import (
+    check_answer_size,
     count_cached,
     describe_node,
     describe_score,
+    describe_subtree,
+    sum_usages,
     usage_of,
 )
 from treegen.integrations.server.node_params import merge_params
@@ -46,12 +49,11 @@ from treegen.integrations.server.nodes import (
     ServedNode,
     Tree,
 )
-from treegen.integrations.server.requests import RequestError, read_message
+from treegen.integrations.server.requests import RequestError
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
+from treegen.prompts.chat_images import without_images
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
-from treegen.prompts.tree import chat_arguments
-from treegen.prompts.turns import without_images
 from treegen.search.backend import BackendSample
 from treegen.search.budget import SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch
@@ -61,7 +63,6 @@ from treegen.search.reward import compute_values
 
 T = TypeVar("T")
 
-_MOST_TOLD: Final = 2**21  # log-probabilities of the scores of one answer, with alternatives
 _MOST_PARAMS: Final = 2**16  # characters of the sampling parameters that a tree keeps, as JSON
 _KEPT: Final = 16_384  # characters of messages that a tree keeps, in addition to
 _KEPT_PER_TOKEN: Final = 16
@@ -72,6 +73,7 @@ class NodeCalls:
 
     Attributes:
         store: The nodes.
+        texts: Checks and renders the texts of clients.
     """
 
     def __init__(self, served: AsyncLLM, store: NodeStore, verifier: Verifier | None) -> None:
@@ -84,7 +86,7 @@ class NodeCalls:
         """
         self._served, self.store, self._verifier = served, store, verifier
         self._verifying = asyncio.Lock()
-        self._given = GivenText(served)
+        self.texts = GivenText(served)
 
     # Operations
 
@@ -96,15 +98,7 @@ class NodeCalls:
             ask: The request.
             changes: Records what the operation changes.
         """
-        if (ask.prompt is None) == (ask.messages is None):
-            raise RequestError("give either prompt or messages", "prompt")
-        if ask.messages is None and (ask.tools or ask.chat_template_kwargs):
-            raise RequestError("tools and chat_template_kwargs are for messages", "tools")
-        if "chat_template" in (ask.chat_template_kwargs or {}):
-            raise RequestError(
-                "chat_template_kwargs cannot have a chat_template; leave it out",
-                "chat_template_kwargs",
-            )
+        prompt = self.texts.read_root(ask)
         seed = secrets.randbits(48) if ask.seed is None else ask.seed
         params = merge_params(SamplingParams(seed=seed), ask.params)
         size = len(ask.params.model_dump_json(exclude_none=True))
@@ -114,42 +108,35 @@ class NodeCalls:
                 f"{_MOST_PARAMS:,}; give the large ones with each sample request",
                 "params",
             )
-        messages = [read_message(message) for message in ask.messages or ()]
-        content: Any = messages or ask.prompt
-        template = chat_arguments(ask.tools, ask.chat_template_kwargs)
         with self.store.reserve(client, 1, 0):
-            async with client.encoding:
-                with blaming("prompt" if ask.messages is None else "messages"):
-                    (tokens,) = await self._served.encode(
-                        [content], tools=ask.tools, chat_template_kwargs=ask.chat_template_kwargs
-                    )
-            with self.store.reserve(client, 0, len(tokens)):
-                given = content if isinstance(content, str) else tokens.tolist()
+            tokens = await self.texts.encode_root(client, prompt)
+            with self.store.reserve(client, 0, len(tokens), (None, prompt.field)):
+                content = ask.prompt if isinstance(ask.prompt, str) else tokens.tolist()
 
                 async def begin(backend: LiveBackend) -> tuple[LiveBackend, LiveContext]:
-                    return backend, backend.prompt(given, SearchUsage(), tokens)
+                    return backend, backend.prompt(content, SearchUsage(), tokens)
 
                 backend, context = await self._served.call_nodes(
                     begin, discard=lambda result: result[0].release(result[1])
                 )
         origin = ask.name
         if origin is None:
-            counter, prompt = DrawCounter(), hash_prompt(tokens)
-            counter.advance(f"{prompt} searched", ask.repeat)
-            origin = counter.origin_of_search(prompt)
+            counter, digest = DrawCounter(), hash_prompt(tokens)
+            counter.advance(f"{digest} searched", ask.repeat)
+            origin = counter.origin_of_search(digest)
         tree = Tree(
             client,
             backend,
             origin,
             params,
             self.store.lease(ask.lease_seconds),
-            given if isinstance(given, str) else None,
+            content if isinstance(content, str) else None,
         )
         # Only later turns need them. What is far larger than its tokens is not kept, because tokens
         # are limited and other memory is not.
-        earlier = [without_images(message) for message in messages]
-        if len(json.dumps([earlier, template])) <= _KEPT + _KEPT_PER_TOKEN * len(tokens):
-            tree.messages, tree.template = earlier, template
+        earlier = [without_images(message) for message in prompt.messages]
+        if len(json.dumps([earlier, prompt.template])) <= _KEPT + _KEPT_PER_TOKEN * len(tokens):
+            tree.messages, tree.template = earlier, prompt.template
         node = self.store.add_root(tree, context)
         changes.nodes.append(node)
         return NodeResult(node=describe_node(node), memory=self.store.memory(client))
@@ -165,7 +152,6 @@ class NodeCalls:
             ask: The request.
             changes: Records what the operation changes.
         """
-        nodes, usage = list[NodeAnswer](), NodeUsage()
         with self._sampling(client, node, ask, changes) as (params, first, _):
             drawn, usage = await self._draw(node, range(first, first + ask.n), params)
             nodes = self._add_samples(node, first, drawn, changes)
@@ -208,10 +194,7 @@ class NodeCalls:
                 await asyncio.gather(*waiting, return_exceptions=True)
                 for task in waiting:
                     _abandon(task, lambda result: self._release(node.tree, result[0]))
-        yield NodeUsage(
-            decoded_tokens=sum(usage.decoded_tokens for usage in usages),
-            prefilled_tokens=sum(usage.prefilled_tokens for usage in usages),
-        )
+        yield sum_usages(usages)
 
     async def extend(
         self, client: Client, node: ServedNode, ask: ExtendFields, changes: Changes
@@ -225,13 +208,11 @@ class NodeCalls:
             changes: Records what the operation changes.
         """
         self.store.check_depth(node)
-        contents = [ask.text, ask.parts, ask.messages]
-        if sum(content is not None for content in contents) != 1:
-            raise RequestError("give exactly one of text, parts and messages", "text")
+        field = self.texts.field_of(ask)
         tree = node.tree
         with tree.in_use(), self.store.reserve(client, 1, 0):
             index = changes.take(node, "num_extended", ask.index, 1)
-            encoded = await self._given.encode_extension(node, ask)
+            encoded = await self.texts.encode_extension(node, ask)
             self._check_live(node)
 
             async def begin(backend: LiveBackend) -> LiveContext:
@@ -240,9 +221,9 @@ class NodeCalls:
             context = await self._served.call_nodes(begin, discard=tree.backend.release)
             try:
                 self._check_live(node)
-                self._given.check_context(context.num_tokens)
+                self.texts.check_context(context.num_tokens)
                 added = max(0, context.num_tokens - node.context.num_tokens)
-                with self.store.reserve(client, 0, added):
+                with self.store.reserve(client, 0, added, (None, field)):
                     pass
             except BaseException:
                 self._served.release(tree.backend, [context])
@@ -270,7 +251,7 @@ class NodeCalls:
             )
 
         with tree.in_use():
-            encoded = await self._given.encode_scored(node, ask.texts)
+            encoded = await self.texts.encode_scored(node, ask.texts)
             self._check_live(node)
             scores = await self._call(node, begin, rows=len(ask.texts))
         if len(scores) < len(ask.texts):
@@ -286,16 +267,7 @@ class NodeCalls:
         verifier = self._verifier
         if verifier is None:
             raise StatusError(400, "the server has no verifier; compute the values yourself", "op")
-        texts = []
-        for node in nodes:
-            if node.tree.prompt is None:
-                raise RequestError(
-                    "the verifier reads the text of the prompt, and this root was made of token "
-                    "ids or messages; give the prompt as text",
-                    "nodes",
-                )
-            answer = "".join(above.own_text for above in [*node.ancestors()][-2::-1])
-            texts.append((node.tree.prompt, answer))
+        texts = [read_judged_text(node) for node in nodes]
 
         async def verify() -> list[float]:
             async with self._verifying:
@@ -322,30 +294,14 @@ class NodeCalls:
         with tree.in_use():
             cached, ids = await self._served.call_nodes(begin)
             self._check_live(node)
-        children = sorted(node.children, key=lambda child: (child.completion is None, child.index))
-        below = list(node.walk())
-        return ReadResult(
-            node=describe_node(node, node.text or self._spell(ids)),
-            children=[child.id for child in children],
-            subtree_nodes=len(below),
-            subtree_tokens=sum(other.num_tokens for other in below),
-            cached_tokens=cached,
-            memory=self.store.memory(client),
-        )
+        text = node.text or self._spell(ids)
+        return describe_subtree(node, text, cached, self.store.memory(client))
 
     def drop(self, client: Client, node: ServedNode) -> DropResult:
         """Drop a node and all nodes below it."""
         nodes, tokens = self.store.drop(node)
-        return DropResult(
-            id=node.id,
-            dropped_nodes=nodes,
-            dropped_tokens=tokens,
-            memory=self.store.memory(client),
-        )
-
-    def check_context(self, num_tokens: int) -> None:
-        """Raise ContextError if that many tokens do not fit the model's context."""
-        self._given.check_context(num_tokens)
+        memory = self.store.memory(client)
+        return DropResult(id=node.id, dropped_nodes=nodes, dropped_tokens=tokens, memory=memory)
 
     # Parts of operations
 
@@ -370,7 +326,9 @@ class NodeCalls:
         room = max(self._served.llm.spec.context_length - node.context.num_tokens, 0)
         with (
             node.tree.in_use(),
-            self.store.reserve(client, ask.n, ask.n * min(params.max_tokens, room)) as reserved,
+            self.store.reserve(
+                client, ask.n, ask.n * min(params.max_tokens, room), ("n", "params.max_tokens")
+            ) as reserved,
         ):
             yield params, changes.take(node, "num_drawn", ask.first, ask.n), reserved
 
@@ -392,9 +350,11 @@ class NodeCalls:
                 _with_ids(sample.context)
             return drawn
 
-        drawn = await self._call(
-            node, begin, rows=len(indices), discard=partial(_release_samples, tree.backend)
-        )
+        def discard(samples: list[BackendSample]) -> None:
+            for sample in samples:
+                tree.backend.release(sample.context)
+
+        drawn = await self._call(node, begin, rows=len(indices), discard=discard)
         if len(drawn) == len(indices) and node.is_live:
             return drawn, usage_of(search)
         self._release(tree, drawn)
@@ -463,17 +423,6 @@ class NodeCalls:
         return text
 
 
-def check_answer_size(asks: Sequence[ScoreFields]) -> None:
-    """Raise RequestError if the scores that a request asks for may be too many for one answer."""
-    most = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
-    if most > _MOST_TOLD:
-        raise RequestError(
-            f"the texts may have {most:,} log-probabilities, and an answer has {_MOST_TOLD:,} at "
-            "most; score fewer texts, or ask for fewer alternatives",
-            "top" if any(ask.top for ask in asks) else "texts",
-        )
-
-
 def _abandon(task: asyncio.Future[T], free: Callable[[T], object]) -> None:
     """Free the result of a task that nobody gets, if it has one."""
     if task.done() and not task.cancelled() and task.exception() is None:
@@ -495,8 +444,3 @@ def _with_ids(context: LiveContext) -> LiveContext:
     """Return a context after reading its `ids`, which only the thread of the engine may do."""
     _ = context.ids
     return context
-
-
-def _release_samples(backend: LiveBackend, samples: Sequence[BackendSample]) -> None:
-    for sample in samples:
-        backend.release(sample.context)

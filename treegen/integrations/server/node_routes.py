@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from treegen.integrations.server.disconnects import cancel_on_disconnect
 from treegen.integrations.server.errors import (
     StatusError,
+    cancel_on_disconnect,
     describe_error,
     encode_event,
     encode_json,
@@ -36,6 +36,7 @@ from treegen.integrations.server.node_types import (
     TreeList,
 )
 from treegen.integrations.server.nodes import Changes, Client, NodeStore
+from treegen.integrations.server.parsing import parse_model
 from treegen.integrations.server.requests import RequestError, read_json
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
@@ -43,8 +44,6 @@ from treegen.model.scorers.verifier import Verifier
 Handler = Callable[[Request], Awaitable[Response]]
 _Ask = TypeVar("_Ask", bound=BaseModel)
 _MOST_VALUES: Final = 2**20  # values of one body: a million takes about 0.2 s to read
-_TYPES: Final = frozenset({"str", "int", "float", "bool", "dict", "list"})
-_OPERATIONS: Final = frozenset({"root", "sample", "extend", "score", "reward", "read", "drop"})
 
 
 class NodeRoutes:
@@ -227,34 +226,8 @@ class NodeRoutes:
         for part in operations if isinstance(operations, list) else [fields]:
             prompt = part.get("prompt") if isinstance(part, dict) else None
             if isinstance(prompt, list):
-                self._calls.check_context(len(prompt))
-        return parse(kind, fields)
-
-
-def parse(kind: type[_Ask], body: dict[str, Any]) -> _Ask:
-    """Return the body of a request as its model.
-
-    Args:
-        kind: The model.
-        body: The JSON object.
-
-    Raises:
-        RequestError: A field is unknown or malformed.
-    """
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where: list[str] = []
-        for part in map(str, first["loc"]):
-            if not part.replace("_", "").isalnum() or part in _TYPES:
-                break  # a member of a union
-            if not (len(where) == 2 and where[0] == "operations" and part in _OPERATIONS):
-                where.append(part[:80])
-        name = ".".join(where) or None
-        what = "is not supported; leave it out" if first["type"] == "extra_forbidden" else None
-        message = f"{name or 'the body'} {what}" if what else f"{name or 'body'}: {first['msg']}"
-        raise RequestError(message, name) from None
+                self._calls.texts.check_context(len(prompt))
+        return parse_model(kind, fields)
 
 
 def _encode(answer: BaseModel) -> bytes:

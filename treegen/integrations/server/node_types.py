@@ -398,7 +398,7 @@ class ErrorDetails(NodeModel):
     message: str
     type: str
     param: str | None
-    """The field at fault; null if it is not one field."""
+    """The field at fault, or to lower; null if it is not one field."""
     code: int
     """The HTTP status."""
     free: list[TreeAnswer] | None = None

@@ -258,27 +258,38 @@ class NodeStore:
         return min(seconds or self.limits.node_lease, self.limits.max_node_lease)
 
     @contextmanager
-    def reserve(self, client: Client, nodes: int, tokens: int) -> Iterator[Reservation]:
+    def reserve(
+        self,
+        client: Client,
+        nodes: int,
+        tokens: int,
+        fields: tuple[str | None, str | None] = (None, None),
+    ) -> Iterator[Reservation]:
         """Reserve room for nodes that the block may make.
 
         Args:
             client: The client.
             nodes: Number of nodes.
             tokens: Their tokens, at most.
+            fields: Fields of the request that decide the two numbers; None for no field.
 
         Raises:
             StatusError: The client has no room for them.
         """
-        for what, wanted, taken, most in (
-            ("nodes", nodes, len(client.nodes) + client.reserved_nodes, self.limits.max_nodes),
-            ("tokens", tokens, client.num_tokens + client.reserved_tokens, self.max_tokens),
+        num_nodes = len(client.nodes) + client.reserved_nodes
+        num_tokens = client.num_tokens + client.reserved_tokens
+        for what, name, wanted, taken, most in (
+            ("nodes", fields[0], nodes, num_nodes, self.limits.max_nodes),
+            ("tokens", fields[1], tokens, num_tokens, self.max_tokens),
         ):
             if taken + wanted > most:
+                less = f", or ask for less by {name}" if name else ""
                 raise StatusError(
                     429,
                     f"your nodes take {taken:,} {what}, and up to {wanted:,} more would exceed "
-                    f"the limit of {most:,}; drop nodes or trees (DELETE /v1/nodes/ID) such as "
-                    "those in `free`, or ask for less",
+                    f"max_{what}, {most:,}; drop nodes or trees (DELETE /v1/nodes/ID) such as "
+                    f"those in `free`{less}",
+                    name,
                     free=[tree.model_dump() for tree in self.trees(client)[:_SHOWN]],
                 )
         client.reserved_nodes += nodes

@@ -245,6 +245,18 @@ def field_of(error: TreegenError) -> str | None:
     return name if name in CompletionRequest.model_fields or name in _SAMPLING else None
 
 
+def check_chat_template(tokenizer: Any) -> None:
+    """Raise RequestError if a tokenizer cannot render chat messages."""
+    if not getattr(tokenizer, "chat_template", None):
+        template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+        raise RequestError(
+            "the served model has no chat template, so it reads no messages; start treegen serve "
+            f"with one, such as --chat-template '{template}', or send text to /v1/completions or "
+            "/v1/nodes",
+            "messages",
+        )
+
+
 def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
     """Return the JSON object in a text, without fields that are null.
 

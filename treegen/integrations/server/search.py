@@ -12,6 +12,7 @@ import math
 import secrets
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +31,7 @@ from treegen.integrations.server.node_calls import NodeCalls
 from treegen.integrations.server.node_limits import NodeLimits
 from treegen.integrations.server.node_types import BatchRequest, Operation, Result, RootOperation
 from treegen.integrations.server.nodes import Changes, NodeStore
-from treegen.integrations.server.requests import RequestError
+from treegen.integrations.server.requests import RequestError, check_chat_template
 from treegen.integrations.server.search_requests import SearchLimits, SearchRequest, parse_search
 from treegen.search.budget import Budget
 from treegen.search.tree.records import SearchTree
@@ -179,7 +180,7 @@ class SearchService:
         self._batches = BatchRunner(NodeCalls(served, self._store, None))
         self._name, self._room, self._usual, self._limits = name, room, dict(usual), limits
         self._runner: SearchRunner | None = None
-        self.num_running = 0
+        self._num_running: Counter[str] = Counter()  # by client
 
     def parse(self, method: str, body: Mapping[str, Any]) -> SearchRequest:
         """Return the request in a body.
@@ -201,22 +202,29 @@ class SearchService:
             raise HTTPException(404, f"there is no search method {method[:80]!r}{hint}")
 
     @contextmanager
-    def take_place(self) -> Iterator[None]:
+    def take_place(self, client: str) -> Iterator[None]:
         """Count the search that the block prepares and runs as one of those at once.
+
+        Args:
+            client: Name of the client.
 
         Raises:
             BusyError: too many searches run.
         """
-        if self.num_running >= self._limits.max_searches:
-            raise BusyError(
-                f"{self.num_running} searches run, and at most {self._limits.max_searches} may; "
-                "try again later"
-            )
-        self.num_running += 1
+        for name, whose, num in (
+            ("max_key_searches", " of your key", self._num_running[client]),
+            ("max_searches", "", self._num_running.total()),
+        ):
+            most = getattr(self._limits, name)
+            if most is not None and num >= most:
+                raise BusyError(
+                    f"{num} searches{whose} run, and at most {most} may ({name}); try again later"
+                )
+        self._num_running[client] += 1
         try:
             yield
         finally:
-            self.num_running -= 1
+            self._num_running[client] -= 1
 
     async def prepare(self, request: SearchRequest) -> PreparedAnswer:
         """Check a request, and prepare its search.
@@ -224,6 +232,7 @@ class SearchService:
         Raises:
             InputError: the request cannot be used.
         """
+        check_chat_template(self._served.llm.tokenizer)
         ask, template = request.ask, request.ask.chat_template_kwargs
         (prompt,) = await self._served.encode(ask.prompts(), chat_template_kwargs=template)
         params = ask.params(min(self._room, _MAX_TOKENS), self._usual)

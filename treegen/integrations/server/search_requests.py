@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from treegen.common.checks import check_int, check_number
 from treegen.common.params import STRUCTURES
 from treegen.errors import InputError, arg
+from treegen.integrations.server.node_params import NodeModel
+from treegen.integrations.server.parsing import parse_model
 from treegen.integrations.server.requests import CompletionRequest, RequestError, parse_request
 from treegen.prompts.grammars import REQUESTED
 from treegen.search.budget import Budget
@@ -40,6 +42,8 @@ class SearchLimits:
 
     max_searches: int = 16
     """Maximum number of searches at once; further requests get 429. 0 turns searches off."""
+    max_key_searches: int | None = None
+    """Maximum number of searches of one API key at once; None is `max_searches`."""
     max_search_tokens: int = 16_384
     """Largest budget of decoded tokens of a search, and the budget of requests that name none."""
     max_search_seconds: float = 600.0
@@ -47,14 +51,15 @@ class SearchLimits:
 
     def __post_init__(self) -> None:
         check_int("max_searches", self.max_searches, least=0)
+        if self.max_key_searches is not None:
+            check_int("max_key_searches", self.max_key_searches, least=1)
         check_int("max_search_tokens", self.max_search_tokens, least=1)
         check_number("max_search_seconds", self.max_search_seconds)
         if not self.max_search_seconds > 0:
             raise InputError(f"{arg('max_search_seconds')} must be more than 0")
 
 
-class _Budget(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Budget(NodeModel):
     tokens: Annotated[int, Field(ge=1)] | None = None
     seconds: Annotated[float, Field(gt=0)] | None = None
     calls: Annotated[int, Field(ge=1)] | None = None
@@ -125,12 +130,7 @@ def parse_search(method: str, body: Mapping[str, Any], limits: SearchLimits) -> 
 
 
 def _parse_budget(fields: Any, limits: SearchLimits) -> Budget:
-    try:
-        budget = _Budget.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(["budget", *(str(part)[:80] for part in first["loc"])])
-        raise RequestError(f"{where}: {first['msg']}", where) from None
+    budget = parse_model(_Budget, fields, "budget")
     for name in ("tokens", "seconds"):
         limit, value = getattr(limits, f"max_search_{name}"), getattr(budget, name)
         if value is not None and value > limit:

@@ -144,14 +144,14 @@ WAYS: Final = {
 }
 """Levels of support for a family, and how its models run on a GPU."""
 _RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
-_CHUNKED: Final = "chunked_attention"
+CHUNKED: Final = "chunked_attention"
+"""The type of a layer that attends within chunks, in `layer_types` of a configuration."""
 _SPARSE: Final = frozenset(
     {
         "indexed_attention",
         "deepseek_sparse_attention",  # the same in older versions of transformers
         "qwen_sparse_attention",
         "minimax_m3_sparse",
-        _CHUNKED,
     }
 )
 _BY_LAYER_TYPE: Final = frozenset({"dots3_note_text", "minimax_m3_vl_text"})
@@ -159,12 +159,15 @@ _BY_LAYER_TYPE: Final = frozenset({"dots3_note_text", "minimax_m3_vl_text"})
 SELECTING: Final = frozenset(
     _names(
         """
-        axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4 hy_v4_vl_text mistral_large4_text
+        axk2 deepseek_v32 dots3_note_text glm5_next_text glm_moe_dsa hy_v4 hy_v4_vl_text
+        minimax_m3_vl_text mistral_large4_text qwen4_exp_text
         """
     )
 )
 """Families of text parts whose sparse layers are exact beyond the keys that they select."""
-_LAYER_TYPES: Final = _RECURRENT | _SPARSE | {"full_attention", "sliding_attention", "mlp", "moe"}
+_LAYER_TYPES: Final = (
+    _RECURRENT | _SPARSE | {"full_attention", "sliding_attention", CHUNKED, "mlp", "moe"}
+)
 
 
 def refusal(model_type: str) -> str | None:
@@ -219,6 +222,8 @@ def refuse_family(config: PretrainedConfig) -> None:
     unknown = sorted(_layer_types(text) - _LAYER_TYPES)
     if dense_length(text) == 0:
         unknown = sorted(_layer_types(text) & _SPARSE)
+    if CHUNKED in _layer_types(text) and not getattr(text, "attention_chunk_size", None):
+        unknown = [CHUNKED]
     if unknown:
         raise ModelError(
             f"{text.model_type} has layers of type {', '.join(unknown)}; only those that attend "
@@ -273,7 +278,7 @@ def recurrent_types(config: PretrainedConfig) -> list[str]:
 
 
 def dense_length(text: PretrainedConfig) -> int | None:
-    """Return the number of keys up to which sparse and chunked layers attend to all of them.
+    """Return the number of keys up to which sparse layers attend to all of them.
 
     Args:
         text: The configuration of the text part.
@@ -281,13 +286,6 @@ def dense_length(text: PretrainedConfig) -> int | None:
     Returns:
         The number; None for a model without such layers, 0 if it is unknown.
     """
-    # Llama 4 scales queries from position `floor_scale` - 1 on, by their place in the pass.
-    if getattr(text, "attn_temperature_tuning", False):
-        most = getattr(text, "floor_scale", 1) - 1
-        is_chunked = _CHUNKED in _layer_types(text)
-        return min(most, getattr(text, "attention_chunk_size", None) or 0) if is_chunked else most
-    if _CHUNKED in _layer_types(text):
-        return getattr(text, "attention_chunk_size", None) or 0
     # These families build indexers whatever their layer types say.
     selects = text.model_type not in _BY_LAYER_TYPE and getattr(text, "index_topk", None)
     if not selects and not _layer_types(text) & _SPARSE:
@@ -310,6 +308,9 @@ def selects_keys(text: PretrainedConfig) -> bool:
     """
     length = dense_length(text)
     declared = getattr(text, "max_position_embeddings", None)
+    # Of more local blocks than selected ones, transformers takes any.
+    if getattr(text, "index_local_blocks", 0) > getattr(text, "index_topk_blocks", 0):
+        return False
     return bool(text.model_type in SELECTING and length and declared and length < declared)
 
 

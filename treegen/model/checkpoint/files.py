@@ -16,8 +16,13 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from treegen import demo
-from treegen.common.files.paths import path_component
-from treegen.common.files.reading import describe_read_error, open_regular, read_bytes, read_text
+from treegen.common.files import (
+    describe_read_error,
+    open_regular,
+    path_component,
+    read_bytes,
+    read_text,
+)
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 
@@ -42,6 +47,12 @@ TOKENIZER_SETTINGS: Final = (
     "chat_template.json",
 )
 _SETTINGS: Final = ("config.json", "generation_config.json", "adapter_config.json")
+_PROCESSORS: Final = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "model.safetensors.index.json",
+)
 _UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MOST_HEADER: Final = 100_000_008
@@ -303,6 +314,20 @@ def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]
             yield from _walk(v, key, depth + 1)
     else:
         yield key, value
+
+
+def list_model_files(directory: Path) -> list[Path]:
+    """Return the files that decide what a model computes: weights, settings, tokenizer and code.
+
+    Args:
+        directory: The directory or GGUF file of a checkpoint, or the directory of an adapter. Call
+            `check_weights` for a checkpoint first.
+    """
+    if is_gguf(directory):
+        return [directory]
+    names = (*_SETTINGS, *_PROCESSORS, *TOKENIZER_FILES, *TOKENIZER_SETTINGS)
+    others = [directory / name for name in names if (directory / name).is_file()]
+    return sorted({*others, *weight_files(directory), *directory.glob("*.py")})
 
 
 def fingerprint(directory: Path, adapter: Path | None = None) -> str:

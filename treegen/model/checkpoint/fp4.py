@@ -30,13 +30,7 @@ from treegen.model.checkpoint.files import read_object, summarize_error, weight_
 
 GROUP: Final = 16
 """Inputs that share an e4m3 scale in NVFP4."""
-PARTS: Final = (
-    "weight",
-    "weight_packed",
-    "weight_scale",
-    "weight_scale_2",
-    "weight_global_scale",
-)
+PARTS: Final = ("weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale")
 """Name suffixes of the tensors that may store a matrix."""
 _REFUSED: Final = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b", "weight_zero_point")
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -1,4 +1,4 @@
-"""Read a model from one GGUF file: configuration, tokenizer and weights, through transformers.
+"""Read a model from one GGUF file, through transformers; compare declared sizes with weights.
 
 The weights are expanded to the type that the model computes in. The gguf package makes an object
 for each value of a header, so a header of 50 bytes that claims 2^60 values would exhaust memory:
@@ -11,15 +11,15 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from treegen.common.files.reading import open_regular
+from treegen.common.files import open_regular
 from treegen.errors import ModelError, install
-from treegen.model.checkpoint.sizes import Stored, check_sizes
 
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _PACKAGES: Final = ("gguf", "accelerate")
@@ -106,9 +106,9 @@ def _check_sizes(file: Path, reader: Any) -> None:
     for tensor in reader.tensors:
         stored.add(str(tensor.name), [int(size) for size in tensor.shape])
     sizes: dict[tuple[str, ...], dict[str, int]] = {_WIDTHS: {}, _DEPTHS: {}}
-    for name, field in reader.fields.items():
+    for name, entry in reader.fields.items():
         for ends, by_name in sizes.items():
-            if name.endswith(ends) and isinstance(value := field.contents(), int):
+            if name.endswith(ends) and isinstance(value := entry.contents(), int):
                 by_name[name] = value
     check_sizes(file, "the tensors in it", stored, sizes[_WIDTHS], sizes[_DEPTHS])
 
@@ -210,3 +210,64 @@ class _Walk:
             raise ValueError("it is cut off")
         self._left -= size
         self._stream.seek(size, 1)
+
+
+SLACK: Final = 4
+"""Maximum ratio of declared to numbered layers; above 1, because some layers share weights."""
+
+
+@dataclass
+class Stored:
+    """The sizes that the stored weights of a model show."""
+
+    most: int = 0
+    """The largest dimension of any tensor."""
+    numbers: set[str] = field(default_factory=set)
+    """The numbers in tensor names, such as those of layers."""
+
+    def add(self, name: str, shape: Sequence[int]) -> None:
+        """Take a tensor into account.
+
+        Args:
+            name: The name of the tensor.
+            shape: Its shape.
+        """
+        self.most = max([self.most, *shape])
+        self.numbers.update(re.findall(r"\.(\d+)\.", name))
+
+
+def check_sizes(
+    file: Path,
+    weights_name: str,
+    stored: Stored,
+    widths: Mapping[str, object],
+    depths: Mapping[str, object],
+    packed: int = 1,
+) -> None:
+    """Raise ModelError for a description with sizes that no stored weight has.
+
+    Args:
+        file: The file with the description, for the message.
+        weights_name: What the message calls the weights.
+        stored: The sizes of the weights.
+        widths: Row or column counts by name; values that are not integers are ignored.
+        depths: Numbers of layers by name; values that are not integers are ignored.
+        packed: Maximum numbers packed into one stored value.
+    """
+    for name, size in widths.items():
+        if isinstance(size, int) and size > stored.most * packed:
+            raise _other_model(
+                file, weights_name, name, size, f"have at most {stored.most:,} rows or columns"
+            )
+    for name, size in depths.items():
+        if isinstance(size, int) and size > SLACK * max(1, len(stored.numbers)):
+            raise _other_model(
+                file, weights_name, name, size, f"are numbered up to {len(stored.numbers):,}"
+            )
+
+
+def _other_model(file: Path, weights_name: str, name: str, size: int, sizes: str) -> ModelError:
+    return ModelError(
+        f"{file} says {name} {size:,}, and {weights_name} {sizes}; "
+        "they are not of one model; download both"
+    )

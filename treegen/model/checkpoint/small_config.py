@@ -30,13 +30,27 @@ _OF_LAYERS: Final = re.compile(r"^(per_)?layers?_|_(per|of)_layers?$|_by_layers?
 _COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
 """Numbers of blocks, not of tokens."""
 
+_BLOCKS: Final = {
+    "index_topk": 16,
+    "index_kpool": 8,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 8,
+    "index_topk_blocks": 2,
+    "index_block_size": 8,
+    "index_local_blocks": 1,
+}
+"""Numbers of selected keys in copies of models that select blocks, and settings of blocks."""
+_LOW_TOPK: Final = 8
+"""The number of selected keys in copies of other models."""
+
 _WIDTH: Final = re.compile(r"(^|_)(hidden_size|intermediate_size|n_embd|d_model|ffn_dim)$")
 _HEADS: Final = re.compile(r"(^|_)(heads|n_head)$")
 _ATTENTION_HEADS: Final = re.compile(r"(^|_)(attention_heads|key_value_heads|n_head)$")
-_INDEX_HEADS: Final = "index_n_heads"
+_INDEX_HEADS: Final = re.compile("^index(er)?_n_heads$")
 _NUM_INDEX_HEADS: Final = 16
 """With fewer heads, some keys have no positive product in any head. Their scores are all zero, and
-which of them transformers selects depends on the device."""
+which of them transformers selects depends on the device. Heads that each select blocks for some
+attention heads shrink with those."""
 _EXPERTS: Final = re.compile(r"^(num|n)_(local_|routed_)?experts$")
 _MOST_EXPERTS: Final = 16
 _LEAST_WIDTH: Final = 32
@@ -86,6 +100,13 @@ def _is_boundary(path: str) -> bool:
         return "original_max_position" in path
     is_other = any(map(_OTHER.search, names))
     return any(map(_BOUNDARY.search, names)) and not is_other
+
+
+def low_selection(config: PretrainedConfig) -> dict[str, int]:
+    """Return the boundaries of a copy that selects few keys, of a model that selects keys."""
+    text = config.get_text_config(decoder=True)
+    blocks = {name: value for name, value in _BLOCKS.items() if getattr(text, name, None)}
+    return blocks if len(blocks) > 1 else {"index_topk": _LOW_TOPK}
 
 
 def iter_small_copies(
@@ -163,6 +184,9 @@ def _keep_first_layers(text: PretrainedConfig) -> None:
     text.num_hidden_layers = kept
     for name, value in lists.items():
         setattr(text, name, value[:kept])
+    overrides = _layer_overrides(text)
+    for layer in [layer for layer in overrides if layer >= kept]:
+        del overrides[layer]
 
 
 def _shrink_towers(config: PretrainedConfig, text: PretrainedConfig, factor: int) -> None:
@@ -181,6 +205,8 @@ def _shrink_towers(config: PretrainedConfig, text: PretrainedConfig, factor: int
                     setattr(tower, name, 1)
             if factor > 1:
                 _divide_widths(tower, factor, _HEADS)
+    if config is not text:  # projectors between towers and text
+        _set_numbers(config, _divide_numbers(vars(config), factor, _HEADS))
 
 
 def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) -> None:
@@ -191,22 +217,52 @@ def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) 
         factor: A power of two.
         heads: Matches the names of the numbers of heads that shrink with the widths.
     """
-    while factor > 1 and (
-        text.hidden_size // factor < _LEAST_WIDTH or text.num_attention_heads % factor
-    ):
+    settings = vars(text)
+    # Where layers differ in a number, only its place in the settings can be read.
+    num_heads = settings.get("num_attention_heads") or text.num_attention_heads
+    while factor > 1 and (text.hidden_size // factor < _LEAST_WIDTH or num_heads % factor):
         factor //= 2
-    for name, value in list(vars(text).items()):
-        if type(value) is not int:
+    numbers = _divide_numbers(settings, factor, heads)
+    for name, value in settings.items():
+        if type(value) is int and _EXPERTS.search(name):
+            numbers[name] = min(value, _MOST_EXPERTS)
+        elif type(value) is int and _fixes_index_heads(settings, name):
+            numbers[name] = _NUM_INDEX_HEADS
+    _set_numbers(text, numbers)
+    for overrides in _layer_overrides(text).values():
+        overrides.update(_divide_numbers(overrides, factor, heads))
+
+
+def _layer_overrides(text: PretrainedConfig) -> dict[int, dict[str, Any]]:
+    """Return the settings of single layers that differ from those of the model, to be changed."""
+    spec = vars(text).get("_heterogeneity_spec")
+    return {} if spec is None else spec.per_layer_overrides
+
+
+def _divide_numbers(
+    settings: Mapping[str, Any], factor: int, heads: re.Pattern[str]
+) -> dict[str, int]:
+    """Return the widths and numbers of heads in settings, divided by a factor."""
+    divided: dict[str, int] = {}
+    for name, value in settings.items():
+        if factor == 1 or type(value) is not int or _EXPERTS.search(name):
             continue
-        if _EXPERTS.search(name):
-            setattr(text, name, min(value, _MOST_EXPERTS))
-        elif name == _INDEX_HEADS:
-            setattr(text, name, _NUM_INDEX_HEADS)
-        elif factor > 1 and _WIDTH.search(name):
+        if _WIDTH.search(name):
             width = value // factor // _WIDTH_MULTIPLE * _WIDTH_MULTIPLE
-            setattr(text, name, max(width, _LEAST_WIDTH))
-        elif factor > 1 and heads.search(name):
-            setattr(text, name, value // factor if value % factor == 0 else 1)
+            divided[name] = max(width, _LEAST_WIDTH)
+        elif heads.search(name) and not _fixes_index_heads(settings, name):
+            divided[name] = value // factor if value % factor == 0 else 1
+    return divided
+
+
+def _fixes_index_heads(settings: Mapping[str, Any], name: str) -> bool:
+    """Return whether a setting is a number of index heads that all select the same keys."""
+    return bool(_INDEX_HEADS.search(name)) and "index_topk_blocks" not in settings
+
+
+def _set_numbers(config: PretrainedConfig, numbers: Mapping[str, int]) -> None:
+    for name, value in numbers.items():
+        setattr(config, name, value)
 
 
 def _limit_vocabulary(part: PretrainedConfig, vocab_size: int) -> None:

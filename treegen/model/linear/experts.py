@@ -49,6 +49,11 @@ def fused_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
             yield name, experts
 
 
+Routes = tuple[Tensor, Tensor, int]
+"""The sorted pairs and their blocks, from `group_by_expert`, and the consecutive pairs that share a
+row."""
+
+
 class GroupedExperts(nn.Module):
     """Experts whose pairs are computed expert by expert, mixed into each stock class."""
 
@@ -71,8 +76,8 @@ class GroupedExperts(nn.Module):
         stock: Any = self
         routes = group_by_expert(top_k_index, stock.num_experts)
         num_chosen, dtype = top_k_index.shape[1], hidden_states.dtype
-        up = self._product(self.treegen_up, hidden_states, routes, num_chosen, dtype)
-        out = self._product(self.treegen_down, self._act(up), routes, 1, dtype)
+        up = self._product(self.treegen_up, hidden_states, (*routes, num_chosen), dtype)
+        out = self._product(self.treegen_down, self._act(up), (*routes, 1), dtype)
         total: Tensor = weighted_sum(out, top_k_index, top_k_weights, stock.num_experts)
         return total
 
@@ -81,27 +86,11 @@ class GroupedExperts(nn.Module):
         inner: Tensor = stock._apply_gate(up) if stock.has_gate else stock.act_fn(up)
         return inner
 
-    def _product(
-        self,
-        name: str,
-        rows: Tensor,
-        routes: tuple[Tensor, Tensor],
-        pairs_per_row: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def _product(self, name: str, rows: Tensor, routes: Routes, dtype: torch.dtype) -> Tensor:
         stock: Any = self
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
-        out: Tensor = grouped_product(
-            rows,
-            None,
-            getattr(self, name),
-            None,
-            bias,
-            *routes,
-            pairs_per_row,
-            stock.is_transposed,
-            dtype,
-        )
+        weight, is_transposed = getattr(self, name), stock.is_transposed
+        out: Tensor = grouped_product(rows, None, weight, None, bias, *routes, is_transposed, dtype)
         return out
 
 
@@ -216,18 +205,8 @@ def grouped_product(
     if rows.device.type == "cuda":
         from treegen.model.linear.expert_kernels import grouped_product as on_gpu
 
-        on_gpu(
-            rows,
-            scale_M,
-            weight,
-            scale,
-            bias_EN,
-            order_S,
-            blocks_3B,
-            pairs_per_row,
-            transposed,
-            out,
-        )
+        routes = order_S, blocks_3B, pairs_per_row
+        on_gpu(rows, scale_M, weight, scale, bias_EN, *routes, transposed, out)
         return out
     for expert, begin, end in blocks_3B.T.tolist():
         if expert < 0:
@@ -243,20 +222,12 @@ def grouped_product(
 
 
 @grouped_product.register_fake
-def _(
-    rows: Tensor,
-    scale_M: Tensor | None,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias_EN: Tensor | None,
-    order_S: Tensor,
-    blocks_3B: Tensor,
-    pairs_per_row: int,
-    transposed: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    outputs = weight.shape[2 if transposed else 1]
-    return rows.new_empty((order_S.shape[0], outputs), dtype=dtype)
+def _(*arguments: Any) -> Tensor:
+    rows, _, weight, _, _, order_S, _, _, transposed, dtype = arguments
+    empty: Tensor = rows.new_empty(
+        (order_S.shape[0], weight.shape[2 if transposed else 1]), dtype=dtype
+    )
+    return empty
 
 
 @torch.library.custom_op("treegen::weighted_sum", mutates_args=())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from treegen.model.checkpoint.fp4 import dequantize_fp4
-from treegen.model.linear.experts import GroupedExperts
+from treegen.model.linear.experts import GroupedExperts, Routes
 
 
 class Fp4Linear(nn.Linear):
@@ -59,20 +59,13 @@ class Fp4Experts(FourBitExperts):
     NAME_factor: float32 [E, N].
     """
 
-    def _product(
-        self,
-        name: str,
-        rows: Tensor,
-        routes: tuple[Tensor, Tensor],
-        pairs_per_row: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def _product(self, name: str, rows: Tensor, routes: Routes, dtype: torch.dtype) -> Tensor:
         stock: Any = self
         weight, scale = getattr(self, name), getattr(self, f"{name}_scale")
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
         factor_EN = getattr(self, f"{name}_factor")
         out: Tensor = grouped_fp4_product(
-            split_rows(rows), weight, scale, factor_EN, bias, *routes, pairs_per_row, self.expands
+            split_rows(rows), weight, scale, factor_EN, bias, *routes, self.expands
         )
         return out
 
@@ -133,7 +126,7 @@ def fp4_product(
 
         is_wide = expands and fp4_expansion.is_faster(len(out), 0, out.device)
         multiply = (fp4_expansion if is_wide else fp4_kernels).fp4_linear
-        multiply(quarters_M4Q, weight, scale.view(torch.uint8), factor_N, bias, out)
+        multiply(quarters_M4Q, (weight, scale.view(torch.uint8), factor_N, bias), out)
         return out
     rows = quarters_M4Q.transpose(1, 2).flatten(1).float()
     made = linear(rows, dequantize_fp4(weight, scale)) * factor_N
@@ -141,14 +134,7 @@ def fp4_product(
 
 
 @fp4_product.register_fake
-def _(
-    quarters_M4Q: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor_N: Tensor,
-    bias: Tensor | None,
-    expands: bool,
-) -> Tensor:
+def _(quarters_M4Q: Tensor, weight: Tensor, *_others: Any) -> Tensor:
     return quarters_M4Q.new_empty(quarters_M4Q.shape[0], weight.shape[0])
 
 
@@ -186,17 +172,8 @@ def grouped_fp4_product(
 
         is_wide = expands and fp4_expansion.is_faster(len(out), len(weight), out.device)
         multiply = (fp4_expansion if is_wide else fp4_kernels).grouped_fp4_product
-        multiply(
-            quarters_M4Q,
-            weight,
-            scale.view(torch.uint8),
-            factor_EN,
-            bias_EN,
-            order_S,
-            blocks_3B,
-            pairs_per_row,
-            out,
-        )
+        matrices = weight, scale.view(torch.uint8), factor_EN, bias_EN
+        multiply(quarters_M4Q, matrices, (order_S, blocks_3B, pairs_per_row), out)
         return out
     rows = quarters_M4Q.transpose(1, 2).flatten(1).float()
     for expert, begin, end in blocks_3B.T.tolist():
@@ -210,15 +187,7 @@ def grouped_fp4_product(
 
 
 @grouped_fp4_product.register_fake
-def _(
-    quarters_M4Q: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor_EN: Tensor | None,
-    bias_EN: Tensor | None,
-    order_S: Tensor,
-    blocks_3B: Tensor,
-    pairs_per_row: int,
-    expands: bool,
-) -> Tensor:
-    return quarters_M4Q.new_empty(order_S.shape[0], weight.shape[1])
+def _(*arguments: Any) -> Tensor:
+    quarters_M4Q, weight, _, _, _, order_S, *_ = arguments
+    empty: Tensor = quarters_M4Q.new_empty(order_S.shape[0], weight.shape[1])
+    return empty

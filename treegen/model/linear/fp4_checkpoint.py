@@ -54,7 +54,9 @@ class KeptMatrices:
             matrices: The matrices of each expert, for each tensor that is merged into the weight;
                 one of one for a linear layer.
         """
-        if name not in self._shapes or not all(_is_uniform(side) for side in matrices):
+        if name not in self._shapes:
+            return False
+        if any(len({matrix.weight.shape for matrix in side}) > 1 for side in matrices):
             return False
         num = sum(map(len, matrices))
         if name.endswith(".weight"):
@@ -229,10 +231,6 @@ def _replace_experts(
         part.register_parameter(f"{name}_scale", _parameter(matrix.scale, device))
         part.register_parameter(f"{name}_factor", _parameter(matrix.factor, device))
     convert_experts(experts, Fp4Experts)
-
-
-def _is_uniform(side: Sequence[Fp4Matrix]) -> bool:
-    return len({matrix.weight.shape for matrix in side}) == 1
 
 
 def _parameter(tensor: Tensor, device: torch.device) -> nn.Parameter:

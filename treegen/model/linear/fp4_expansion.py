@@ -23,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from treegen.model.linear import expert_kernels
-from treegen.model.linear.fp4_kernels import add_parts
+from treegen.model.linear.experts import Routes
+from treegen.model.linear.fp4_kernels import Matrices, add_parts
 from treegen.model.linear.fp4_numbers import INTERPRETED, decode_scales, dequantize_words
 
 # With R rows, a product takes 2 R N K operations at a share s of the device's rate F. Expanding
@@ -104,24 +105,16 @@ def expand(weight: Tensor, scale: Tensor, is_e4m3: bool, out: Tensor) -> None:
     )
 
 
-def fp4_linear(
-    quarters: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-) -> None:
+def fp4_linear(quarters: Tensor, matrix: Matrices, out: Tensor) -> None:
     """Fill out [M, N] as `treegen.model.linear.fp4_kernels.fp4_linear` does.
 
     Args:
         quarters: Rows [M, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
-        weight: Packed weights, uint8 [N, K / 2].
-        scale: Scales in e4m3, uint8 [N, K / 16].
-        factor: The factor of each output, float32 [N].
-        bias: Biases [N]; None for none.
+        matrix: The matrix, with scales in e4m3 and factors.
         out: Outputs [M, N], dense; overwritten.
     """
+    weight, scale, factor, bias = matrix
+    assert factor is not None
     rows = quarters.flatten(1)
     whole = _scratch(rows, len(weight))
     expand(weight, scale, True, whole)
@@ -129,39 +122,23 @@ def fp4_linear(
         add_parts(_multiply(some, whole)[None], factor, bias, outputs)
 
 
-def grouped_fp4_product(
-    quarters: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor: Tensor | None,
-    bias: Tensor | None,
-    order: Tensor,
-    blocks: Tensor,
-    each: int,
-    out: Tensor,
-) -> None:
+def grouped_fp4_product(quarters: Tensor, matrices: Matrices, routes: Routes, out: Tensor) -> None:
     """Fill out [S, N] as `treegen.model.linear.fp4_kernels.grouped_fp4_product` does.
 
     Args:
-        quarters: Rows [S / each, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
-        weight: Packed weights, uint8 [E, N, K / 2].
-        scale: Scales, uint8 [E, N, groups].
-        factor: The factor of each output, float32 [E, N]; None if scales are powers of two.
-        bias: Biases [E, N]; None for none.
-        order: int32 [S], the pairs sorted by expert.
-        blocks: int32 [3, B], expert, first place and end of each block.
-        each: Consecutive pairs that share a row.
+        quarters: Rows [M, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
+        matrices: The matrices of all experts.
+        routes: The pairs sorted by expert, their blocks, and consecutive pairs that share a row.
         out: Outputs [S, N], dense; overwritten.
     """
+    weight, scale, factor, bias = matrices
     rows = quarters.flatten(1)
     whole = _scratch(rows, *weight.shape[:2])
     expand(weight, scale, factor is not None, whole)
     row_factors = None if factor is None else factor.new_ones(len(rows))
     if INTERPRETED.value:  # the interpreter multiplies no bfloat16
         rows, whole = rows.float(), whole.float()
-    expert_kernels.grouped_product(
-        rows, row_factors, whole, factor, bias, order, blocks, each, False, out
-    )
+    expert_kernels.grouped_product(rows, row_factors, whole, factor, bias, *routes, False, out)
 
 
 def is_faster(num_rows: int, experts: int, device: torch.device) -> bool:

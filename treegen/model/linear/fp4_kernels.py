@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from treegen.model.linear.blocks import num_blocks, rows_of_block
+from treegen.model.linear.experts import Routes
 from treegen.model.linear.fp4_numbers import INTERPRETED, decode_scales, dequantize_words
 
 
@@ -241,70 +242,39 @@ def grouped_tiles(rows: int, capability: tuple[int, int]) -> Tiles:
     return Tiles(rows, outputs, stages=choose_num_stages(rows, capability))
 
 
+Matrices = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Matrices in 4 bits: packed weights, uint8 [E, N, K / 2]; scales, uint8 [E, N, groups]; the factor
+of each output, float32 [E, N], None if scales are powers of two; biases [E, N], None for none. One
+matrix has no dimension E."""
+
+
 def grouped_fp4_product(
-    quarters: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor: Tensor | None,
-    bias: Tensor | None,
-    order: Tensor,
-    blocks: Tensor,
-    each: int,
-    out: Tensor,
-    tiles: Tiles | None = None,
+    quarters: Tensor, matrices: Matrices, routes: Routes, out: Tensor, tiles: Tiles | None = None
 ) -> None:
     """Fill out [S, N] as documented in `treegen.model.linear.fp4.grouped_fp4_product`.
 
     Args:
-        quarters: Rows [S / each, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
-        weight: Packed weights, uint8 [E, N, K / 2].
-        scale: Scales, uint8 [E, N, groups].
-        factor: The factor of each output, float32 [E, N]; None if scales are powers of two.
-        bias: Biases [E, N]; None for none.
-        order: int32 [S], the pairs sorted by expert.
-        blocks: int32 [3, B], expert, first place and end of each block.
-        each: Consecutive pairs that share a row.
+        quarters: Rows [M, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
+        matrices: The matrices of all experts.
+        routes: The pairs sorted by expert, their blocks, and consecutive pairs that share a row.
         out: Outputs [S, N], dense; overwritten.
         tiles: How to divide the product, with `rows_of_block` rows. Default: `grouped_tiles`.
     """
-    num_pairs, experts = len(out), len(weight)
+    num_pairs, experts = len(out), len(matrices[0])
     if not num_pairs:
         return
     size = rows_of_block(num_pairs, experts)
     if tiles is None:
         tiles = grouped_tiles(size, _capability(quarters))
-    _launch(
-        num_blocks(num_pairs, experts),
-        tiles,
-        quarters,
-        weight,
-        scale,
-        factor,
-        bias,
-        order,
-        blocks,
-        each,
-        out,
-    )
+    _launch(num_blocks(num_pairs, experts), tiles, quarters, matrices, routes, out)
 
 
-def fp4_linear(
-    quarters: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    tiles: Tiles | None = None,
-) -> None:
+def fp4_linear(quarters: Tensor, matrix: Matrices, out: Tensor, tiles: Tiles | None = None) -> None:
     """Fill out [M, N] with rows times the transpose of one matrix.
 
     Args:
         quarters: Rows [M, 4, K / 4], as from `treegen.model.linear.fp4.split_rows`.
-        weight: Packed weights, uint8 [N, K / 2].
-        scale: Scales in e4m3, uint8 [N, K / 16].
-        factor: The factor of each output, float32 [N].
-        bias: Biases [N]; None for none.
+        matrix: The matrix, with scales in e4m3 and factors.
         out: Outputs [M, N], dense; overwritten.
         tiles: How to divide the product. Default: `choose_tiles`.
     """
@@ -316,20 +286,11 @@ def fp4_linear(
     sums = out
     if tiles.apart:
         sums = out.new_empty((tiles.parts, rows, outputs), dtype=torch.float32)
-    _launch(
-        triton.cdiv(rows, tiles.rows),
-        tiles,
-        quarters,
-        weight[None],
-        scale[None],
-        factor,
-        bias,
-        None,
-        None,
-        1,
-        sums,
-    )
+    weight, scale, factor, bias = matrix
+    matrices = weight[None], scale[None], factor, bias
+    _launch(triton.cdiv(rows, tiles.rows), tiles, quarters, matrices, None, sums)
     if tiles.apart:
+        assert factor is not None
         add_parts(sums, factor, bias, out)
 
 
@@ -360,30 +321,22 @@ def _launch(
     num_blocks: int,
     tiles: Tiles,
     quarters: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    factor: Tensor | None,
-    bias: Tensor | None,
-    order: Tensor | None,
-    blocks: Tensor | None,
-    each: int,
+    matrices: Matrices,
+    routes: Routes | None,
     out: Tensor,
 ) -> None:
-    """Launch the kernel; see `grouped_fp4_product` for the arguments.
+    """Launch the kernel; see `grouped_fp4_product`.
 
     Args:
         num_blocks: Blocks of rows.
         tiles: How to divide the product.
         quarters: Rows.
-        weight: Packed weights.
-        scale: Scales.
-        factor: The factor of each output.
-        bias: Biases.
-        order: The pairs sorted by expert; None for one matrix.
-        blocks: Blocks of pairs; None for one matrix.
-        each: Consecutive pairs that share a row.
+        matrices: Packed weights, scales, factors and biases.
+        routes: Sorted pairs, their blocks, and pairs that share a row; None for one matrix.
         out: Outputs, or the sums of parts of the inputs.
     """
+    weight, scale, factor, bias = matrices
+    order, blocks, each = (None, None, 1) if routes is None else routes
     outputs, inputs = weight.shape[1], quarters[0].numel()
     # With four warps, blocks of 64 inputs and four stages, Triton 3.6 sets no barrier between
     # reading a step's bytes and copying the next step's, and sums were wrong.

@@ -15,6 +15,7 @@ from torch.nn.functional import silu
 from treegen.model.linear.experts import (
     FusedExperts,
     GroupedExperts,
+    Routes,
     convert_experts,
     fused_experts,
     grouped_product,
@@ -46,20 +47,11 @@ class Fp8Experts(GroupedExperts):
             return super().forward(hidden_states, top_k_index, top_k_weights)
         return self._forward_dequantized(hidden_states, top_k_index, top_k_weights)
 
-    def _product(
-        self,
-        name: str,
-        rows: Tensor,
-        routes: tuple[Tensor, Tensor],
-        pairs_per_row: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def _product(self, name: str, rows: Tensor, routes: Routes, dtype: torch.dtype) -> Tensor:
         is_gate_up = self.treegen_silu and name == self.treegen_down
         quantized = silu_mul_quantize(rows) if is_gate_up else quantize_rows(rows)
         weight, scale_EN = getattr(self, name), getattr(self, f"{name}_scale")
-        out: Tensor = grouped_product(
-            *quantized, weight, scale_EN, None, *routes, pairs_per_row, False, dtype
-        )
+        out: Tensor = grouped_product(*quantized, weight, scale_EN, None, *routes, False, dtype)
         return out
 
     def _act(self, up: Tensor) -> Tensor:

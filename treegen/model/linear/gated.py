@@ -115,7 +115,7 @@ def silu_mul_quantize(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     gate, up = gate_up.chunk(2, -1)
     if gate_up.device.type != "cuda":
         return quantize_rows(silu(gate.float()) * up.float())
-    from treegen.model.linear.fp8_kernels import silu_quantize
+    from treegen.model.linear.row_kernels import silu_quantize
 
     rounded = torch.empty(gate.shape, dtype=FP8, device=gate_up.device)
     scale_M = torch.empty(len(gate_up), dtype=torch.float32, device=gate_up.device)

@@ -18,7 +18,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from treegen.model.linear.experts import FusedExperts, convert_experts, fused_experts
+from treegen.model.linear.experts import FusedExperts, Routes, convert_experts, fused_experts
 from treegen.model.linear.fp4 import FourBitExperts, grouped_fp4_product, split_rows
 
 GROUP: Final = 32
@@ -35,26 +35,12 @@ class Mxfp4Experts(FourBitExperts):
     NAME_scales: uint8 [E, N, K / 32], exponents of powers of two with a bias of 127.
     """
 
-    def _product(
-        self,
-        name: str,
-        rows: Tensor,
-        routes: tuple[Tensor, Tensor],
-        pairs_per_row: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def _product(self, name: str, rows: Tensor, routes: Routes, dtype: torch.dtype) -> Tensor:
         stock: Any = self
         blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
         out: Tensor = grouped_fp4_product(
-            split_rows(rows),
-            blocks.flatten(2),
-            scales,
-            None,
-            bias,
-            *routes,
-            pairs_per_row,
-            self.expands,
+            split_rows(rows), blocks.flatten(2), scales, None, bias, *routes, self.expands
         )
         return out
 

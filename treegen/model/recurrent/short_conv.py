@@ -68,11 +68,12 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
             out_TD, lambda sequences: convolve_runs(x_TD[sequences.rows], *tensors, *sequences[1:])
         )
     if batch.rows is not None:
-        return convolve(x_TD, weights, bias_D, windows, batch.rows).contiguous()
+        slots_2T = batch.rows.inputs_RT
+        return convolve(x_TD, weights, bias_D, windows, *slots_2T).to(x_TD.dtype).contiguous()
     for run in batch.runs:
         run_inputs = x_TD[run.rows]
         if (slots := run.one_token) is not None:
-            out_TD[run.rows] = convolve(run_inputs, weights, bias_D, windows, slots)
+            out_TD[run.rows] = convolve(run_inputs, weights, bias_D, windows, *slots.inputs_RT)
         else:
             out_TD[run.rows] = convolve_run(run_inputs, conv_D1W, bias_D, windows, run).flatten(
                 0, 1

@@ -166,6 +166,7 @@ def _read(
     import transformers
 
     from treegen.model.checkpoint.files import summarize_error
+    from treegen.model.checkpoint.load_report import quiet_loading
     from treegen.model.config import resolve_dtype
 
     try:
@@ -178,17 +179,20 @@ def _read(
 
             config.pad_token_id = tokenizer.pad_token_id
             pooled = form == SEQUENCE
-            return read_reward_model(directory, config, dtype, tokenizer, pooled=pooled).eval()
+            with quiet_loading():
+                body = read_reward_model(directory, config, dtype, tokenizer, pooled=pooled)
+            return body.eval()
         # Older releases of transformers choose sdpa for such models, which ignores the soft cap.
         capped = getattr(config, "attn_logit_softcapping", None)
-        model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(
-            directory,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **({"attn_implementation": "eager"} if capped else {}),
-        )
+        with quiet_loading():
+            model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(
+                directory,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **({"attn_implementation": "eager"} if capped else {}),
+            )
     except ModelError:
         raise
     except Exception as error:

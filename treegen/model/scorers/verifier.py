@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from treegen.common.bounded.templates import render_chat
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.scorers.scorer import CAUSAL, SEQUENCE, Scorer, probabilities
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 REDUCE: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "last": lambda values: values[-1],
@@ -75,8 +72,9 @@ class Verifier:
             )
         if form == CAUSAL and not self.mark:
             raise InputError(
-                "a language model judges steps at a mark: give the text that it was trained with "
-                "(mark), and the two tokens that it says there (tokens)"
+                "a language model judges steps at a mark; give the mark that it was trained with "
+                f"and the tokens that it answers there for right and wrong, such as "
+                f"{arg('mark')}=+ and {arg('tokens')}=+,-"
             )
         if form == SEQUENCE and self.mark:
             raise InputError("a sequence classifier reads the whole text; leave the mark out")
@@ -135,14 +133,13 @@ class Verifier:
             logits = self.scorer.logits([rows[place] for place in places])
             for row, place in enumerate(places):
                 pooled = self.scorer.form == SEQUENCE
-                shares[place] = self._shares(logits[row, None if pooled else ends[place]])
+                logits_SL = logits[row, None if pooled else ends[place]]
+                if self.scorer.form == CAUSAL:
+                    shares_S = logits_SL[:, self.token_ids()].softmax(dim=-1)[:, 0]
+                else:
+                    shares_S = probabilities(logits_SL)[:, self.column]
+                shares[place] = [float(share) for share in shares_S]
         return shares
-
-    def _shares(self, logits_SL: Tensor) -> list[float]:
-        """Return the share of the right output at each step."""
-        if self.scorer.form == CAUSAL:
-            return [float(x) for x in logits_SL[:, self.token_ids()].softmax(dim=-1)[:, 0]]
-        return [float(x) for x in probabilities(logits_SL)[:, self.column]]
 
     @property
     def column(self) -> int:

@@ -18,6 +18,7 @@ from treegen.model.checkpoint.families import (
     refuse_family,
 )
 from treegen.model.checkpoint.quantized import quantisation_of
+from treegen.model.chunked import is_scaling_layer
 from treegen.model.load import from_module, patch_module
 
 _REPEAT: Final = "compute the loss from a batch of repeated prompts instead"
@@ -83,8 +84,12 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
         )
     if dense_length(config.get_text_config(decoder=True)) is not None:
         raise ModelError(
-            f"{name} models cannot be trained on trees: their layers select keys or attend to "
-            f"chunks; {_REPEAT}"
+            f"{name} models cannot be trained on trees: their layers select keys; {_REPEAT}"
+        )
+    if any(map(is_scaling_layer, module.modules())):
+        raise ModelError(
+            f"{name} models cannot be trained on trees: their layers scale queries by their place "
+            f"in a pass; {_REPEAT}"
         )
     # The check compares logits with stock attention. Tested families do not need it.
     with patch_module(module):

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from treegen.errors import ModelError
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.hook import make_keyword_error, read_call
 from treegen.model.load import configs_of
 from treegen.ops.attention.tree import TreeLayout, attend_tree
-from treegen.ops.attention.types import AttentionOptions
+from treegen.ops.attention.types import AttentionOptions, Window
 
 # T tokens, H query heads, K key dimension, V value dimension
 
@@ -35,6 +36,12 @@ def _attention(
     """
     if treegen is None:
         raise make_keyword_error(module)
+    if rate := options.get("dropout"):
+        raise ModelError(
+            f"{type(module).__name__} calls attention with dropout {rate}: all samples below a "
+            "shared token would get the same random numbers; set it to 0, or call eval() on the "
+            "module"
+        )
     call = read_call(module, *tensors, **options)
     device_type = call.q_THK.device.type
     is_autocast = torch.is_autocast_enabled(device_type)
@@ -43,7 +50,10 @@ def _attention(
         x.transpose(0, 1).to(dtype) for x in (call.q_THK, call.k_TGK, call.v_TGV)
     )
     scale = q_HTK.shape[-1] ** -0.5 if call.scale is None else call.scale
-    options_of_layer = AttentionOptions(scale, call.window, call.softcap, call.sinks_H)
+    window = None if call.window is None else Window(call.window)
+    if call.chunk is not None:
+        window = Window(call.chunk, is_chunk=True)
+    options_of_layer = AttentionOptions(scale, window, call.softcap, call.sinks_H)
     out_HTV = attend_tree(q_HTK, k_GTK, v_GTV, treegen, options_of_layer)
     return out_HTV.transpose(0, 1)[None].contiguous(), None
 

@@ -21,7 +21,9 @@ from treegen.ops.attention.types import (
     AttentionOptions,
     Implementation,
     KVPair,
+    KVPairs,
     PreparedLevels,
+    Window,
 )
 
 Pools = Tensor | Sequence[Tensor]
@@ -124,6 +126,7 @@ class AttendOptions(TypedDict, total=False):
 
     scale: float | None
     window: int | None
+    chunk: int | None
     softcap: float | None
     sinks: Tensor | None
     impl: str
@@ -160,6 +163,7 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     *,
     scale: float | None = None,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     impl: str = "auto",
@@ -168,7 +172,8 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     """Attend each query row to the keys of its groups, over all levels, in one softmax.
 
     A row sees the keys of its groups. On a causal level it sees only keys at or before its own
-    position. With a window W it sees, on any level, only keys less than W positions before it.
+    position. With a window W it sees, on any level, only keys less than W positions before it; with
+    chunks of C positions, no keys before its own chunk, which starts at the last multiple of C.
     Slots past a group's kv_len and pages outside all groups never affect the result, whatever they
     hold; "flash4" requires finite numbers there.
 
@@ -183,6 +188,7 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
         positions_T: As in `prepare`; None if `levels` are prepared.
         scale: Factor of the logits. Default: k_dim ** -0.5.
         window: W, at least 1. Default: no window.
+        chunk: C, at least 1, in place of a window. Default: no chunks.
         softcap: Positive bound C; scaled logits become C * tanh(logit / C). Default: no bound.
         sinks: One more logit in the denominator of each head [q_heads]. Default: no sinks.
         impl: As in `prepare`; "auto" or the prepared implementation if `levels` are prepared.
@@ -223,10 +229,11 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     if signature not in prepared.seen:
         _check_tensors(q_THD, pairs, prepared)
         prepared.seen.add(signature)
-    _check_options(q_THD.shape[1], prepared, window, softcap, sinks)
+    reach = _window(prepared, window, chunk)
+    _check_options(q_THD.shape[1], softcap, sinks)
     options = AttentionOptions(
         scale=q_THD.shape[-1] ** -0.5 if scale is None else scale,
-        window=window,
+        window=reach,
         softcap=softcap,
         sinks_H=sinks,
     )
@@ -234,18 +241,22 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     return (out_THV, lse_TH) if return_lse else out_THV
 
 
-def _check_options(
-    q_heads: int,
-    prepared: PreparedLevels,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> None:
-    if window is not None:
-        if window < 1:
-            raise InputError(f"window must be at least 1 (the row's own token), got {window}")
+def _window(prepared: PreparedLevels, window: int | None, chunk: int | None) -> Window | None:
+    """Return the window that a layer's options name, or None."""
+    if window is not None and chunk is not None:
+        raise InputError(f"give a window or a chunk, got window {window} and chunk {chunk}")
+    for name, size in (("window", window), ("chunk", chunk)):
+        if size is None:
+            continue
+        if size < 1:
+            raise InputError(f"{name} must be at least 1 (the row's own token), got {size}")
         if prepared.positions_T is None:
-            raise InputError(f"window {window} needs positions_T, got None")
+            raise InputError(f"{name} {size} needs positions_T, got None")
+        return Window(size, is_chunk=name == "chunk")
+    return None
+
+
+def _check_options(q_heads: int, softcap: float | None, sinks: Tensor | None) -> None:
     if softcap is not None and not softcap > 0:
         raise InputError(f"softcap must be positive, got {softcap}")
     if sinks is not None and sinks.shape != (q_heads,):
@@ -260,7 +271,7 @@ def _check_rows(level: HostLevel, index: int, num_rows: int) -> None:
         )
 
 
-def _check_tensors(q_THD: Tensor, pairs: Sequence[KVPair], prepared: PreparedLevels) -> None:
+def _check_tensors(q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels) -> None:
     """Check the tensors of a layer against each other and against the levels."""
     if q_THD.dim() != 3 or q_THD.dtype not in FLOATS:
         raise InputError(

@@ -29,7 +29,14 @@ from treegen.common.device import to_device
 from treegen.errors import InputError
 from treegen.ops.attention.level import HostLevel, IntArray
 from treegen.ops.attention.merge import add_sinks, merge_in_place
-from treegen.ops.attention.types import NEEDS_AMPERE, AttentionOptions, KVPair, PreparedLevels
+from treegen.ops.attention.types import (
+    NEEDS_AMPERE,
+    AttentionOptions,
+    KVPair,
+    KVPairs,
+    PreparedLevels,
+    Window,
+)
 
 # Columns of a unit: first row, number of rows, first slot, number of keys, whether it is causal.
 ROW, ROWS, SLOT, KEYS, CAUSAL = range(5)
@@ -43,7 +50,7 @@ def cut_level(
     page_size: int,
     longest: int,
     positions_T: IntArray | None,
-    window: int | None,
+    window: Window | None,
     *,
     bands: bool,
 ) -> IntArray:
@@ -55,7 +62,7 @@ def cut_level(
         longest: Largest number of pages of a unit.
         positions_T: Position of each query row [T]; needed if the level is causal or there is a
             window.
-        window: Number of positions that a row sees, its own included; None for all.
+        window: The positions that a row sees; None for all.
         bands: Whether a causal unit may have a window that hides keys. If not, each row from which
             the window hides other keys becomes a separate unit.
     """
@@ -69,7 +76,9 @@ def cut_level(
     # run. The row sees the keys of the run from low_N up to, not including, high_N.
     place_N = positions_T[row_N] - position[run_N]
     high_N = np.clip(place_N + 1, 0, keys[run_N]) if level.causal else keys[run_N]
-    low_N = np.zeros_like(high_N) if window is None else np.maximum(place_N + 1 - window, 0)
+    low_N = np.zeros_like(high_N)
+    if window is not None:
+        low_N = np.maximum(window.start(positions_T[row_N]) - position[run_N], 0)
     seen = low_N < high_N
     run_N, row_N, place_N, low_N, high_N = (
         array[seen] for array in (run_N, row_N, place_N, low_N, high_N)
@@ -170,7 +179,7 @@ class KernelCall:
     """int32 [3, U + 1]: where the packed rows of each unit start (the last entry: where those of
     the last unit end), its first slot, and its number of keys."""
     window: int | None
-    """The window of a causal call whose kernel must hide keys; else None."""
+    """The size of the window of a causal call whose kernel must hide keys; else None."""
     memo: dict[str, Any] = field(default_factory=dict)
     """Objects that a kernel derives from the units and other layers reuse."""
 
@@ -203,15 +212,15 @@ class LibraryState:
         self._calls: dict[Any, tuple[list[KernelCall], int]] = {}
 
     def calls(
-        self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: int | None, bands: bool
+        self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: Window | None, bands: bool
     ) -> tuple[list[KernelCall], int]:
         """Return the calls, and the largest number of partial results of a row.
 
         Args:
             q_shape: Shape of the queries [T, H, D].
             pools: Shape of each level's keys [pages, page_size, K, D].
-            window: Number of positions that a row sees, its own included; None for all.
-            bands: As in `units.cut_level`.
+            window: The positions that a row sees; None for all.
+            bands: As in `cut_level`.
         """
         key = q_shape, pools, window
         if key not in self._calls:
@@ -219,8 +228,10 @@ class LibraryState:
         return self._calls[key]
 
     def _plan(
-        self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: int | None, bands: bool
+        self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: Window | None, bands: bool
     ) -> tuple[list[KernelCall], int]:
+        # All rows of a unit have one chunk, so only windows may form bands.
+        bands = bands and not (window is not None and window.is_chunk)
         num_rows, q_heads, _ = q_shape
         positions_T = None
         if window is not None or any(level.causal for level in self._levels):
@@ -251,11 +262,16 @@ class LibraryState:
             ends_3U[0, 1:] = units_U5[:, ROWS].cumsum() * fold
             ends_3U[1:, :-1] = units_U5[:, [SLOT, KEYS]].T
             hides = bands and bool(units_U5[0, CAUSAL])
+            size = None if window is None else window.size
             on_device = to_device(ends_3U, self._device)
             calls.append(
-                KernelCall(index, fold, units_U5, rows_2N, on_device, window if hides else None)
+                KernelCall(index, fold, units_U5, rows_2N, on_device, size if hides else None)
             )
         return calls, int(part_N.max(initial=0)) + 1
+
+
+QKV = tuple[Tensor, Tensor, Tensor]
+"""Packed queries [N, H, D], and keys and values of the pool [S, K, D]."""
 
 
 class Library:
@@ -271,20 +287,11 @@ class Library:
     """Whether the kernel supports windows. If not, consecutive rows share a unit only if the window
     hides the same keys from them."""
 
-    def run(
-        self,
-        q_NHD: Tensor,
-        k_SKD: Tensor,
-        v_SKD: Tensor,
-        call: KernelCall,
-        options: AttentionOptions,
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, qkv: QKV, call: KernelCall, options: AttentionOptions) -> tuple[Tensor, Tensor]:
         """Return out [N, H, D] and LSE [H, N] in float32 of a call's units.
 
         Args:
-            q_NHD: Packed queries [N, H, D].
-            k_SKD: Keys of the pool [S, K, D].
-            v_SKD: Values of the pool [S, K, D].
+            qkv: Packed queries [N, H, D], and keys and values of the pool [S, K, D].
             call: The units to compute.
             options: Softmax options of the layer.
         """
@@ -311,11 +318,7 @@ class Library:
         return LibraryState(tuple(levels), positions_T, device)
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Compute all units, then merge. The kernel rounds its results; the merge is float32.
 
@@ -355,7 +358,7 @@ class Library:
         fold = call.folded
         q_NRKD = q_THD[call.rows_2N[0]].unflatten(1, (-1, fold)).transpose(1, 2)
         q_NHD = q_NRKD.reshape(-1, q_THD.shape[1] // fold, q_THD.shape[2])
-        out_NHD, lse_HN = self.run(q_NHD, k_SKD, v_SKD, call, options)
+        out_NHD, lse_HN = self.run((q_NHD, k_SKD, v_SKD), call, options)
         want = q_NHD.shape[1], q_NHD.shape[0]
         if lse_HN.shape != want:
             raise InputError(
@@ -366,7 +369,7 @@ class Library:
         lse_NKR = lse_HN.unflatten(1, (-1, fold)).transpose(0, 1)
         return out_NKRD.flatten(1, 2), lse_NKR.flatten(1, 2)
 
-    def _check(self, q_THD: Tensor, pairs: Sequence[KVPair], options: AttentionOptions) -> None:
+    def _check(self, q_THD: Tensor, pairs: KVPairs, options: AttentionOptions) -> None:
         k_dim, v_dim = q_THD.shape[2], pairs[0][1].shape[3]
         problem = None
         if q_THD.dtype not in self.dtypes:

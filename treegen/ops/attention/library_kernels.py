@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from treegen.errors import InputError, install
-from treegen.ops.attention.library import KEYS, ROWS, SLOT, KernelCall, Library
-from treegen.ops.attention.types import AttentionOptions, KVPair
+from treegen.ops.attention.library import KEYS, QKV, ROWS, SLOT, KernelCall, Library
+from treegen.ops.attention.types import AttentionOptions, KVPairs
 
 
 class FlashAttention2(Library):
@@ -46,25 +46,16 @@ class FlashAttention2(Library):
             reason = f"this torch was built without FlashAttention; {install('flash-attn')}"
         return reason
 
-    def run(
-        self,
-        q_NHD: Tensor,
-        k_SKD: Tensor,
-        v_SKD: Tensor,
-        call: KernelCall,
-        options: AttentionOptions,
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, qkv: QKV, call: KernelCall, options: AttentionOptions) -> tuple[Tensor, Tensor]:
         """Call the kernel of the package or of torch once.
 
         Args:
-            q_NHD: Packed queries [N, H, D].
-            k_SKD: Keys of the pool [S, K, D].
-            v_SKD: Values of the pool [S, K, D].
+            qkv: Packed queries [N, H, D], and keys and values of the pool [S, K, D].
             call: The units to compute.
             options: Softmax options of the layer.
         """
         q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
-        sequences = q_NHD, k_SKD, v_SKD, q_ends_U1, k_start_U1, call.max_q, call.max_k, 0.0
+        sequences = *qkv, q_ends_U1, k_start_U1, call.max_q, call.max_k, 0.0
         more: dict[str, Any] = {
             "seqused_k": k_len_U1[:-1],
             "window_size_left": -1 if call.window is None else call.window - 1,
@@ -110,7 +101,7 @@ class FlashAttention4(Library):
                 reason = f"flash-attn-4 cannot be imported ({error}); {install('flash4')}"
         return reason
 
-    def _check(self, q_THD: Tensor, pairs: Sequence[KVPair], options: AttentionOptions) -> None:
+    def _check(self, q_THD: Tensor, pairs: KVPairs, options: AttentionOptions) -> None:
         super()._check(q_THD, pairs, options)
         width = q_THD.shape[2]
         if 128 < width < 256 and torch.cuda.get_device_capability(q_THD.device)[0] > 9:
@@ -119,26 +110,17 @@ class FlashAttention4(Library):
                 f"{width}; use 'triton' or 'reference'"
             )
 
-    def run(
-        self,
-        q_NHD: Tensor,
-        k_SKD: Tensor,
-        v_SKD: Tensor,
-        call: KernelCall,
-        options: AttentionOptions,
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, qkv: QKV, call: KernelCall, options: AttentionOptions) -> tuple[Tensor, Tensor]:
         """Call the kernel once. The first call of each kind compiles a kernel, which takes seconds.
 
         The lengths of units are not passed: that would add kinds, and gains nothing on Hopper.
 
         Args:
-            q_NHD: Packed queries [N, H, D].
-            k_SKD: Keys of the pool [S, K, D].
-            v_SKD: Values of the pool [S, K, D].
+            qkv: Packed queries [N, H, D], and keys and values of the pool [S, K, D].
             call: The units to compute.
             options: Softmax options of the layer.
         """
-        q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
+        (q_NHD, k_SKD, _), (q_ends_U1, k_start_U1, k_len_U1) = qkv, call.ends_3U
         per_head = q_NHD.shape[1] // k_SKD.shape[1]
         many = len(call.units_U5) > 256  # the kernel then searches for units in another way
         kind = (
@@ -152,9 +134,7 @@ class FlashAttention4(Library):
         )
         with nullcontext() if kind in self._compiled else suppress_warnings():
             out_NHD, lse_HN = load_flash_attn_4()(
-                q_NHD,
-                k_SKD,
-                v_SKD,
+                *qkv,
                 cu_seqlens_q=q_ends_U1,
                 cu_seqlens_k=k_start_U1,
                 seqused_k=k_len_U1[:-1],
@@ -189,26 +169,18 @@ class XFormers(Library):
         """Return why xformers cannot be loaded or cannot run on a device, or None."""
         return self._missing or super().refusal(device)
 
-    def run(
-        self,
-        q_NHD: Tensor,
-        k_SKD: Tensor,
-        v_SKD: Tensor,
-        call: KernelCall,
-        options: AttentionOptions,
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, qkv: QKV, call: KernelCall, options: AttentionOptions) -> tuple[Tensor, Tensor]:
         """Call the kernel once, with keys and values expanded along a dimension of grouped heads.
 
         Args:
-            q_NHD: Packed queries [N, H, D].
-            k_SKD: Keys of the pool [S, K, D].
-            v_SKD: Values of the pool [S, K, D].
+            qkv: Packed queries [N, H, D], and keys and values of the pool [S, K, D].
             call: The units to compute.
             options: Softmax options of the layer.
 
         Raises:
             InputError: no kernel of xformers takes the tensors.
         """
+        q_NHD, k_SKD, v_SKD = qkv
         if "mask" not in call.memo:
             masks = self._fmha.attn_bias
             kind = masks.BlockDiagonalGappyKeysMask

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.merge import add_sinks, merge
-from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
+from treegen.ops.attention.types import AttentionOptions, KVPair, KVPairs, PreparedLevels
 
 
 class Reference:
@@ -38,11 +38,7 @@ class Reference:
         return tuple(levels)
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Attend to each level separately, then merge.
 
@@ -87,15 +83,13 @@ def _attend_level(
         v_LKV = values[pages_P].flatten(0, 1)[:kv_len].to(q_THD.dtype)
         hidden_NL = None
         if positions_T is not None and (level.causal or options.window is not None):
-            distance_NL = (
-                positions_T[start:stop, None].long()
-                - torch.arange(kv_start, kv_start + kv_len, device=q_THD.device)[None, :]
-            )
-            hidden_NL = torch.zeros_like(distance_NL, dtype=torch.bool)
+            position_N1 = positions_T[start:stop, None].long()
+            key_1L = torch.arange(kv_start, kv_start + kv_len, device=q_THD.device)[None, :]
+            hidden_NL = torch.zeros(stop - start, kv_len, dtype=torch.bool, device=q_THD.device)
             if level.causal:
-                hidden_NL |= distance_NL < 0
+                hidden_NL |= key_1L > position_N1
             if options.window is not None:
-                hidden_NL |= distance_NL >= options.window
+                hidden_NL |= key_1L < options.window.start(position_N1)
         out, lse = _attend_group(q_THD[start:stop], k_LKD, v_LKV, hidden_NL, options)
         out_THV[start:stop] = out
         lse_TH[start:stop] = lse

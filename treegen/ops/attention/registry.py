@@ -19,7 +19,7 @@ def _load_reference() -> Implementation:
 
 
 def _load_cpu() -> Implementation:
-    from treegen.ops.attention.cpu.attend import Cpu
+    from treegen.ops.attention.cpu_attend import Cpu
 
     return Cpu()
 

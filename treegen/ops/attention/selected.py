@@ -5,12 +5,14 @@ a whole, once for all of its rows, and keys that a row did not select are masked
 row's selected keys are gathered. All parts are merged exactly.
 
 Legend: T query rows, H query heads, G key heads, K key dimension, V value dimension, N some rows, L
-keys of a group, S selected keys of a row, R rank of latents, D = R and the rotated numbers.
+keys of a group, S selected keys of a row, C selections of a row, R rank of latents, D = R and the
+rotated numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -45,7 +47,8 @@ class SelectedKeys:
     """The selected keys of each row of a pass, and where they are stored."""
 
     positions_TS: Tensor
-    """int32, the positions of the selected keys, or -1."""
+    """int32, the positions of the selected keys, or -1; [T, C, S] if heads have selections of their
+    own, each of C groups of consecutive heads one."""
     own_slot_T: Tensor
     """The cache slot of each row's own key, which is read in place of missing keys."""
     levels: PreparedLevels
@@ -85,6 +88,14 @@ def attend_selected(
     Returns:
         Results [T, H, V] in the type of q.
     """
+    if selected.positions_TS.dim() == 3:
+        results = []
+        for at, (heads, key_heads) in enumerate(_split_heads(q_THK, keys, selected)):
+            one = replace(selected, positions_TS=selected.positions_TS[:, at])
+            k, v = keys[:, :, key_heads], values[:, :, key_heads]
+            its_sinks = None if sinks is None else sinks[heads]
+            results.append(attend_selected(q_THK[:, heads], k, v, one, scale, its_sinks))
+        return torch.cat(results, 1)
     reads = _plan_reads(selected, keys.shape[1])
     whole = _empty(q_THK, values.shape[-1])
     for group in reads.masked:
@@ -154,6 +165,17 @@ def attend_selected_latents(
         part = _attend_gathered(q_THD[rows], k_NS1D, k_NS1D[..., : form.rank], mask_NS, scale)
         _add(whole, rows, expand_results(part))
     return _finish(whole, sinks, q_THK.dtype)
+
+
+def _split_heads(
+    q_THK: Tensor, keys: Tensor, selected: SelectedKeys
+) -> Iterator[tuple[slice, slice]]:
+    """Yield the query heads and the key heads that each selection is for."""
+    num, num_heads, num_key_heads = selected.positions_TS.shape[1], q_THK.shape[1], keys.shape[2]
+    for at in range(num):
+        first, stop = at * num_key_heads // num, -(-(at + 1) * num_key_heads // num)
+        heads = slice(at * num_heads // num, (at + 1) * num_heads // num)
+        yield heads, slice(first, stop)
 
 
 def _empty(q_THK: Tensor, v_dim: int) -> _Part:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from treegen.common.device import without_autocast
-from treegen.ops.attention.types import AttentionOptions
+from treegen.ops.attention.types import AttentionOptions, Window
 
 _KEYS: Final = 512
 """Maximum number of keys of a block."""
@@ -67,12 +67,12 @@ class TreeLayout:
     """T, the number of tokens."""
     _blocks: dict[Any, list[_Block]] = field(default_factory=dict)
 
-    def blocks(self, num_heads: int, window: int | None, device: torch.device) -> list[_Block]:
+    def blocks(self, num_heads: int, window: Window | None, device: torch.device) -> list[_Block]:
         """Return the blocks of scores that cover all pairs of a query and a visible key.
 
         Args:
             num_heads: H.
-            window: Maximum keys that a row sees, including its own; None for all.
+            window: The positions that a row sees; None for all.
             device: The device of the queries.
         """
         most = max(16, _SCORES["cpu" if device.type == "cpu" else "cuda"] // num_heads)
@@ -116,7 +116,9 @@ class TreeLayout:
                 yield _Tile(at, min(at + _KEYS, stop), int(self.stops[segment]))
             segment += 1
 
-    def _iter_blocks(self, most: int, window: int | None, device: torch.device) -> Iterator[_Block]:
+    def _iter_blocks(
+        self, most: int, window: Window | None, device: torch.device
+    ) -> Iterator[_Block]:
         positions_T = self.positions()
         indices_T = torch.arange(self.num_tokens, device=device)
         for start, stop, below in self._iter_tiles():
@@ -132,11 +134,11 @@ class TreeLayout:
                 continue
             # The tile is a part of one segment, so its positions are consecutive.
             near = stop + np.flatnonzero(
-                positions_T[stop:below] < positions_T[stop - 1 : stop] + window
+                window.start(positions_T[stop:below]) <= positions_T[stop - 1]
             )
             for part in np.split(near, range(step, len(near), step)) if len(near) else ():
                 rows_N = torch.from_numpy(part).to(device)
-                is_whole = positions_T[part].max() < positions_T[start] + window
+                is_whole = window.start(positions_T[part]).max() <= positions_T[start]
                 yield _Block(rows_N, keys, None if is_whole else (rows_N, indices_T[keys]))
 
 
@@ -277,7 +279,7 @@ class _Scores:
             is_hidden_NL = keys_L > rows_N[:, None]
             is_hidden_NL |= self._stops_T[keys_L] <= rows_N[:, None]
             if (window := self._options.window) is not None:
-                gaps_NL = self._positions_T[rows_N][:, None] - self._positions_T[keys_L]
-                is_hidden_NL |= gaps_NL >= window
+                starts_N = window.start(self._positions_T[rows_N])
+                is_hidden_NL |= self._positions_T[keys_L] < starts_N[:, None]
             s_GRNL.masked_fill_(is_hidden_NL, -torch.inf)
         return s_GRNL, slope_GRNL

@@ -7,17 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from treegen.ops.attention.level import HostLevel
+from treegen.ops.attention.level import HostLevel, IntArray
 
 KVPair = tuple[Tensor, Tensor]
+KVPairs = Sequence[KVPair]
 FP8: Final = torch.float8_e4m3fn
 """The 8-bit type in which keys and values may be stored."""
 NEEDS_AMPERE = "needs compute capability 8.0 (Ampere) or newer"
+
+
+Positions = TypeVar("Positions", int, IntArray, Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The positions that a row sees, up to its own: the last ones, or those of its chunk."""
+
+    size: int
+    """Number of positions of the window or chunk."""
+    is_chunk: bool = False
+    """Whether windows are chunks, which start at multiples of `size`."""
+
+    def start(self, position: Positions) -> Positions:
+        """Return the first position that rows at these positions see; it may be negative."""
+        if self.is_chunk:
+            return position - position % self.size
+        return position - self.size + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +45,7 @@ class AttentionOptions:
     """Softmax options of one layer; `treegen.ops.attention.attend` explains them."""
 
     scale: float
-    window: int | None = None
+    window: Window | None = None
     softcap: float | None = None
     sinks_H: Tensor | None = None
 
@@ -62,11 +82,7 @@ class Implementation(Protocol):
         ...
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Compute the attention of one layer.
 

@@ -14,11 +14,43 @@ many rows share, in one matrix product for all of them. A row folds its list int
 once reading the list takes longer than reading that state.
 """
 
-from treegen.ops.recurrence.api import convolve as convolve
-from treegen.ops.recurrence.api import convolve_runs as convolve_runs
-from treegen.ops.recurrence.api import fold_update_lists as fold_update_lists
-from treegen.ops.recurrence.api import scan as scan
-from treegen.ops.recurrence.api import step as step
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from importlib.util import find_spec
+from typing import ParamSpec, TypeVar
+
+from torch import Tensor
+
+from treegen.ops.recurrence import reference
 from treegen.ops.recurrence.types import DeltaInputs as DeltaInputs
 from treegen.ops.recurrence.types import DeltaStates as DeltaStates
 from treegen.ops.recurrence.types import RowSlots as RowSlots
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _use_kernels(plain: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return the Triton version of a function where its tensors can use it; else the function."""
+
+    @wraps(plain)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        on = next(value for value in args if isinstance(value, DeltaStates | Tensor))
+        tensor = on if isinstance(on, Tensor) else on.states
+        if tensor.is_cuda and find_spec("triton") is not None:
+            from treegen.ops.recurrence import gpu
+
+            kernels: Callable[_P, _T] = getattr(gpu, plain.__name__)
+            return kernels(*args, **kwargs)
+        return plain(*args, **kwargs)
+
+    return call
+
+
+step = _use_kernels(reference.step)
+scan = _use_kernels(reference.scan)
+fold_update_lists = _use_kernels(reference.fold_update_lists)
+convolve = _use_kernels(reference.convolve)
+convolve_runs = _use_kernels(reference.convolve_runs)

@@ -40,7 +40,7 @@ _HELD: Final = 2048  # accumulators of a program that reads lists
 
 
 def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
-    """Compute one token of each row; see `treegen.ops.recurrence.step`.
+    """Compute one token of each row; see `treegen.ops.recurrence.reference.step`.
 
     Args:
         layer: The layer's inputs for T rows, and its weights.
@@ -106,7 +106,7 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 def scan(
     layer: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
 ) -> Tensor:
-    """Compute several tokens of each sequence [T, H, V]; see `treegen.ops.recurrence.scan`.
+    """Compute several tokens of each sequence [T, H, V]; see `reference.scan`.
 
     Args:
         layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
@@ -287,7 +287,7 @@ def convolve(
 def fold_update_lists(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
-    """Fold update lists into states; see `treegen.ops.recurrence.fold_update_lists`.
+    """Fold update lists into states; see `reference.fold_update_lists`.
 
     Args:
         on: Windows and states of the layer.

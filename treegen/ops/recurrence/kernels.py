@@ -167,15 +167,7 @@ def convolve_runs(
 
 @triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
 def move_windows(
-    mixed,
-    mixed_stride,
-    windows,
-    reads,
-    writes,
-    num_tokens,
-    C,
-    W: tl.constexpr,
-    BLOCK: tl.constexpr,
+    mixed, mixed_stride, windows, reads, writes, num_tokens, C, W: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Shift windows by the tokens of a call; one program per block of channels and sequence.
 

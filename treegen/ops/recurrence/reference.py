@@ -27,7 +27,7 @@ _NORM = 1e-6
 
 
 def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
-    """Compute one token of each row; see `treegen.ops.recurrence.step`.
+    """Compute one token of each row. Windows and states (or update lists) are updated in place.
 
     Args:
         layer: The layer's inputs for T rows, and its weights.
@@ -75,14 +75,21 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 def scan(
     layer: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
 ) -> Tensor:
-    """Compute several tokens of each sequence [T, H, V]; see `treegen.ops.recurrence.scan`.
+    """Compute `num_tokens` tokens of each of N sequences, one token after another.
+
+    The order of each token's sums is fixed, so a token has the same bits whether it is computed
+    alone or after others. Windows and states are updated in place.
 
     Args:
         layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
         on: Windows and states of the layer.
-        reads_N: Slot of each sequence's state before its first token [N]; -1 for none.
+        reads_N: Slot of each sequence's state before its first token [N]; -1 at the start of a
+            text.
         writes_N: Slot for each sequence's state after its last token [N].
         num_tokens: Tokens per sequence.
+
+    Returns:
+        What each sequence reads from its state after each token [T, H, V], T = N * num_tokens.
     """
     _begin((on.windows, on.states), reads_N, writes_N)
     rows = RowSlots(torch.stack([writes_N, writes_N]))
@@ -102,14 +109,16 @@ def convolve_runs(
     writes_N: Tensor,
     num_tokens: int,
 ) -> Tensor:
-    """Compute the convolution at several tokens of each sequence [T, C], and update windows.
+    """Compute the convolution at `num_tokens` tokens of each sequence [T, C], and update windows.
 
     Args:
-        mixed_TC: Inputs of the convolution [T, C].
+        mixed_TC: Inputs of the convolution [T, C]: all tokens of the first sequence, then of the
+            next.
         conv_CW: Weights, with one column for each token that the convolution sees.
         bias_C: Bias [C]; None for none.
         windows: Last inputs of each slot [slots, C, W], updated in place.
-        reads_N: Slot of each sequence's window before its first token [N]; -1 for none.
+        reads_N: Slot of each sequence's window before its first token [N]; -1 at the start of a
+            text.
         writes_N: Slot for each sequence's window after its last token [N].
         num_tokens: Tokens per sequence.
     """
@@ -137,7 +146,7 @@ def _token_indices(num: int, num_tokens: int, device: torch.device) -> Tensor:
 def fold_update_lists(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
-    """Fold update lists into states; see `treegen.ops.recurrence.fold_update_lists`.
+    """Fold F update lists into states.
 
     Args:
         on: Windows and states of the layer.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from treegen.common.files.reading import read_regular
+from treegen.common.files import read_regular
 from treegen.errors import InputError
 
 if TYPE_CHECKING:

@@ -154,7 +154,8 @@ class ImageTable:
             )
         placed = tokens.copy()
         if images:
-            placed[at] = np.concatenate([_ids(image) for image in images])
+            ids = [np.arange(image.first, image.first + image.num) for image in images]
+            placed[at] = np.concatenate(ids).astype(np.int32)
         return placed
 
     def has_images(self, tokens: NDArray[Any]) -> bool:
@@ -397,10 +398,6 @@ class MRopePositions:
 
     def _advance(self, image: PlacedImage) -> int:
         return int(self._of(image).max()) + 1
-
-
-def _ids(image: PlacedImage) -> Ids:
-    return np.arange(image.first, image.first + image.num, dtype=np.int64).astype(np.int32)
 
 
 def _size(inputs: Mapping[str, Any]) -> int:

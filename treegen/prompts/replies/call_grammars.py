@@ -13,7 +13,8 @@ from typing import Any, Final
 from treegen.errors import InputError
 from treegen.prompts.grammar_termination import has_finite_value
 from treegen.prompts.grammars import JSON_SPACE
-from treegen.prompts.replies.formats import USUAL, ToolFormat, template_text
+from treegen.prompts.replies.formats import USUAL, ToolFormat
+from treegen.prompts.thinking import template_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from treegen.prompts.replies import readers
 from treegen.prompts.replies.arguments import ToolSchemas, from_json
 from treegen.prompts.replies.readers import MAX_DEPTH, Read, Reader, TaggedCallReader, make_call
 from treegen.prompts.replies.scan import NotACall, Scan
+from treegen.prompts.thinking import template_text
 
 # Gemma: call:name{key:value,...}, with marks instead of quotes
 
@@ -351,9 +352,3 @@ def tool_format_of(tokenizer: Any) -> ToolFormat | None:
             if any(all(mark in text for mark in group) for group in form.marks):
                 return form
     return None
-
-
-def template_text(tokenizer: Any) -> str:
-    """Return all chat templates of a tokenizer, concatenated."""
-    template = getattr(tokenizer, "chat_template", None) or ""
-    return "\n".join(map(str, template.values() if isinstance(template, dict) else [template]))

@@ -14,7 +14,6 @@ from treegen.prompts.replies.call_grammars import call_grammar
 from treegen.prompts.replies.formats import (
     NO_TOOLS,
     USUAL,
-    template_text,
     tool_format,
     tool_format_of,
 )
@@ -22,7 +21,7 @@ from treegen.prompts.replies.parser import ReplyParser
 from treegen.prompts.replies.readers import make_call
 from treegen.prompts.replies.scan import NotACall
 from treegen.prompts.replies.types import Part, ReasoningPart, Reply, TextPart, ToolCall
-from treegen.prompts.thinking import KNOWN, ThinkingTags, tags_of, without_tags
+from treegen.prompts.thinking import KNOWN, ThinkingTags, tags_of, template_text, without_tags
 from treegen.prompts.token_text import TokenText
 from treegen.prompts.tokens import TAIL
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from treegen.common.garbage_collection import pause_gc
+from treegen.common.lifetimes import pause_gc
 from treegen.errors import TreegenError
 from treegen.evals.config.base import OpenRunOptions
 from treegen.evals.task_calls import format_error

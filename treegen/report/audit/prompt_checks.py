@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.bounded.templates import render_source
-from treegen.common.files.reading import read_text
+from treegen.common.files import read_text
 from treegen.errors import TreegenError
 from treegen.prompts.tree import prompts_of
 from treegen.report.audit.answers import references_of
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form
-from treegen.report.prompt_tree import content_text
+from treegen.report.run_document import content_text
 from treegen.report.view import ProblemView, RunView
 from treegen.runs import RunDir
 
@@ -49,7 +49,9 @@ def audit_prompts(view: RunView, kind: str, texts: Mapping[str, str]) -> Iterato
     if view.searched:
         return
     settings: Any = view.info.identity.get("prompt") or {}
-    is_chat = bool(settings.get("apply_chat_template"))
+    # Inspect sends chat messages, which its provider formats.
+    of_inspect = str(view.info.identity.get("imported", "")).startswith("inspect_ai")
+    is_chat = of_inspect or bool(settings.get("apply_chat_template"))
     yield from _of_texts(view, texts, is_chat)
     yield from _examples(view, texts, kind)
     if not is_chat:
@@ -187,7 +189,9 @@ def _of_model(
             severity="medium" if is_named_chat and not has_examples else "low",
             model=model,
         )
-    if is_chat and has_base_name and not has_chat_name:
+    settings: Any = identity.get("prompt") or {}
+    applied = settings.get("apply_chat_template")  # of Inspect's providers it is not known
+    if applied and has_base_name and not has_chat_name:
         yield from find("template-on-base-model", prompt, 1, unit="runs", model=model)
     if is_chat and system and isinstance(template, str):
         messages = [

@@ -10,12 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from treegen.common.files.paths import given_path
+from treegen.common.files import given_path
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, RunError
 from treegen.evals.config.base import OpenRunOptions
 from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Message, Prompt, prompts_of
+from treegen.report.certify.document import Certificate, load_own_certificate
 from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir, SearchRunDir
@@ -53,6 +54,11 @@ class ExportedRun:
         """The version of the task."""
         task = self.view.info.identity.get("task")
         return str(task.get("version", "")) if isinstance(task, Mapping) else ""
+
+    @cached_property
+    def certificate(self) -> Certificate | None:
+        """The certificate in the run's directory; None without one of these samples."""
+        return None if self.view.searched else load_own_certificate(self.view.path)
 
     def digest(self, what: str) -> bytes:
         """Return a hash that identifies this run's export, the same each time."""

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from treegen.common.files.paths import path_component
-from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.files import create_held, path_component, sweep
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, RunError
 from treegen.evals.config.eval_settings import resolve_eval_settings
@@ -26,8 +25,7 @@ from treegen.evals.identity import build_content_identity
 from treegen.evals.job import Job, load_job
 from treegen.evals.scoring.results import write_results
 from treegen.runs import RunDir, RunSettings
-from treegen.runs.files import format_os_error
-from treegen.runs.new_directory import check_directory
+from treegen.runs.files import check_directory, format_os_error
 
 MOST_SAMPLES: Final = 1_000_000
 """The largest number of samples of a problem in a log, or of its epochs."""

@@ -8,10 +8,11 @@ import json
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-from treegen.common.files.reading import describe_read_error, most_unpacked, open_regular
+from treegen.common.files import describe_read_error, most_unpacked, open_regular
 from treegen.errors import InputError, require_extra
 from treegen.report.exchange.external_log import (
     MOST_SAMPLES,
@@ -146,10 +147,13 @@ def _collect_problems(samples: Sequence[EvalSample], path: Path) -> tuple[Foreig
             message = f"{path} has the number {name} and the text {name!r} as two ids"
             raise InputError(f"{message}; rename one of the samples")
         problem = _problem(sample, f"{path}: sample {sample.id!r:.60}")
-        if problems.setdefault(name, problem) != problem:
+        known = problems.setdefault(name, problem)
+        if known.model_copy(update={"prompt": problem.prompt}) != problem:
             raise InputError(
                 f"{path} has two inputs or targets for the sample {name!r:.60}; rename one of them"
             )
+        if known.prompt != problem.prompt:  # such as choices in another order in each epoch
+            problems[name] = known.model_copy(update={"prompt": ""})
     return tuple(problems.values())
 
 
@@ -162,11 +166,25 @@ def _problem(sample: EvalSample, where: str) -> ForeignProblem:
     )
     target = sample.target
     answer = target if isinstance(target, str) else json.dumps(target)
-    row = {"id": str(sample.id), "question": question, "answer": answer}
+    row = {
+        "id": str(sample.id),
+        "question": question,
+        "answer": answer,
+        "prompt": _prompt(sample),
+    }
     group = sample.metadata.get("group")
     return validate(
         ForeignProblem, row | ({"group": group} if isinstance(group, str) else {}), where
     )
+
+
+def _prompt(sample: EvalSample) -> str:
+    """Return the messages before the model's first reply as one text; "" if there is no reply."""
+    turns = list(
+        takewhile(lambda turn: turn.role != "assistant" or turn.source == "input", sample.messages)
+    )
+    text = "\n\n".join(turn.text for turn in turns)
+    return "" if len(turns) == len(sample.messages) or "attachment://" in text else text
 
 
 def _scores(

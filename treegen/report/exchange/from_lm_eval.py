@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, Field
 
-from treegen.common.files.paths import path_component
-from treegen.common.files.reading import describe_read_error, open_regular, read_bytes
+from treegen.common.files import describe_read_error, open_regular, path_component, read_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.report.exchange.external_log import (

@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.paths import file_name
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import file_name, replace_file
 from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError
@@ -77,6 +76,7 @@ def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any
     version = str(info.identity.get("treegen", VERSION))
     facts = info.identity.get("model")
     facts = facts if isinstance(facts, Mapping) else {}
+    certificate = run.certificate
     return {
         "schema_version": SCHEMA_VERSION,
         "evaluation_id": _id(run),
@@ -91,7 +91,10 @@ def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any
         "eval_library": {
             "name": "treegen",
             "version": version,
-            "additional_details": {"fingerprint": info.fingerprint},
+            "additional_details": {
+                "fingerprint": info.fingerprint,
+                **({} if certificate is None else {"certificate_sha256": certificate.sha256}),
+            },
         },
         "model_info": {
             "name": run.model,

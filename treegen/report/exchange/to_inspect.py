@@ -13,8 +13,7 @@ from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError, require_extra
 from treegen.report.exchange.export import ExportedRun
-from treegen.report.trees import StoredTree
-from treegen.report.view import ProblemView, Sample
+from treegen.report.view import ProblemView, Sample, StoredTree
 
 with require_extra("an Inspect log needs inspect_ai", "inspect"):
     from inspect_ai import event as events
@@ -102,7 +101,11 @@ def _log(run: ExportedRun) -> logs.EvalLog:
             config=logs.EvalConfig(epochs=view.num_samples, epochs_reducer=["mean"]),
             packages={"treegen": str(info.identity.get("treegen", VERSION))},
             metadata={
-                "treegen": {"fingerprint": info.fingerprint, "identity": dict(info.identity)}
+                "treegen": {
+                    "fingerprint": info.fingerprint,
+                    "identity": dict(info.identity),
+                    **_certificate(run),
+                }
             },
         ),
         plan=logs.EvalPlan(
@@ -118,6 +121,14 @@ def _log(run: ExportedRun) -> logs.EvalLog:
         ),
         samples=samples,
     )
+
+
+def _certificate(run: ExportedRun) -> dict[str, Any]:
+    """Return the certificate of a run and its hash, as fields of metadata; empty without one."""
+    if (certificate := run.certificate) is None:
+        return {}
+    content = certificate.model_dump(mode="json")
+    return {"certificate": {"sha256": certificate.sha256, "content": content}}
 
 
 def _config(sampling: Mapping[str, Any]) -> models.GenerateConfig:

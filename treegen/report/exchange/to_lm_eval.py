@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files.paths import path_component
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import path_component, replace_file
 from treegen.common.formatting import replace_surrogates
 from treegen.report.exchange.export import ExportedRun, plain_text
 from treegen.report.view import ProblemView

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import replace_file
 from treegen.common.formatting import replace_surrogates
 from treegen.report.exchange.export import ExportedRun
 from treegen.report.frames import Frames

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.files.temporary_files import replace_file
+from treegen.common.files import replace_file
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, require_extra
 

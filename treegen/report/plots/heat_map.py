@@ -2,11 +2,12 @@
 
 import os
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, require_extra
 from treegen.evals.statistics.tables import Grid
-from treegen.report.plots.figures import COLOUR_MAP
+from treegen.report.plots.figures import COLOUR_MAP, Plot
 
 # From empty to full, for values from 0 to 1.
 _BLOCKS: Final = " \u2591\u2592\u2593\u2588"
@@ -46,9 +47,17 @@ def save_png(grid: Grid, path: str | os.PathLike[str]) -> None:
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = _figure(grid)
+    with require_extra("a PNG heat map needs matplotlib", "plots"):
+        import_module("matplotlib.figure")
+
+    def draw(figure: Any) -> None:
+        draw_grid(figure, grid)
+        figure.axes[0].set_title(grid.title)
+
+    size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
+    content = Plot("heat_map", grid.title, "", draw, size).png()
     try:
-        figure.savefig(path, format="png", dpi=120)
+        Path(path).write_bytes(content)
     except OSError as error:
         raise InputError(
             f"cannot write {os.fspath(path)}: {error.strerror or error}; name another path"
@@ -70,9 +79,9 @@ def draw_grid(figure: Any, grid: Grid) -> None:
     image = axes.imshow(numbers, vmin=0, vmax=1, cmap=COLOUR_MAP, aspect="auto")
     figure.colorbar(image, ax=axes, label="accuracy")
     rows, columns = len(grid.row_labels), len(grid.column_labels)
-    axes.set_xticks(range(columns), [_plain(text) for text in grid.column_labels], rotation=45)
-    axes.set_yticks(range(rows), [_plain(text) for text in grid.row_labels])
-    axes.set(xlabel=_plain(grid.column_name), ylabel=_plain(grid.row_name))
+    axes.set_xticks(range(columns), grid.column_labels, rotation=45)
+    axes.set_yticks(range(rows), grid.row_labels)
+    axes.set(xlabel=grid.column_name, ylabel=grid.row_name)
     axes.grid(visible=False)
     for i, row in enumerate(grid.values):
         for j, value in enumerate(row):
@@ -82,22 +91,3 @@ def draw_grid(figure: Any, grid: Grid) -> None:
                 ink = "white" if value < 0.55 else "black"
                 percent = f"{100 * value:.0f}"
                 axes.text(j, i, percent, ha="center", va="center", fontsize=10, color=ink)
-
-
-def _figure(grid: Grid) -> Any:
-    with require_extra("a PNG heat map needs matplotlib", "plots"):
-        # matplotlib is slow to import, and nothing else here needs it. pyplot would choose a
-        # display and keep figures that must be closed.
-        figure_module = import_module("matplotlib.figure")
-        canvas_module = import_module("matplotlib.backends.backend_agg")
-    size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
-    figure = figure_module.Figure(figsize=size, layout="constrained")
-    canvas_module.FigureCanvasAgg(figure)
-    draw_grid(figure, grid)
-    figure.axes[0].set_title(_plain(grid.title))
-    return figure
-
-
-def _plain(text: str) -> str:
-    # matplotlib would read text between dollar signs as mathematics.
-    return text.replace("$", r"\$")

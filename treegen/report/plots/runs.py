@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from treegen.common.garbage_collection import pause_gc
+from treegen.common.lifetimes import pause_gc
 from treegen.evals.statistics.tables import GROUP_COLUMNS, Grid, Table
 from treegen.report.curves import Curve, VoteShares, k_curves, vote_shares
 from treegen.report.plots.calibration import calibration_plots

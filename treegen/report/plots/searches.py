@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.evals.statistics.estimators import Estimate, estimate
 from treegen.report.plots.figures import CYCLE, Plot, draw_band, draw_legend, plain_label
 from treegen.report.tables import PrintableTable, interval, number
-from treegen.report.trees import StoredTree
-from treegen.report.view import RunView
+from treegen.report.view import RunView, StoredTree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

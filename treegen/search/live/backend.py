@@ -32,10 +32,11 @@ from treegen.prompts.tokens import TAIL, GivenPrompt, append_text, encode_texts
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage, StopReason
-from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
+from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.live.appended import AppendedText, AppendedTextEncoder
-from treegen.search.live.pending import LiveContext, PendingResults, T
+from treegen.search.live.pending import LiveContext, LiveResults
 from treegen.search.live.prompts import PromptIndex, check_fits
+from treegen.search.pending import PendingResults, T
 
 
 class LiveBackend:
@@ -77,9 +78,9 @@ class LiveBackend:
         self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
         self._appended = AppendedTextEncoder(tokenizer, spec, images)
-        self._tickets: dict[int, tuple[PendingResults[Any], LiveRequest]] = {}  # by request
+        self._tickets: dict[int, tuple[LiveResults[Any], LiveRequest]] = {}  # by request
         self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, during a step
-        self._open: dict[PendingResults[Any], None] = {}  # awaited tickets, in order
+        self._open: dict[LiveResults[Any], None] = {}  # awaited tickets, in order
         self.new: list[PendingResults[Any]] = []
         self.closed = False
 
@@ -211,7 +212,7 @@ class LiveBackend:
         draw_params = self.scheduler.run.param_sets[param_set]
         if draw_params.stopping.grammar is not None:
             start_state(context.segment, spec.tokens, draw_params, draw_params.stopping.grammar)
-        ticket: PendingResults[BackendSample] = PendingResults(search, [None] * len(indices))
+        ticket: LiveResults[BackendSample] = LiveResults(search, [None] * len(indices))
         segment = self.scheduler.run.store.retain(context.segment)
 
         def begin(first: int, num: int, most: int) -> None:
@@ -229,8 +230,7 @@ class LiveBackend:
             most = spec.max_tokens
             if search.line is None:
                 begin(0, len(indices), most)
-            self._join(ticket, num_samples=len(indices), most=most, begin=begin)
-            return await self._until_done(ticket)
+            return await self._wait_for(ticket, num_samples=len(indices), most=most, begin=begin)
         finally:
             if not self.closed:
                 self.scheduler.run.store.release(segment)
@@ -258,7 +258,7 @@ class LiveBackend:
         self._check_open()
         assert isinstance(context, LiveContext)
         store, tail = self.scheduler.run.store, context.tail()
-        ticket: PendingResults[Score] = PendingResults(search, [None] * len(texts))
+        ticket: LiveResults[Score] = LiveResults(search, [None] * len(texts))
         strings = [text for text in texts if isinstance(text, str)]
         encoded = [ids for ids in texts if not isinstance(ids, str)]
         encoded += self._appended.encode_scored(context, strings)
@@ -275,8 +275,7 @@ class LiveBackend:
         finally:
             for segment in segments:
                 store.release(segment)  # its request, if any, holds a reference by now
-        self._join(ticket)
-        return [score for score in await self._until_done(ticket) if score is not None]
+        return [score for score in await self._wait_for(ticket) if score is not None]
 
     def cancel(self, search: BudgetedSearch) -> None:
         """End all pending calls of a search; its awaits return the results that have arrived.
@@ -286,22 +285,24 @@ class LiveBackend:
         for ticket in [ticket for ticket in self._open if ticket.search is search]:
             self._cancel(ticket)
 
-    def _join(self, ticket: PendingResults[Any], num_samples: int = 0, **more: Any) -> None:
-        """Register a new ticket, and add it to the call queue of its search, if that has one."""
+    async def _wait_for(
+        self, ticket: LiveResults[T], num_samples: int = 0, **more: Any
+    ) -> list[T | None]:
+        """Register a ticket with the queue of its search, and return the results.
+
+        Args:
+            ticket: The ticket.
+            num_samples: Number of samples requested; 0 for scores.
+            **more: As for `PendingResults.join`.
+        """
         self._open[ticket] = None
         self.new.append(ticket)
-        if ticket.search.line is not None:
-            ticket.call = QueuedCall(
-                num_samples=num_samples,
-                num_open=len(ticket.results),
-                return_=ticket.deliver,
-                **more,
-            )
-            ticket.search.line.join(ticket.call)
+        ticket.join(num_samples, **more)
+        return await ticket.wait(self._cancel, self.release)
 
     def _submit(
         self,
-        ticket: PendingResults[Any],
+        ticket: LiveResults[Any],
         spec: Request,
         segment: LiveSegment,
         params: int,
@@ -312,41 +313,18 @@ class LiveBackend:
         ticket.requests[request] = all_indices.start
         self._tickets[request.index] = ticket, request
 
-    async def _until_done(self, ticket: PendingResults[T]) -> list[T | None]:
-        try:
-            results = await ticket
-        except BaseException:
-            # The code that waited does not get the finished samples, so drop them.
-            self._drop(ticket, 0)
-            raise
-        finally:
-            self._cancel(ticket)
-        self._drop(ticket, ticket.num_kept)
-        return results
-
-    def _drop(self, ticket: PendingResults[Any], first: int) -> None:
-        """Drop the samples of a ticket from place `first` on."""
-        for place, result in enumerate(ticket.results):
-            if isinstance(result, BackendSample) and place >= first:
-                if not self.closed:
-                    self.release(result.context)
-                ticket.results[place] = None
-
-    def _cancel(self, ticket: PendingResults[Any]) -> None:
-        line, usage = ticket.search.line, ticket.search.usage
+    def _cancel(self, ticket: LiveResults[Any]) -> None:
         counts = self.scheduler.run.rows.count
         for request in list(ticket.requests):
             if ticket.search.budget.tokens is None:
-                usage.tokens_decoded += int(counts[list(request.slots or ())].sum())
+                decoded = int(counts[list(request.slots or ())].sum())
+                ticket.search.usage.tokens_decoded += decoded
             self.scheduler.cancel(request.index)
             self._settle(ticket, request)
-        if line is not None and ticket.call is not None and not ticket.is_done:
-            line.leave(ticket.call)
-            ticket.num_kept = 0
-        ticket.finish()
+        ticket.leave()
         self._open.pop(ticket, None)
 
-    def _settle(self, ticket: PendingResults[Any], request: LiveRequest) -> None:
+    def _settle(self, ticket: LiveResults[Any], request: LiveRequest) -> None:
         """Record that a request is over, and finish its ticket if nothing else is pending."""
         del self._tickets[request.index], ticket.requests[request]
         ticket.search.usage.tokens_prefilled += request.num_prefilled
@@ -374,7 +352,7 @@ class LiveBackend:
 
     def collect(self) -> None:
         """Put finished samples and scores into the tickets that wait for them; drop all others."""
-        ended: list[tuple[PendingResults[Any], int, Completion, int]] = []
+        ended: list[tuple[LiveResults[Any], int, Completion, int]] = []
         for (index, sample), segment in self.scheduler.grown.items():
             completion = self._ended.pop((index, sample))
             if index not in self._tickets:  # its search was stopped just after the sample ended
@@ -397,19 +375,8 @@ class LiveBackend:
                     ticket.call.num_open -= 1
                 self._settle(ticket, request)
         self.scheduler.scores.clear()
-        for ended_sample in ended:
-            self._count(*ended_sample)
-
-    def _count(
-        self, ticket: PendingResults[Any], place: int, completion: Completion, held: int
-    ) -> None:
-        """Count the tokens of a sample that has ended; `held` tokens were reserved for it."""
-        line, call = ticket.search.line, ticket.call
-        if line is None or call is None:
-            ticket.search.usage.tokens_decoded += completion.num_tokens
-        elif call in line.calls:
-            is_cut = held < call.most and completion.finish_reason == "length"
-            line.record_end(call, place, completion.num_tokens, held=held, is_cut=is_cut)
+        for ticket, place, completion, most in ended:
+            ticket.count_sample(place, completion, most)
 
     def _on_grown(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
         """Return the segment of a sample: the tokens of its text, which is cut at the stop."""

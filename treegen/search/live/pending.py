@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import TAIL, GivenPrompt
-from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
-from treegen.search.external_calls import running_loop
-
-T = TypeVar("T")
+from treegen.search.pending import PendingResults, T
 
 
 @dataclass(slots=True, eq=False)
@@ -59,41 +52,8 @@ class LiveContext:
 
 
 @dataclass(slots=True, eq=False)
-class PendingResults(Generic[T]):
-    """Results that a search waits for (a "ticket")."""
+class LiveResults(PendingResults[T]):
+    """Results that a search waits for, which requests of the scheduler compute."""
 
-    search: BudgetedSearch
-    """The search that waits."""
-    results: list[T | None]
-    """Results in the order of the request; None for one that has not arrived."""
-    call: QueuedCall | None = None
-    """Its place in the call queue of the search, if it has one."""
-    num_kept: int = sys.maxsize
-    """How many of its samples the budget has room for."""
     requests: dict[LiveRequest, int] = field(default_factory=dict)
     """Unfinished requests of the scheduler, each with the place of its first result."""
-    future: asyncio.Future[None] | None = None
-    """What an event loop waits for; None without one."""
-    is_done: bool = False
-    """Whether no more results will arrive."""
-
-    def deliver(self, num_kept: int) -> None:
-        """Finish; only the first `num_kept` samples are within the budget."""
-        self.num_kept = num_kept
-        self.finish()
-
-    def finish(self) -> None:
-        """Record that no more results will arrive, and resume the code that awaits them."""
-        self.is_done = True
-        if self.future is not None and not self.future.done():
-            self.future.set_result(None)
-
-    def __await__(self) -> Generator[Any, None, list[T | None]]:
-        if not self.is_done:
-            loop = running_loop()
-            if loop is None:  # `Session.step` drives the coroutine.
-                yield
-            else:
-                self.future = loop.create_future()
-                yield from self.future
-        return self.results

@@ -1,12 +1,14 @@
-"""Tree of thoughts (Yao et al. 2023): breadth first, and depth first with backtracking."""
+"""Tree of thoughts (Yao et al. 2023): breadth first, depth first, and the best node first."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Hashable
 
 from treegen.common.checks import check_argument_types
 from treegen.search.evaluate import Evaluate
+from treegen.search.external_calls import place_of
 from treegen.search.propose import Propose
 from treegen.search.strategies.common import (
     DEAD_END,
@@ -131,5 +133,69 @@ async def dfs(
                 prune([node], root, DEAD_END)
             stack += [(thought, steps + 1) for thought in reversed(good)]
         return ""
+
+    return await collect_outcome(root, done, evaluate, await run_until_budget(search()))
+
+
+@check_argument_types
+async def best_first(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    max_expansions: int | None = None,
+    batch: int = 1,
+    prune_below: float = -math.inf,
+    solutions: int | None = 1,
+    state: State = text_state,
+) -> SearchOutcome:
+    """Expand nodes in the order of their values, whatever their depth.
+
+    Args:
+        root: Node to search below.
+        propose: Makes the next steps of a node.
+        evaluate: Gives nodes their values.
+        done: Whether a node ends a solution.
+        max_expansions: Maximum number of nodes to propose next steps for; None is no limit.
+        batch: Nodes to expand concurrently.
+        prune_below: Nodes with a lower value are pruned.
+        solutions: Number of finished solutions that ends the search. A solution is finished when it
+            is done and no open node is better. None continues until no node is open.
+        state: Returns the state of a node. Of several nodes with equal states only the first is
+            kept.
+    """
+    check_counts(max_expansions=max_expansions, batch=batch, solutions=solutions)
+
+    async def search() -> str:
+        seen: set[Hashable] = {state(root)}
+        # Places are unique, so the heap never compares nodes themselves.
+        opened = [(-math.inf, place_of(root), root)]
+        stopped, num_expansions, num_finished = "", 0, 0
+        while opened and num_finished != solutions and not stopped:
+            chosen: list[SearchNode] = []
+            while opened and len(chosen) < batch and num_finished != solutions:
+                node = opened[0][2]
+                finished = node is not root and done(node)
+                if finished and chosen:
+                    break  # expand the chosen nodes first, because they are better
+                heapq.heappop(opened)
+                if finished:
+                    num_finished += 1
+                else:
+                    chosen.append(node)
+            if max_expansions is not None and num_expansions + len(chosen) > max_expansions:
+                chosen = chosen[: max_expansions - num_expansions]
+                stopped = f"limit of {max_expansions} expansions reached"
+            num_expansions += len(chosen)
+            steps = drop_duplicates(await propose_all(chosen, propose), state, seen, root)
+            await assess(steps, evaluate)
+            good, bad = split(steps, prune_below)
+            prune(bad, root, TOO_LOW)
+            ends = [node for node in chosen if not node.children and node is not root]
+            prune(ends, root, DEAD_END)
+            for node in good:
+                heapq.heappush(opened, (-(node.value or 0.0), place_of(node), node))
+        return stopped
 
     return await collect_outcome(root, done, evaluate, await run_until_budget(search()))

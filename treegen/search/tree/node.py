@@ -350,7 +350,7 @@ class SearchNode(TextNode):
             CapacityError: A text is too long.
         """
         if isinstance(texts, str):
-            raise InputError("texts must be a list; for one text give a list of one")
+            raise InputError("texts must be a list; write a single text as [text]")
         if not texts:
             return []
         await self._end_abandoned()

@@ -35,7 +35,7 @@ from treegen.ops.attention.gpu.tuning import (
 )
 from treegen.ops.attention.gpu.units import HEIGHTS, WorkShape
 from treegen.ops.attention.level import HostLevel
-from treegen.ops.attention.types import NEEDS_AMPERE, AttentionOptions, KVPair, PreparedLevels
+from treegen.ops.attention.types import NEEDS_AMPERE, AttentionOptions, KVPairs, PreparedLevels
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -77,11 +77,7 @@ class Triton:
         return TritonState(tuple(levels), device, invariant=self.invariant)
 
     def attend(
-        self,
-        q_THD: Tensor,
-        pairs: Sequence[KVPair],
-        prepared: PreparedLevels,
-        options: AttentionOptions,
+        self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
     ) -> tuple[Tensor, Tensor]:
         """Compute partial results of all levels and merge them, both in float32.
 

@@ -129,7 +129,7 @@ def fold_units(
         out: Pointer to the results [T, H, V].
         lses: Pointer to the natural LSEs [T, H].
         scale: Factor of the logits.
-        window: Number of positions that a row sees, its own included.
+        window: Number of positions of the window or chunk.
         softcap: Bound of the logits.
         q_row: Stride of `q` between rows.
         q_head: Stride of `q` between heads.
@@ -150,7 +150,7 @@ def fold_units(
         BLOCK_M: Folded rows per program.
         BLOCK_N: Keys per block.
         HAS_POSITIONS: Whether causality or a window may hide keys.
-        HAS_WINDOW: Whether there is a window.
+        HAS_WINDOW: Which window there is, as in `reach_of`.
         HAS_CAP: Whether there is a softcap.
         HAS_SINKS: Whether there are sinks.
         FIRST: Whether this is the first launch, so that no sums exist.

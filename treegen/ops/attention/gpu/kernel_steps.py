@@ -98,11 +98,11 @@ def reach_of(
         live: Which folded rows belong to the unit [M].
         first: First key of the unit.
         high: End of the unit's keys, exclusive.
-        window: Number of positions that a row sees, its own included.
+        window: Number of positions of the window or chunk.
         BLOCK_M: Folded rows per program.
         BLOCK_N: Keys per block. The range starts at a multiple of it.
         HAS_POSITIONS: Whether causality or a window may hide keys.
-        HAS_WINDOW: Whether there is a window.
+        HAS_WINDOW: 0 for no window, 1 for the last positions, 2 for those of the row's chunk.
     """
     newest = tl.zeros([BLOCK_M], tl.int32) + high
     oldest = tl.zeros([BLOCK_M], tl.int32)
@@ -112,7 +112,10 @@ def reach_of(
         newest = tl.where(causal != 0, position, newest)
         high = tl.minimum(high, tl.max(tl.where(live, newest, -1)) + 1)
         if HAS_WINDOW:
-            oldest = position - window + 1
+            if HAS_WINDOW == 2:
+                oldest = position - (position + origin) % window
+            else:
+                oldest = position - window + 1
             nearest = tl.min(tl.where(live, oldest, high)) // BLOCK_N * BLOCK_N
             first = tl.maximum(first, nearest)
     return newest, oldest, first, high

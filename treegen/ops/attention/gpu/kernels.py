@@ -257,7 +257,7 @@ def attend_units(
         out: Pointer to the results [T, H, V].
         lses: Pointer to the LSEs [T, H].
         scale: Factor of the logits.
-        window: Number of positions that a row sees, its own included.
+        window: Number of positions of the window or chunk.
         softcap: Bound of the logits.
         q_row: Stride of `q` between rows.
         q_head: Stride of `q` between heads.
@@ -280,7 +280,7 @@ def attend_units(
         BLOCK_N: Keys per block.
         FOLD: Query heads that the dense kernel folded into rows.
         HAS_POSITIONS: Whether causality or a window may hide keys.
-        HAS_WINDOW: Whether there is a window.
+        HAS_WINDOW: Which window there is, as in `reach_of`.
         HAS_CAP: Whether there is a softcap.
         HAS_SINKS: Whether there are sinks.
         LAST: Whether to merge with the dense chunks and the first parts, as many as the unit's

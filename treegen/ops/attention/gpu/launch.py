@@ -80,8 +80,9 @@ class LayerCall:
         page_size, kv_heads, v_dim = keys.shape[1], keys.shape[2], values.shape[3]
         # The kernel sees the slots of the pool as one dimension.
         slots_k, slots_v = keys.view(-1, kv_heads, k_dim), values.view(-1, kv_heads, v_dim)
-        has_window = options.window is not None
-        has_positions = self.positions_T is not None and (has_window or self.work.host.causal)
+        window = options.window
+        has_window = 0 if window is None else 1 + window.is_chunk
+        has_positions = self.positions_T is not None and bool(has_window or self.work.host.causal)
         kernel[(len(units) * kv_heads,)](
             q_THD,
             slots_k,
@@ -91,7 +92,7 @@ class LayerCall:
             self.positions_T if has_positions else units,
             *arrays,
             options.scale,
-            options.window or 0,
+            0 if window is None else window.size,
             options.softcap or 0.0,
             q_THD.stride(0),
             q_THD.stride(1),

@@ -1,1 +1,0 @@
-"""Questions and answers from a file, without code."""

@@ -1,0 +1,591 @@
+"""Certificates: every edit is found, honest runs hold, and signatures and foreign files."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_cases import Command
+from foreign_logs import generated_rows, write_lm_eval
+
+from treegen import LLM, demo, evaluate
+from treegen.errors import InputError, TreegenError
+from treegen.evals.pipeline.listener import Listener
+from treegen.evals.pipeline.redraw import _Comparison, random_number, redraw_samples
+from treegen.ops.sampling.draw import uniforms
+from treegen.prompts.detokenize import Detokenizer
+from treegen.report.certify.build import (
+    certify_run,
+    describe_run,
+    load_job_of,
+    render_prompts,
+    write_certificate,
+)
+from treegen.report.certify.check import CertificateCheck, check_certificate
+from treegen.report.certify.document import (
+    Certificate,
+    canonical,
+    find_differences,
+    read_certificate,
+)
+from treegen.report.exchange import export_run, import_log
+from treegen.runs import RunDir
+from treegen.runs.record_lines import decode_record, encode_record
+from treegen.runs.settings import _comparable_fields, _fingerprint
+
+pytestmark = pytest.mark.timeout(600)
+EDITS = 200
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certified run of the demo model, in a folder with copies of the model and the data."""
+    folder = tmp_path_factory.mktemp("certified")
+    shutil.copytree(demo.model_path(), folder / "model")
+    for name in ("words.jsonl", "words_fewshot.jsonl"):
+        shutil.copy(demo.data_path(name), folder / name)
+    settings: dict[str, Any] = {
+        "data": str(folder / "words.jsonl"),
+        "fewshot_file": str(folder / "words_fewshot.jsonl"),
+        "task_args": {"form": "self-consistency"},
+    }
+    evaluate(
+        "gsm8k",
+        str(folder / "model"),
+        output=folder / "run",
+        limit=4,
+        num_samples=5,
+        log_tokens=True,
+        progress=False,
+        **settings,
+    )
+    write_certificate(folder / "run", {}, Listener())
+    return folder
+
+
+@pytest.fixture
+def copied(certified: Path, tmp_path: Path) -> Path:
+    """A copy of the run, whose model and data stay where they are."""
+    shutil.copytree(certified / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def _check(folder: Path, run: Path | None = None, **options: Any) -> CertificateCheck:
+    run = run or folder / "run"
+    choices = {"model": str(folder / "model")}
+    return check_certificate(run / "certificate.json", None, choices, Listener(), **options)
+
+
+def _results(check: CertificateCheck) -> dict[str, bool | None]:
+    return {part.what: part.holds for part in check.checks}
+
+
+def test_an_untouched_run_holds(certified: Path) -> None:
+    check = _check(certified, redraw=20, redraw_seed=0)
+    assert check.holds, str(check)
+    assert _results(check) == {
+        "signature": None,
+        **dict.fromkeys(("settings", "data", "task", "samples", "scores", "results.json"), True),
+        **dict.fromkeys(("audit", "model", "prompts", "redraw"), True),
+    }
+    assert "20 of 20 are the same" in str(check) and "chosen by seed 0" in str(check)
+    again = certify_run(certified / "run", {}, Listener())
+    assert again.content() == (certified / "run" / "certificate.json").read_bytes()
+
+
+@contextmanager
+def _edited(path: Path, content: bytes) -> Iterator[None]:
+    before = path.read_bytes()
+    assert content != before
+    path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+Edit = Callable[[random.Random, Path], tuple[Path, bytes]]
+
+
+def _other(rng: random.Random, value: Any) -> Any:
+    """Return a value of the same type that differs by little."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + rng.choice([-1, 1])
+    if isinstance(value, float):
+        return value + rng.choice([-1, 1]) * 10.0 ** rng.randrange(-6, 0)
+    if isinstance(value, list):
+        place = rng.randrange(len(value)) if value else 0
+        return [_other(rng, v) if i == place else v for i, v in enumerate(value)] or [1]
+    if value is None:
+        return "x"
+    place = rng.randrange(len(value) + 1)
+    new = rng.choice([c for c in "0123456789abcdef" if value[place : place + 1] != c])
+    return f"{value[:place]}{new}{value[place + 1 :]}"
+
+
+def _edit_sample(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
+    path = folder / "run" / "samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = rng.randrange(len(lines))
+    record = decode_record(lines[place])
+    name = rng.choice([n for n in record if n not in ("problem_id", "sample_index", "time")])
+    record[name] = _other(rng, record[name])
+    lines[place] = encode_record(record)
+    return path, b"".join(lines)
+
+
+def _edit_settings(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
+    path = folder / "run" / "run.json"
+    content = json.loads(path.read_text())
+    if rng.random() < 0.5:
+        group = content["settings"]["identity"]
+        if rng.random() < 0.8:
+            group = group[rng.choice(["sampling", "prompt"])]
+        names = [n for n in group if not isinstance(group[n], dict)]
+    else:
+        group = (
+            content[rng.choice(["versions"])] if rng.random() < 0.5 else content["settings"]["free"]
+        )
+        names = [n for n in group if n not in ("extra", "sources", "data", "fewshot_file", "model")]
+    name = rng.choice(names)
+    group[name] = _other(rng, group[name])
+    identity = content["settings"]["identity"]
+    fields = _comparable_fields(identity, content["problem_ids"], content["planned"])
+    content["fingerprint"] = _fingerprint(fields)
+    return path, json.dumps(content).encode()
+
+
+def _leaves(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict | list) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from _leaves(inner, (*at, key))
+    else:
+        yield at
+
+
+def _edit_leaf(rng: random.Random, content: Any, *, within: str = "") -> None:
+    *above, last = rng.choice([at for at in _leaves(content) if not within or at[0] == within])
+    for key in above:
+        content = content[key]
+    content[last] = [1] if content[last] in ([], {}) else _other(rng, content[last])
+
+
+def _edit_score(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
+    path = folder / "run" / "results.json"
+    content = json.loads(path.read_text())
+    _edit_leaf(rng, content, within="report")
+    return path, json.dumps(content).encode()
+
+
+def _edit_data(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
+    path = folder / rng.choice(["words.jsonl", "words_fewshot.jsonl"])
+    lines = path.read_text().splitlines()
+    place = rng.randrange(4)
+    row = json.loads(lines[place])
+    name = rng.choice(["question", "target" if "target" in row else "answer"])
+    text, mark, number = row[name].rpartition("#### ")  # the task reads the number alone
+    row[name] = f"{text}{mark}{_other(rng, number)}"
+    lines[place] = json.dumps(row)
+    return path, "\n".join(lines).encode()
+
+
+def _edit_model(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
+    path = rng.choice(sorted((folder / "model").iterdir()))
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return path, bytes(content)
+
+
+def _edit_template(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
+    path = folder / "model" / "tokenizer_config.json"
+    content = json.loads(path.read_text())
+    content["chat_template"] = f"{{{{ messages[{rng.randrange(9)}].content }}}}"
+    return path, json.dumps(content).encode()
+
+
+def _edit_certificate(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
+    path = folder / "run" / "certificate.json"
+    content = json.loads(path.read_text())
+    del content["task"]["libraries"]  # their versions may be others where a run is checked
+    _edit_leaf(rng, content)
+    content["task"]["libraries"] = json.loads(path.read_text())["task"]["libraries"]
+    return path, canonical(content, indent=2) + b"\n"
+
+
+_KINDS: tuple[Edit, ...] = (
+    _edit_sample,
+    _edit_sample,
+    _edit_sample,
+    _edit_settings,
+    _edit_score,
+    _edit_data,
+    _edit_model,
+    _edit_model,
+    _edit_template,
+    _edit_certificate,
+)
+
+
+def test_every_single_edit_is_found(certified: Path) -> None:
+    rng = random.Random(55)
+    missed = []
+    for number in range(EDITS):
+        edit = _KINDS[number % len(_KINDS)]
+        path, content = edit(rng, certified)
+        before = path.read_bytes()
+        with _edited(path, content):
+            try:
+                found = not _check(certified).holds
+            except TreegenError:
+                found = True
+        if not found:
+            same = [i for i, (a, b) in enumerate(zip(before, content, strict=False)) if a != b]
+            missed.append((number, edit.__name__, content[max(0, same[0] - 60) : same[0] + 60]))
+    assert not missed
+    assert _check(certified).holds
+
+
+_FORGERIES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("text", lambda text: text.replace("answer is ", "answer is 1")),
+    ("logprob", lambda logprob: logprob + 0.05),
+    ("tokens", lambda tokens: [*tokens[:-1], 5]),
+    ("num_tokens", lambda count: count + 1),
+    ("finish_reason", lambda _: "length"),
+)
+
+
+@pytest.mark.parametrize(("name", "forge"), _FORGERIES, ids=[name for name, _ in _FORGERIES])
+def test_a_forged_sample_that_is_certified_is_found_by_drawing_it_again(
+    certified: Path, copied: Path, name: str, forge: Callable[[Any], Any]
+) -> None:
+    path = copied / "samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if b"answer is " in line)
+    record = decode_record(lines[place])
+    lines[place] = encode_record({**record, name: forge(record[name])})
+    path.write_bytes(b"".join(lines))
+    from treegen.evals.pipeline.rescoring import rescore_run
+
+    rescore_run(copied, {}, Listener())
+    write_certificate(copied, {}, Listener())
+    assert _check(certified, copied).holds  # all of it is consistent
+    check = _check(certified, copied, redraw=20)
+    assert _results(check)["redraw"] is False
+    assert f"problem {record['problem_id']!r}, sample {record['sample_index']}" in str(check)
+
+
+def test_seeds_and_prompts_follow_from_the_settings(certified: Path, copied: Path) -> None:
+    path = copied / "samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    record = decode_record(lines[3])
+    for name, value in (("seed", 7), ("prompt_hash", "0" * 32)):
+        path.write_bytes(b"".join([*lines[:3], encode_record({**record, name: value}), *lines[4:]]))
+        with pytest.raises(InputError, match="1 samples have other"):
+            certify_run(copied, {"model": str(certified / "model")}, Listener())
+
+
+def test_samples_left_out_are_missing(certified: Path, copied: Path) -> None:
+    """A certificate made by hand of the right samples alone agrees with its run."""
+    path = copied / "samples.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
+    with RunDir.open(copied) as run:
+        part = describe_run(run, load_job_of(run, {}), {}, Listener(), None)
+    certificate, _ = read_certificate(copied / "certificate.json")
+    forged = Certificate(**dict(part), model=certificate.model)
+    (copied / "certificate.json").write_bytes(forged.content())
+    assert "3 of 20 samples are missing" in str(_check(certified, copied))
+
+
+def test_a_certificate_of_another_model_is_found(certified: Path, copied: Path) -> None:
+    """run.json names another model, and the certificate lists the files of the right one."""
+    content = json.loads((copied / "run.json").read_text())
+    content["settings"]["identity"]["model"]["fingerprint"] = "0" * 32
+    identity = content["settings"]["identity"]
+    fields = _comparable_fields(identity, content["problem_ids"], content["planned"])
+    content["fingerprint"] = _fingerprint(fields)
+    (copied / "run.json").write_text(json.dumps(content))
+    with RunDir.open(copied) as run:
+        part = describe_run(run, load_job_of(run, {}), {}, Listener(), None)
+    certificate, _ = read_certificate(copied / "certificate.json")
+    forged = Certificate(**dict(part), model=certificate.model)
+    (copied / "certificate.json").write_bytes(forged.content())
+    found = _results(_check(certified, copied, redraw=1))
+    assert found["settings"] and found["model"] is False and found["redraw"] is None
+
+
+def test_near_ties_are_told_apart_from_other_differences(repository: Path) -> None:
+    """The example was drawn in float32; in bfloat16 honest samples part, and only at near-ties."""
+    with RunDir.open(repository / "examples" / "run") as run:
+        job = load_job_of(run, {"model": "demo", "dtype": "bfloat16"})
+        prepared = render_prompts(job)
+        wide = redraw_samples(run, prepared, Listener(), num=30, seed=1)
+        assert wide.tolerance == 0.1 and wide.holds and wide.parted and not wide.differing
+        narrow = redraw_samples(run, prepared, Listener(), num=30, seed=1, tolerance=1e-4)
+        assert not narrow.holds and len(narrow.parted) < len(wide.parted)
+    many = replace(wide, parted=wide.same, same=wide.parted)
+    assert not many.holds and "fewer than half" in str(many)
+
+
+def test_the_page_shows_what_the_command_prints(
+    repository: Path, tmp_path: Path, treegen: Command
+) -> None:
+    run, file = repository / "examples" / "run", tmp_path / "example.json"
+    assert treegen("certify", run, "--model", "demo", "-o", file).code == 0
+    words = ["--model", "demo", "--redraw", "20", "--redraw-seed", "1"]
+    done = treegen("certify", run, "--check", file, *words)
+    assert done.code == 0, done.err
+    page = (repository / "docs" / "trust.md").read_text()
+
+    def lines(text: str) -> set[str]:
+        found = re.sub(r"at most [0-9.e-]+", "at most X", text).splitlines()
+        return {line for line in found if "other versions here" not in line}
+
+    assert lines(done.out) <= lines(page)
+
+
+def test_random_numbers_are_those_of_the_sampler() -> None:
+    rng = random.Random(3)
+    pairs = [(rng.randrange(2**63), rng.randrange(10_000)) for _ in range(1000)]
+    seeds, steps = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    assert uniforms(seeds, steps).tolist() == [random_number(*pair) for pair in pairs]
+
+
+def test_a_near_tie_excuses_no_text_of_other_tokens(certified: Path) -> None:
+    """Every two tokens nearly tie at a tolerance of 50, and yet tokens and text belong together."""
+    with RunDir.open(certified / "run") as run:
+        prepared = render_prompts(load_job_of(run, {}))
+        drawn = next(r for r in run.records() if r["stop"] == "\n\n" and "answer is" in r["text"])
+    llm = LLM(str(certified / "model"), eager=True)
+    comparison = _Comparison(prepared, llm, 50.0)
+    tokens, text = drawn["tokens"], drawn["text"]
+    place = len(tokens) // 2
+    other = next(t for t in tokens if llm.tokenizer.decode([t]).isdigit() and t != tokens[place])
+    changed = [*tokens[:place], other, *tokens[place + 1 :]]
+    prompt = next(r.tokens for r in prepared.plan.requests if r.id == drawn["problem_id"])
+    theirs = Detokenizer(llm.tokenizer).text(prompt, changed)[: -len("\n\n")]
+    parts = comparison.parts_at_near_tie
+    honest = {**drawn, "tokens": changed, "text": theirs}
+    assert parts(honest, drawn)
+    unlogged = {name: value for name, value in honest.items() if name != "tokens"}
+    assert parts(unlogged, drawn)
+    assert not parts({**honest, "text": text}, drawn)
+    assert not parts({**honest, "text": f"{theirs[:-3]}123"}, drawn)
+    for edit in ({"stop": ""}, {"stop": "The"}, {"stop": 7}, {"seed": 1}, {"text": None}):
+        assert not parts({**honest, **edit}, drawn)
+        assert not parts({**unlogged, **edit}, drawn)
+    for bad in ([], [1.5], ["a"], [-1], [10**9], tokens):
+        assert not parts({**honest, "tokens": bad, "num_tokens": len(bad)}, drawn)
+    narrow = _Comparison(prepared, llm, 0.0)
+    assert not narrow.parts_at_near_tie(honest, drawn)
+    llm.close()
+
+
+def test_choices_are_scored_again(tmp_path: Path, treegen: Command) -> None:
+    data = tmp_path / "data.jsonl"
+    rows = [
+        {
+            "id": str(i),
+            "question": f"What is {i} + 1?",
+            "choices": {"text": [str(i + 1), str(i), "9"], "label": ["A", "B", "C"]},
+            "answerKey": "A",
+        }
+        for i in range(4)
+    ]
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    run = tmp_path / "run"
+    evaluate("arc-easy", "demo", data=str(data), num_fewshot=0, output=run, progress=False)
+    done = treegen("certify", run)
+    assert done.code == 0, done.err
+    file = run / "certificate.json"
+    done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "9")
+    assert done.code == 0 and "4 of 4 are the same" in done.out, done.out
+    path = run / "samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    record = decode_record(lines[0])
+    record["choice_logprobs"][0] += 1
+    path.write_bytes(b"".join([encode_record(record), *lines[1:]]))
+    assert treegen("score", run).code == 0 and treegen("certify", run).code == 0
+    done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "9")
+    assert done.code == 1 and "choice_logprobs" in done.out, done.out
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_signatures_are_those_of_openssh(
+    certified: Path, copied: Path, tmp_path: Path, treegen: Command
+) -> None:
+    keys = []
+    for name in ("mine", "theirs"):
+        keys.append(tmp_path / name)
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys[-1])]
+        subprocess.run(words, check=True)
+    public, other = (Path(f"{key}.pub") for key in keys)
+    file = copied / "certificate.json"
+    done = treegen("certify", copied, "--sign", keys[0], "--json")
+    assert done.code == 0 and (copied / "certificate.json.sig").is_file(), done.err
+
+    def result(*words: object) -> tuple[int, str]:
+        done = treegen("certify", "--check", file, *words)
+        return done.code, done.out.splitlines()[0] if done.out else done.err
+
+    code, line = result("--signer", public)
+    assert code == 0 and line.split()[:2] == ["signature", "holds"]
+    code, line = result()
+    assert code == 0 and "unknown signer with ED25519 key SHA256:" in line
+    code, line = result("--signer", other)
+    assert code == 1 and "DOES NOT HOLD" in line
+    allowed = tmp_path / "allowed"
+    allowed.write_text(f'me@example.org namespaces="treegen" {public.read_text()}')
+    assert result("--signer", allowed)[0] == 0
+    allowed.write_text(f'me@example.org namespaces="git" {public.read_text()}')
+    assert result("--signer", allowed)[0] == 1
+    allowed.write_text(f"me@example.org {public.read_text()}")
+    stock = ["ssh-keygen", "-Y", "verify", "-f", str(allowed), "-I", "me@example.org"]
+    stock += ["-n", "treegen", "-s", f"{file}.sig"]
+    assert subprocess.run(stock, input=file.read_bytes(), check=False).returncode == 0
+    content = json.loads(file.read_text())
+    content["task"]["libraries"]["sympy"] = "0"
+    with _edited(file, canonical(content, indent=2) + b"\n"):
+        for options in (["--signer", public], []):
+            code, line = result(*options)
+            assert code == 1 and "DOES NOT HOLD" in line
+    other_model = ["certify", copied, "--model", certified / "model"]
+    assert treegen(*other_model).code == 0  # the same content, so the signature still holds
+    (copied / "certificate.json.sig").unlink()
+    code, line = result("--signer", public)
+    assert code == 1 and "no signature" in line
+
+
+def test_without_ssh_keygen_a_signature_is_an_error(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key := tmp_path / "key").write_text("ssh-ed25519 AAAA")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InputError, match="install OpenSSH"):
+        write_certificate(copied, {}, Listener(), key=key)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a certificate"),
+        (b"[]", "not a certificate"),
+        (b'{"format": "treegen-certificate"}', "'run': Field required"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"audit": NaN}', "not a certificate"),
+        (b"\xff\xfe", "not a certificate"),
+    ],
+)
+def test_a_foreign_file_is_an_early_error(
+    tmp_path: Path, treegen: Command, content: bytes, message: str
+) -> None:
+    file = tmp_path / "certificate.json"
+    file.write_bytes(content)
+    done = treegen("certify", "--check", file)
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err
+
+
+def test_a_file_in_another_form_is_an_error(copied: Path, treegen: Command) -> None:
+    file = copied / "certificate.json"
+    text = file.read_text()
+    changes = [
+        ('"audit"', '"other": 1, "audit"', "not permitted"),
+        ('"schema_version": 1', '"schema_version": 2', "schema_version"),
+        ('"schema_version": 1', '"schema_version": 1,\n  "schema_version": 1', "canonical"),
+        ('"planned": 20', '"planned": 1e999', "planned"),
+        ('"planned": 20', '"planned": -1', "planned"),
+        ('"value": 1.0', '"value": 1e999', "canonical"),
+    ]
+    for old, new, message in changes:
+        if old in text:
+            file.write_text(text.replace(old, new, 1))
+            done = treegen("certify", "--check", file)
+            assert done.code == 2 and message in done.err, done.err
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert treegen("certify", "--check", file).code == 2
+
+
+def test_names_in_a_certificate_are_no_paths(certified: Path, copied: Path, tmp_path: Path) -> None:
+    (secret := tmp_path / "secret.json").write_text("{}")
+    file = copied / "certificate.json"
+    content = json.loads(file.read_text())
+    files = content["model"]["files"]
+    files[f"../{secret.name}"] = files.pop("config.json")
+    file.write_bytes(canonical(content, indent=2) + b"\n")
+    check = _check(certified, copied)
+    assert not check.holds and "certified null" in str(check)
+
+
+def test_what_cannot_be_certified_is_an_error(
+    certified: Path, copied: Path, tmp_path: Path, treegen: Command
+) -> None:
+    shutil.copytree(certified / "model", changed := tmp_path / "model")
+    config = json.loads((changed / "generation_config.json").read_text())
+    (changed / "generation_config.json").write_text(json.dumps({**config, "top_k": 3}))
+    done = treegen("certify", copied, "--model", changed)
+    assert done.code == 2 and "is not the model of" in done.err
+    results = json.loads((copied / "results.json").read_text())
+    results["report"]["metrics"][0]["value"] = 1.0
+    (copied / "results.json").write_text(json.dumps(results))
+    done = treegen("certify", copied)
+    assert done.code == 2 and "treegen score" in done.err
+    lines = (copied / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (copied / "samples.jsonl").write_bytes(b"".join(lines[:-1]))
+    done = treegen("certify", copied)
+    assert done.code == 2 and "lacks 1 of 20 samples" in done.err
+    for words in (
+        ["certify"],
+        ["certify", copied, "--redraw", "3"],
+        ["certify", "--check", "x", "--sign", "y"],
+        ["certify", "--check", "x", "--tolerance", "1"],
+        ["certify", "--check", certified / "run" / "certificate.json", "--redraw", "2"],
+    ):
+        assert treegen(*words).code == 2
+
+
+def test_imported_runs_are_refused(tmp_path: Path, treegen: Command) -> None:
+    log = write_lm_eval(tmp_path / "log", {"gsm8k": generated_rows()})
+    (run, *_) = import_log(log, tmp_path / "imported")
+    done = treegen("certify", run)
+    assert done.code == 2 and "imported" in done.err
+
+
+def test_compare_and_exports_know_certificates(
+    certified: Path, tmp_path: Path, treegen: Command
+) -> None:
+    run, other = certified / "run", tmp_path / "other"
+    certificate, content = read_certificate(run / "certificate.json")
+    assert certificate.content() == content
+    done = treegen("compare", run, run, "--no-plots")
+    assert done.code == 0 and "certificates" not in done.err
+    settings: dict[str, Any] = {
+        "data": str(certified / "words.jsonl"),
+        "fewshot_file": str(certified / "words_fewshot.jsonl"),
+        "task_args": {"form": "self-consistency"},
+    }
+    model = str(certified / "model")
+    settings |= {"limit": 4, "num_samples": 5, "progress": False, "temperature": 0.9}
+    evaluate("gsm8k", model, output=other, **settings)
+    write_certificate(other, {}, Listener())
+    done = treegen("compare", run, other, "--no-plots", "--json")
+    assert "differ in more than the model: settings.sampling.temperature 0.7 / 0.9" in done.err
+    assert json.loads(done.out)["certified_differences"]
+    (aggregate, _) = export_run(run, "every-eval-ever", tmp_path / "every")
+    details = json.loads(aggregate.read_text())["eval_library"]["additional_details"]
+    assert details["certificate_sha256"] == certificate.sha256
+    pytest.importorskip("inspect_ai")
+    (log,) = export_run(run, "inspect", tmp_path / "log.json")
+    stored = json.loads(log.read_text())["eval"]["metadata"]["treegen"]["certificate"]
+    assert stored["sha256"] == certificate.sha256
+    assert not list(find_differences(stored["content"], json.loads(content)))

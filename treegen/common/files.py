@@ -1,0 +1,367 @@
+"""Opening, replacing and naming files.
+
+Files from users, data sets and other people's runs must be regular files: opening a named pipe
+would block, and reading a device may never end. `read_regular` limits the size of what is read, and
+`most_unpacked` that of unpacked content, so that a small file cannot fill the memory.
+`describe_read_error` describes a failure in one line.
+
+Temporary files and folders can be recognised as left over once their process has died. A process
+holds a lock on what it has created for as long as it lives, and the lock ends with the process in
+any case. So a file that can be locked is not in use any more. Process ids would not do: they are
+reused, and they mean nothing on another machine that shares the file system.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from typing import BinaryIO, Final
+
+from treegen.common.spelling import did_you_mean
+from treegen.errors import InputError, arg
+
+
+class NotRegularError(OSError):
+    """A path leads to a pipe, a socket or a device."""
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a regular file.
+
+    For writing, links are not followed, because a link may lead to a file of the user's own.
+
+    Args:
+        path: The file.
+        flags: Flags of `os.open`.
+
+    Returns:
+        The file's descriptor.
+
+    Raises:
+        NotRegularError: The path leads to a pipe, a socket or a device.
+        OSError: The file cannot be opened, is a folder, or is a link and would be written.
+    """
+    if flags & (os.O_WRONLY | os.O_RDWR):
+        flags |= os.O_NOFOLLOW
+    try:
+        _check_regular(os.stat(path).st_mode, path)  # before opening, which affects some devices
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        _check_regular(os.fstat(fd).st_mode, path)  # the path may lead to another file by now
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: The file cannot be read, or is no regular file.
+    """
+    with open(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a regular file in UTF-8, with newlines translated as by `Path.read_text`.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: The file cannot be read, or is no regular file.
+        UnicodeDecodeError: The file is not UTF-8.
+    """
+    with open(open_regular(path), encoding="utf-8") as file:
+        return file.read()
+
+
+def read_regular(path: Path, most: int) -> bytes | None:
+    """Return the start of a regular file.
+
+    Args:
+        path: The file.
+        most: Maximum number of bytes that the caller expects; one more is read, to detect larger
+            files.
+
+    Returns:
+        Up to `most` + 1 bytes; None if the path does not lead to a regular file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: No file can have the name.
+    """
+    try:
+        with open(open_regular(path), "rb") as file:
+            return file.read(most + 1)
+    except (NotRegularError, IsADirectoryError):
+        return None
+
+
+def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
+    if S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))
+    if not S_ISREG(mode):
+        raise NotRegularError(errno.EINVAL, "it is no regular file", os.fspath(path))
+
+
+# Limits the listing of a very large folder that is searched for a similar name.
+_MOST_NAMES = 10_000
+
+
+def describe_read_error(path: Path | str, error: OSError) -> str:
+    """Return one line: which file cannot be read, why, and what to do."""
+    path = Path(path)
+    match error:
+        case FileNotFoundError():
+            return f"{path} does not exist{_like(path)}"
+        case IsADirectoryError():
+            return f"cannot read {path}: it is a folder; name a file in it{_such_as(path)}"
+        case NotADirectoryError():
+            return f"cannot read {path}: a part of the path is a file; check the path"
+        case NotRegularError():
+            return (
+                f"cannot read {path}: it is no regular file but a pipe or device, which may never "
+                "end; save its content in a file and name that"
+            )
+        case PermissionError():
+            return f"cannot read {path}: permission denied; let your user read it (chmod u+r)"
+        case _:
+            why = error.strerror or str(error) or type(error).__name__
+            return f"cannot read {path}: {why}; check the disk, or copy the file again"
+
+
+def _like(path: Path) -> str:
+    """Return a hint: the closest names in the file's folder, or the missing part of the path."""
+    for above in path.parents:
+        if above.is_dir():
+            break
+    missing = path.relative_to(above).parts[0]
+    hint = did_you_mean(missing, _names(above))
+    if missing != path.name:
+        return f": there is no {above / missing}{hint or '; check the path'}"
+    return hint or "; check the path"
+
+
+def _such_as(path: Path) -> str:
+    first = min((name for name in _names(path) if not name.startswith(".")), default="")
+    return f", such as {first}" if first else ""
+
+
+def _names(folder: Path) -> Iterable[str]:
+    try:
+        return [each.name for each in islice(folder.iterdir(), _MOST_NAMES)]
+    except OSError:
+        return []
+
+
+# Data sets and logs unpack to 3 to 50 times the size of their packed files, malicious files to a
+# thousand times or more.
+_LEAST: Final = 1 << 26
+_MOST: Final = 1 << 30
+_TIMES: Final = 100
+_TIMES_LARGE: Final = 8
+
+
+def most_unpacked(size: int) -> int:
+    """Return the maximum number of bytes that a packed file may unpack to.
+
+    Args:
+        size: Size of the packed file in bytes.
+    """
+    return max(_LEAST, min(_TIMES * size, _MOST), _TIMES_LARGE * size)
+
+
+_MOST_BYTES: Final = 200
+"""Maximum bytes of a name; file systems allow 255, and scratch files append a suffix."""
+
+
+def given_path(name: str, given: object) -> Path:
+    """Return a value as a path; raise InputError if no file can have the name."""
+    try:
+        os.fsencode(path := Path(given))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise InputError(f"{arg(name)} must be a path, got {given!r:.60}") from None
+    if "\0" in str(path):
+        raise InputError(f"{arg(name)} must be a path, got {given!r:.60}")
+    return path
+
+
+def is_path_component(name: str) -> bool:
+    """Return whether a name is that of one entry of a folder, on any system.
+
+    This is false for a name that leads elsewhere ("..", "a/b", "/etc"), that no file can have, or
+    that a terminal would not show as written.
+
+    Args:
+        name: The name.
+    """
+    if name in ("", ".", "..") or "/" in name or "\\" in name or not name.isprintable():
+        return False
+    try:
+        return len(name.encode()) <= _MOST_BYTES
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def path_component(name: object, what: str) -> str:
+    """Return a name that a file contains and that becomes one part of a path.
+
+    Args:
+        name: The name, as in the file.
+        what: What the name belongs to, for the message, such as "a task of log.json".
+
+    Returns:
+        The name, unchanged.
+
+    Raises:
+        InputError: The name is not that of one entry of a folder.
+    """
+    if isinstance(name, str) and is_path_component(name):
+        return name
+    raise InputError(
+        f"{what} is called {name!r:.80}, which cannot name a file or folder; rename it in the "
+        f"file (one name without '/' or '\\', of at most {_MOST_BYTES} bytes)"
+    )
+
+
+def file_name(text: str) -> str:
+    """Convert a text to the name of an entry of a folder; different texts may get one name.
+
+    Args:
+        text: The text, such as the name of a task.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip(".")[:80] or "unnamed"
+
+
+@contextmanager
+def create_held(path: Path, *, folder: bool = False) -> Iterator[int]:
+    """Create a file or a folder, and hold its lock inside; yield its descriptor.
+
+    The caller removes or renames it.
+
+    Args:
+        path: The file or folder.
+        folder: Whether to create a folder.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    while True:
+        if folder:
+            path.mkdir(mode=0o700, exist_ok=True)
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except FileNotFoundError:  # another process swept it
+                continue
+        else:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            with suppress(OSError):  # without locks in the file system nothing is ever swept
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if is_at(fd, path):  # otherwise it was swept, or its previous holder replaced it
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def write_atomically(path: Path, scratch: Path) -> Iterator[BinaryIO]:
+    """Write a file whole or not at all; yield `scratch`, which replaces `path` at the end.
+
+    Raises:
+        OSError: It cannot be written; the previous content of `path` is kept.
+    """
+    with create_held(scratch) as fd:
+        try:
+            os.ftruncate(fd, 0)
+            with open(fd, "wb", closefd=False) as file:
+                yield file
+            os.fsync(fd)
+            os.replace(scratch, path)
+        except BaseException:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file whole or not at all, and remove scratch files that killed processes have left.
+
+    Raises:
+        OSError: It cannot be written; the previous content of `path` is kept.
+    """
+    sweep_scratch(path)
+    with write_atomically(path, path.with_name(f"{path.name}.{os.getpid()}.tmp")) as file:
+        yield file
+
+
+def sweep_scratch(path: Path) -> None:
+    """Remove scratch files of a file that processes left when they were killed while writing it.
+
+    Args:
+        path: The file. Only regular files in its folder are removed whose names are its own and a
+            process id, such as `results.json.123.tmp` (older versions wrote `results.123.tmp`), and
+            only those that no process holds.
+    """
+    names = [path.name, path.stem] if path.suffix == ".json" else [path.name]
+    form = re.compile(rf"({'|'.join(map(re.escape, names))})\.[0-9]+\.tmp")
+    with suppress(OSError):
+        for each in [*path.parent.iterdir()]:
+            if form.fullmatch(each.name) and each.is_file():
+                with suppress(OSError):
+                    _remove_if_free(each)
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove the files and folders in `folder` that no process holds.
+
+    A file that cannot be opened or removed stays.
+
+    Args:
+        folder: The folder.
+        pattern: A glob pattern of their names.
+    """
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            _remove_if_free(path)
+
+
+def _remove_if_free(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_uid != os.geteuid() or not is_at(fd, path):
+            return
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    finally:
+        os.close(fd)
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Return whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

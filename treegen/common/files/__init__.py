@@ -1,1 +1,0 @@
-"""Opening, replacing and naming files."""

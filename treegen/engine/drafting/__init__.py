@@ -1,1 +1,0 @@
-"""Drafters: they propose tokens that rows may draw next, which one pass verifies together."""

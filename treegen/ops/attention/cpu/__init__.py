@@ -1,1 +1,0 @@
-"""Attention on a CPU."""

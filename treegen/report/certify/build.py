@@ -1,0 +1,355 @@
+"""Makes the certificate of a finished run."""
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.files import open_regular, read_bytes, replace_file
+from treegen.common.formatting import format_bytes
+from treegen.errors import InputError, RunError, arg
+from treegen.evals.config.eval_settings import recall_choices
+from treegen.evals.identity import computed_on, load_stored_job
+from treegen.evals.job import Job, PreparedJob, prepare_job
+from treegen.evals.model import check_machine, load_model_facts
+from treegen.evals.pipeline.listener import Listener
+from treegen.evals.pipeline.program_scoring import check_execution_options, rescore_programs
+from treegen.evals.pipeline.redraw import check_model, pair_requests
+from treegen.evals.scoring.code_execution import ExecutionOptions
+from treegen.evals.scoring.samples import aggregate, rounds_of, score_samples
+from treegen.evals.scoring.verdict_cache import library_versions
+from treegen.evals.scoring.vote_tables import VoteInputs
+from treegen.evals.verdict import SampleScore
+from treegen.report.audit.audit import audit_run
+from treegen.report.certify import document
+from treegen.report.certify.signature import sign, signature_path
+from treegen.report.run_settings import short_model_name
+from treegen.runs import RunDir
+from treegen.runs.files import check_no_link, format_os_error, parse_json
+from treegen.runs.settings import to_json
+
+_PART: Final = 1 << 22
+# Engine options that only fit a run to its machine.
+_ANY_MACHINE: Final[dict[str, Any]] = dict.fromkeys(
+    ["memory", "page_size", "max_rows", "prefill_chunk", "speculate", "draft_model", "draft_tokens"]
+)
+
+
+def certify_run(
+    path: Path,
+    choices: Mapping[str, Any],
+    listener: Listener,
+    execution: ExecutionOptions | None = None,
+) -> document.Certificate:
+    """Return the certificate of a finished run.
+
+    All samples are scored again, and all files of the model are hashed in full.
+
+    Args:
+        path: The directory of the run.
+        choices: Where the problems are, as for `treegen.open_run`, and options of the model whose
+            places have changed, by their names.
+        listener: Receives messages.
+        execution: Permission to run programs that the model wrote.
+
+    Raises:
+        RunError: there is no run, or it is damaged.
+        InputError: the run is not complete, has other scores or prompts than those computed now, or
+            was imported; or its data or model are not the ones named.
+    """
+    with RunDir.open(path) as run:
+        job = load_job_of(run, choices)
+        facts = describe_run(run, job, choices, listener, execution)
+        if run.missing > 0:
+            raise InputError(
+                f"{path} lacks {run.missing:,} of {run.info.planned:,} samples; finish it with "
+                f"{arg('resume', str(path))} first"
+            )
+        if stored_report(run) is None or find_changed_report(run, facts.report):
+            raise InputError(
+                f"the scores in {path}/results.json are not those computed now; run `treegen "
+                f"score {path}` first"
+            )
+        check_model(run, job.settings.engine)
+        hashed, prepared = hash_model(job, listener), render_prompts(job)
+        if problem := find_foreign_samples(run, prepared):
+            raise InputError(f"{path}: {problem}; certify it with the model and version of the run")
+    model = document.CertifiedModel(**hashed, prompts=describe_prompts(prepared))
+    return document.Certificate(**dict(facts), model=model)
+
+
+def load_job_of(run: RunDir, choices: Mapping[str, Any]) -> Job:
+    """Return the job of a run, without settings that only made it faster on its machine.
+
+    Args:
+        run: The run.
+        choices: As for `certify_run`.
+
+    Raises:
+        InputError: the run was imported, or its data or task cannot be read.
+    """
+    if "imported" in run.info.identity:
+        raise InputError(
+            f"{run.path} was imported from a log of another tool, which does not say how it was "
+            "drawn; certificates are for runs of treegen"
+        )
+    job = load_stored_job(choices, run)
+    engine = replace(job.settings.engine, **_ANY_MACHINE)
+    return replace(job, settings=replace(job.settings, engine=engine))
+
+
+def describe_run(
+    run: RunDir,
+    job: Job,
+    choices: Mapping[str, Any],
+    listener: Listener,
+    execution: ExecutionOptions | None,
+) -> document.RunPart:
+    """Return the parts of a certificate that need no model; every sample is scored again.
+
+    Args:
+        run: The run.
+        job: The job of the run.
+        choices: As for `certify_run`.
+        listener: Receives messages.
+        execution: As for `certify_run`. Without it, programs keep their stored verdicts.
+    """
+    info, task = run.info, job.task
+    report, samples = _score(run, job, listener, execution)
+    reading = {n: v for n, v in choices.items() if n in ("data", "task", "allow_task_code")}
+    names = document.CertifiedFinding.model_fields
+    audit = audit_run(run.path, **reading)
+    return document.RunPart(
+        run=document.CertifiedRun(
+            created=info.created,
+            fingerprint=info.fingerprint,
+            planned=info.planned,
+            resumes=len(info.resumes),
+            model=short_model_name(str(recall_choices(run).get("model") or "")),
+            settings=_plain(info.identity),
+            versions=_plain(info.versions),
+            computed_on=computed_on(info),
+            run_json=document.hash_value(to_json(info)),
+        ),
+        task=document.CertifiedTask(
+            name=task.name,
+            version=task.version,
+            filters=list(task.filters),
+            arguments={name: str(value) for name, value in job.settings.options.extra.items()},
+            libraries=library_versions(),
+        ),
+        data=document.CertifiedData(
+            problems=document.hash_value(
+                [[p.content, dict(p.metadata), p.group] for p in job.data.problems]
+            ),
+            num_problems=len(job.data.problems),
+            examples=document.hash_value(job.data.examples),
+            skipped=len(job.data.skipped),
+        ),
+        samples=samples,
+        report=report,
+        audit=[
+            document.CertifiedFinding(**{name: getattr(finding, name) for name in names})
+            for finding in audit.findings
+        ],
+    )
+
+
+def _score(
+    run: RunDir, job: Job, listener: Listener, execution: ExecutionOptions | None
+) -> tuple[dict[str, Any], document.CertifiedSamples]:
+    """Score all samples again; return the report, and the hashes of samples and verdicts."""
+    check_execution_options([job.task], execution)
+    scores: list[SampleScore] = []
+    judging = rescore_programs(job, run, execution, listener)
+
+    def look(record: dict[str, Any], score: SampleScore | None) -> None:
+        if score is not None:
+            scores.append(score)
+
+    rounds = rounds_of(job)
+    with nullcontext() if judging is None else closing(judging):
+        score_samples(job, run, look, judging=judging, rounds=rounds, anew=True)
+    report = _plain(aggregate(job, scores, rounds, VoteInputs.of(run.path)).to_json())
+    verdicts = sorted(
+        [
+            s.problem_id,
+            s.sample_index,
+            [
+                {name: [v.correct, v.credit] for name, v in verdicts.items()}
+                for verdicts in (s.verdicts, s.by_length)
+            ],
+        ]
+        for s in scores
+    )
+    return report, document.CertifiedSamples(
+        samples_jsonl=run.digest(),
+        num_samples=len(run.done),
+        num_tokens=sum(score.num_tokens for score in scores),
+        verdicts=document.hash_value(verdicts),
+    )
+
+
+def _plain(value: object) -> Any:
+    """Return a value as JSON would return it."""
+    return parse_json(document.canonical(value).decode("ascii"))
+
+
+def stored_report(run: RunDir) -> Any:
+    """Return the report in results.json; None if there is none."""
+    results = run.results()
+    return results.get("report") if isinstance(results, dict) else None
+
+
+def find_changed_report(run: RunDir, report: dict[str, Any]) -> list[str]:
+    """Return the names of values in the stored report that differ from those of a report."""
+    return [name for name, _, _ in document.find_differences(report, stored_report(run))]
+
+
+def hash_model(job: Job, listener: Listener) -> dict[str, dict[str, document.HashedFile]]:
+    """Return the hashes of the files of a job's model and of its adapter, each read in full.
+
+    Args:
+        job: The job.
+        listener: Receives how long hashing takes.
+
+    Raises:
+        ModelError: the model cannot be read.
+    """
+    from treegen.model.checkpoint.adapter import find_adapter
+    from treegen.model.checkpoint.files import check_weights, locate
+
+    engine, start = job.settings.engine, time.monotonic()
+    check_weights(directory := locate(engine.model, engine.revision, weights=True))
+    adapter = None if engine.adapter is None else find_adapter(engine.adapter).directory
+    hashed = {
+        "files": _hash_files(directory),
+        "adapter": {} if adapter is None else _hash_files(adapter),
+    }
+    sizes = [file.size for files in hashed.values() for file in files.values()]
+    listener.tell(
+        f"hashed {len(sizes):,} files of {engine.model}, {format_bytes(sum(sizes))}, in "
+        f"{time.monotonic() - start:.1f} s"
+    )
+    return hashed
+
+
+def render_prompts(job: Job) -> PreparedJob:
+    """Return a job with the token ids of its prompts, without loading weights."""
+    engine = job.settings.engine
+    check_machine(engine)
+    return prepare_job(job, load_model_facts(engine))
+
+
+def describe_prompts(prepared: PreparedJob) -> document.CertifiedPrompts:
+    """Return the hashes of the token ids of prompts, and of the chat template."""
+    digest, num_tokens = hashlib.sha256(), 0
+    for name, parts in _prompts(prepared).items():
+        num_tokens += sum(map(len, parts))
+        hashes = [hashlib.sha256(part.astype("<i4").tobytes()).hexdigest() for part in parts]
+        digest.update(document.canonical([name, hashes]) + b"\n")
+    is_chat = prepared.job.settings.apply_chat_template
+    template = prepared.facts.tokenizer.chat_template if is_chat else None
+    return document.CertifiedPrompts(
+        token_ids=digest.hexdigest(),
+        num_tokens=num_tokens,
+        chat_template=None if template is None else document.hash_value(template),
+    )
+
+
+def _hash_files(directory: Path) -> dict[str, document.HashedFile]:
+    """Return the hash of each file of a model, by its name."""
+    from treegen.model.checkpoint.files import list_model_files
+
+    hashed = {}
+    for path in list_model_files(directory):
+        digest, size = hashlib.sha256(), 0
+        with open(open_regular(path), "rb") as file:
+            while part := file.read(_PART):
+                digest.update(part)
+                size += len(part)
+        hashed[path.name] = document.HashedFile(size=size, sha256=digest.hexdigest())
+    return hashed
+
+
+def _prompts(prepared: PreparedJob) -> dict[str, list[Any]]:
+    """Return the token ids of each prompt, and those of its choices if it has any, by problem."""
+    if prepared.job.choices:
+        return {prompt.id: [prompt.context, *prompt.whole] for prompt in prepared.choice_prompts}
+    return {request.id: [request.tokens] for request in prepared.plan.requests}
+
+
+def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
+    """Return what is wrong with the prompts and seeds of the stored samples; empty if nothing is.
+
+    Seeds follow from the seed of the run, so samples cannot be picked among many draws.
+
+    Args:
+        run: The run.
+        prepared: Its job, with the prompts as they are rendered now.
+    """
+    from treegen.prompts.plan.draws import sample_seed
+
+    hashes = {
+        name: hashlib.blake2b(parts[0].astype("<i4").tobytes(), digest_size=16).hexdigest()
+        for name, parts in _prompts(prepared).items()
+    }
+    requests = pair_requests(prepared)
+    num_prompts = num_seeds = 0
+    for record in run.records():
+        name, index = record["problem_id"], record["sample_index"]
+        num_prompts += record.get("prompt_hash") != hashes[name]
+        if name in requests:
+            request, params = requests[name]
+            num_seeds += record["seed"] != sample_seed(params.seed, request, index)
+    if num_prompts:
+        return f"{num_prompts:,} samples have other prompts than those rendered now"
+    return f"{num_seeds:,} samples have other seeds than those of the run" if num_seeds else ""
+
+
+def write_certificate(
+    run: Path,
+    choices: Mapping[str, Any],
+    listener: Listener,
+    *,
+    path: Path | None = None,
+    key: Path | None = None,
+    execution: ExecutionOptions | None = None,
+) -> tuple[Path, document.Certificate]:
+    """Certify a run, write the certificate and sign it; return its file and the certificate.
+
+    Args:
+        run: The directory of the run.
+        choices: As for `certify_run`.
+        listener: Receives messages.
+        path: The file. Default: certificate.json in the run.
+        key: The key to sign with; see `treegen.report.certify.signature.sign`. None does not sign.
+        execution: As for `certify_run`.
+
+    Raises:
+        RunError: as `certify_run`, or a file cannot be written.
+        InputError: as `certify_run`, or the certificate cannot be signed, or is not to be signed
+            and has a signature that would no longer hold.
+    """
+    if path is None:
+        check_no_link(run, path := run / document.FILE)
+    certificate = certify_run(run, choices, listener, execution)
+    content, signature = certificate.content(), signature_path(path)
+    signed = None if key is None else sign(content, key)
+    try:
+        if signed is None and os.path.lexists(signature) and read_bytes(path) != content:
+            raise InputError(
+                f"{signature} signs another certificate; remove it, or sign again with "
+                f"{arg('sign=')}"
+            )
+        for file, data in ((path, content), (signature, signed)):
+            if data is not None:
+                with replace_file(file) as out:
+                    out.write(data)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {format_os_error(error)}") from error
+    return path, certificate

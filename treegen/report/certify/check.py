@@ -1,0 +1,254 @@
+"""Checks a certificate: against its signature, its run, its model, and samples drawn again."""
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.formatting import format_bytes, safe_text
+from treegen.errors import InputError, ModelError, arg
+from treegen.evals.job import Job, PreparedJob
+from treegen.evals.pipeline.listener import Listener
+from treegen.evals.pipeline.redraw import Redraw, check_model, redraw_samples
+from treegen.evals.scoring.code_execution import ExecutionOptions, as_code_execution_task
+from treegen.report.certify.build import (
+    describe_prompts,
+    describe_run,
+    find_changed_report,
+    find_foreign_samples,
+    hash_model,
+    load_job_of,
+    render_prompts,
+    stored_report,
+)
+from treegen.report.certify.document import (
+    Certificate,
+    RunPart,
+    find_differences,
+    read_certificate,
+)
+from treegen.report.certify.signature import signature_path, verify
+from treegen.runs import RunDir
+
+_SHOWN: Final = 3
+_WIDTH: Final = 80
+_OF_MODEL: Final = ("model", "prompts", "redraw")
+_WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
+
+
+@dataclass(frozen=True, slots=True)
+class PartCheck:
+    """One part of a certificate, and whether it holds."""
+
+    what: str
+    holds: bool | None
+    """None if it was not checked."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateCheck:
+    """What was checked of a certificate, and what held."""
+
+    certificate: str
+    """The file."""
+    sha256: str
+    """The hash of the file."""
+    checks: tuple[PartCheck, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing that was checked is wrong."""
+        return all(check.holds is not False for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the checks as plain dicts and lists."""
+        return {**asdict(self), "holds": self.holds}
+
+    def __str__(self) -> str:
+        lines = [f"{c.what:<12}  {_WORDS[c.holds]:<13}  {c.detail}" for c in self.checks]
+        return "\n".join(safe_text(line).replace("\n", " ") for line in lines)
+
+
+def check_certificate(
+    file: Path,
+    run: Path | None,
+    choices: Mapping[str, Any],
+    listener: Listener,
+    *,
+    execution: ExecutionOptions | None = None,
+    signer: Path | None = None,
+    redraw: int = 0,
+    redraw_seed: int | None = None,
+    tolerance: float | None = None,
+) -> CertificateCheck:
+    """Check a certificate, which may come from somebody else.
+
+    Everything in it is computed again from the run and compared; every sample is scored again. If
+    the choices name a model, its files are hashed and the prompts are rendered.
+
+    Args:
+        file: The certificate.
+        run: The directory of its run. None takes the directory of the file.
+        choices: Where the problems and the model are, as for `certify_run`.
+        listener: Receives messages and progress.
+        execution: Permission to run the programs that the model wrote again; without it, their
+            stored verdicts are compared.
+        signer: A public key, or a file of allowed signers.
+        redraw: Number of samples to draw again; needs a model.
+        redraw_seed: Chooses these samples. None takes a random seed, which whoever made the
+            certificate cannot have known.
+        tolerance: As for `treegen.evals.pipeline.redraw.redraw_samples`.
+
+    Raises:
+        InputError: the file is not a certificate, or an argument cannot be used.
+        RunError: there is no run in the directory.
+        TreegenError: the data or the model cannot be read.
+    """
+    if redraw < 0:
+        raise InputError(f"{arg('redraw')} must be at least 0, got {redraw}")
+    if redraw and "model" not in choices:
+        raise InputError(f"{arg('redraw', redraw)} needs {arg('model=')}: a directory or a name")
+    certificate, content = read_certificate(file)
+    drawing = None
+    if redraw:
+        seed = secrets.randbelow(2**32) if redraw_seed is None else redraw_seed
+        drawing = partial(
+            redraw_samples, listener=listener, num=redraw, seed=seed, tolerance=tolerance
+        )
+    checks = [PartCheck("signature", *verify(content, signature_path(file), signer))]
+    with RunDir.open(file.parent if run is None else run) as opened:
+        job = load_job_of(opened, choices)
+        facts = describe_run(opened, job, choices, listener, execution)
+        checks += _compare_run(certificate, opened, job, facts, execution)
+        if "model" in choices:
+            checks += _compare_model(certificate, opened, job, listener, drawing)
+        else:
+            checks += [PartCheck(what, None, "--model DIR checks it") for what in _OF_MODEL]
+    return CertificateCheck(str(file), certificate.sha256, tuple(checks))
+
+
+def _compare_run(
+    certificate: Certificate,
+    run: RunDir,
+    job: Job,
+    facts: RunPart,
+    execution: ExecutionOptions | None,
+) -> Iterator[PartCheck]:
+    """Yield the checks that need no model.
+
+    Args:
+        certificate: The certificate.
+        run: The run.
+        job: The job of the run.
+        facts: What the run says now.
+        execution: As for `check_certificate`.
+    """
+    mine, theirs = (part.model_dump(mode="json") for part in (facts, certificate))
+    libraries = [values["task"].pop("libraries") for values in (theirs, mine)]
+    verdicts = [values["samples"].pop("verdicts") for values in (mine, theirs)]
+    yield _compare("settings", theirs["run"], mine["run"], f"{run.info.planned:,} samples planned")
+    yield _compare("data", theirs["data"], mine["data"], f"{facts.data.num_problems:,} problems")
+    yield _compare("task", theirs["task"], mine["task"], f"{job.task.name} {job.task.version}")
+    done = facts.samples.num_samples
+    found = _compare("samples", theirs["samples"], mine["samples"], f"{done:,} samples")
+    if found.holds and run.missing > 0:
+        planned = run.info.planned
+        found = PartCheck("samples", False, f"{run.missing:,} of {planned:,} samples are missing")
+    yield found
+    ours, scores = (
+        {"verdicts": verdict, "report": values["report"]}
+        for verdict, values in zip(verdicts, (mine, theirs), strict=True)
+    )
+    how = f"{done:,} samples scored again, {len(mine['report']['metrics']):,} metrics"
+    scored = _compare("scores", scores, ours, how)
+    if as_code_execution_task(job.task) and execution is None and scored.holds:
+        how = "the stored verdicts give them; --allow-code-execution runs the programs again"
+        scored = PartCheck("scores", None, how)
+    yield scored
+    if stored_report(run) is None:
+        yield PartCheck("results.json", False, "there are no scores in it")
+    else:
+        changed = find_changed_report(run, mine["report"])
+        yield PartCheck("results.json", not changed, _list(changed) or "the same scores")
+    high = sum(finding["severity"] == "high" for finding in mine["audit"])
+    how = f"{len(mine['audit']):,} findings, {high:,} high"
+    yield _compare("audit", {"audit": theirs["audit"]}, {"audit": mine["audit"]}, how)
+    others = list(find_differences(libraries[0], libraries[1]))
+    if others:
+        names = ", ".join(f"{name} {a} / {b}" for name, a, b in others)
+        yield PartCheck("libraries", None, f"other versions here: {names}")
+
+
+def _compare_model(
+    certificate: Certificate,
+    run: RunDir,
+    job: Job,
+    listener: Listener,
+    redraw: Callable[[RunDir, PreparedJob], Redraw] | None,
+) -> Iterator[PartCheck]:
+    """Yield the checks that need the model.
+
+    Args:
+        certificate: The certificate.
+        run: The run.
+        job: The job of the run, with the model to check.
+        listener: Receives how long hashing takes.
+        redraw: Draws samples again; None if none are.
+    """
+    theirs = certificate.model.model_dump(mode="json")
+    files = hash_model(job, listener)
+    now = {
+        kind: {name: file.model_dump(mode="json") for name, file in hashed.items()}
+        for kind, hashed in files.items()
+    }
+    stored = {kind: theirs[kind] for kind in now}
+    size = format_bytes(sum(file.size for hashed in files.values() for file in hashed.values()))
+    how = f"{len(files['files']):,} files"
+    if files["adapter"]:
+        how += f" and {len(files['adapter']):,} of the adapter {job.settings.engine.adapter}"
+    checked = _compare("model", stored, now, f"{how}, {size}")
+    try:
+        check_model(run, job.settings.engine)
+    except ModelError as error:
+        checked = PartCheck("model", False, str(error))
+    yield checked
+    if not checked.holds:  # tokenizers and weights are not loaded if others are expected
+        yield from (PartCheck(what, None, "the model is another one") for what in _OF_MODEL[1:])
+        return
+    prepared = render_prompts(job)
+    prompts = describe_prompts(prepared)
+    how = f"{prompts.num_tokens:,} tokens, and the seeds of all samples"
+    checked = _compare("prompts", theirs["prompts"], prompts.model_dump(mode="json"), how)
+    if checked.holds and (problem := find_foreign_samples(run, prepared)):
+        checked = PartCheck("prompts", False, problem)
+    yield checked
+    if redraw is None:
+        yield PartCheck("redraw", None, "--redraw 20 draws samples again")
+    else:
+        result = redraw(run, prepared)
+        yield PartCheck("redraw", result.holds, str(result))
+
+
+def _compare(what: str, theirs: object, mine: object, detail: str) -> PartCheck:
+    """Return whether two JSON values are the same.
+
+    Args:
+        what: The name of the check.
+        theirs: The value in the certificate.
+        mine: The value as it is now.
+        detail: The text if they are the same.
+    """
+    changed = [
+        f"{name}: certified {json.dumps(a)[:_WIDTH]}, now {json.dumps(b)[:_WIDTH]}"
+        for name, a, b in find_differences(theirs, mine)
+    ]
+    return PartCheck(what, not changed, _list(changed) or detail)
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f"; and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return "; ".join(names[:_SHOWN]) + more

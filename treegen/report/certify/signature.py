@@ -1,0 +1,118 @@
+"""Signatures of certificates, by the program ssh-keygen.
+
+A signature is made over the bytes of the file, in the namespace "treegen", so that stock OpenSSH
+checks it:
+
+    ssh-keygen -Y verify -f ALLOWED -I NAME -n treegen -s FILE.sig < FILE
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from treegen.errors import InputError, arg
+from treegen.report.certify.document import read_limited
+
+NAMESPACE: Final = "treegen"
+_PROGRAM: Final = "ssh-keygen"
+_SECONDS: Final = 60
+_MOST_BYTES: Final = 1 << 20
+_PUBLIC_KEY: Final = re.compile(r"(?:ssh|ecdsa|sk)-\S+ AAAA\S+")
+_BEGIN: Final = b"-----BEGIN SSH SIGNATURE-----"
+
+
+def signature_path(certificate: Path) -> Path:
+    """Return where the signature of a certificate is: beside it."""
+    return certificate.with_name(f"{certificate.name}.sig")
+
+
+def sign(content: bytes, key: Path) -> bytes:
+    """Return the signature of a content; ssh-keygen may ask for a passphrase on the terminal.
+
+    Args:
+        content: What is signed.
+        key: A private key, or the public key of one that the agent has.
+
+    Raises:
+        InputError: ssh-keygen is not installed, or cannot sign with the key.
+    """
+    read_limited(key, _MOST_BYTES)
+    done = _run("-Y", "sign", "-f", os.path.abspath(key), "-n", NAMESPACE, content=content)
+    if done.returncode or not done.stdout.startswith(_BEGIN):
+        raise InputError(
+            f"ssh-keygen cannot sign with {key}: {_last_line(done)}; give "
+            f"{arg('sign')} a private key, such as ~/.ssh/id_ed25519"
+        )
+    return done.stdout
+
+
+def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool | None, str]:
+    """Return whether a signature of a content holds, and by whose key.
+
+    Args:
+        content: The content.
+        signature: The file of the signature.
+        signer: A public key, or a file of allowed signers in OpenSSH's form; None if the signer is
+            not known. Then a good signature gives None, because anybody can make one.
+
+    Raises:
+        InputError: ssh-keygen is not installed, or the file of the signer cannot be read.
+    """
+    signers = None if signer is None else _text(read_limited(signer, _MOST_BYTES))
+    if not os.path.lexists(signature):
+        if signer is None:
+            return (
+                None,
+                "there is none, so anybody may have changed both file and run",
+            )
+        return False, f"there is no signature {signature}"
+    with tempfile.TemporaryDirectory(prefix="treegen-signature-") as folder:
+        # A copy, so that ssh-keygen reads what was read here, and from a path without surprises.
+        copy, allowed = Path(folder, "signature"), Path(folder, "allowed")
+        copy.write_bytes(read_limited(signature, _MOST_BYTES))
+        common = ("-n", NAMESPACE, "-s", str(copy))
+        if signers is None:
+            done = _run("-Y", "check-novalidate", *common, content=content)
+            if done.returncode:
+                return False, f"the signature is not one of this file: {_last_line(done)}"
+            key = _last_line(done).rpartition(" with ")[2]
+            return None, f"good, but by an unknown signer with {key}; name the signer (--signer)"
+        if _PUBLIC_KEY.match(signers):
+            allowed.write_text(f"{NAMESPACE} {signers}")
+            names = [NAMESPACE]
+        else:
+            allowed.write_text(signers)
+            found = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
+            if found.returncode:
+                return False, f"no signer in {signer} made it: {_last_line(found)}"
+            names = _text(found.stdout).splitlines()
+        for name in names:
+            done = _run("-Y", "verify", "-f", str(allowed), "-I", name, *common, content=content)
+            if not done.returncode:
+                return True, _last_line(done)
+        return False, f"the signature is not one of this file by a signer in {signer}"
+
+
+def _run(*words: str, content: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    if (program := shutil.which(_PROGRAM)) is None:
+        raise InputError(
+            "signatures need the program ssh-keygen, which is not installed; install OpenSSH "
+            "(Debian: openssh-client), or leave the options of signatures out"
+        )
+    seconds = None if "sign" in words else _SECONDS  # a person may have to type a passphrase
+    return subprocess.run(
+        [program, *words], input=content, capture_output=True, timeout=seconds, check=False
+    )
+
+
+def _last_line(done: "subprocess.CompletedProcess[bytes]") -> str:
+    text = _text(done.stdout + done.stderr).strip()
+    return text.splitlines()[-1][:300] if text else f"exit code {done.returncode}"
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")
