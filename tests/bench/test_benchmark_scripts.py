@@ -363,6 +363,17 @@ def test_scores(script: Script) -> None:
     assert "1 layers, vocabulary 512" in done.out and "|times treegen's|by count|" in done.out
 
 
+def test_the_loss_of_a_tree_is_that_of_repeated_prompts(script: Script) -> None:
+    sizes = ("--rollouts", "3", "--tokens", "20", "--prompt", "100")
+    done = script("tree_loss", "--shape", "tiny", "--layers", "1", "--device", "cpu", *sizes)
+    assert done.code == 0, done.err
+    results = done.document["results"]
+    assert [result["name"] for result in results] == ["tree", "repeated batch", "one by one"]
+    for result in results[1:]:
+        for key in ("loss", "grad_norm"):
+            assert result[key] == pytest.approx(results[0][key], rel=1e-5)
+
+
 def test_scores_of_a_model_that_is_not_counted(script: Script) -> None:
     sizes = ("--texts", "2", "--tokens", "5", "--prefix", "40", "--top", "0")
     done = script("scores", "--shape", "tiny-delta", *sizes)

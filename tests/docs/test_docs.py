@@ -27,6 +27,7 @@ _PAGES = (
             "guides/frames",
             "guides/reasoning",
             "integrations/server",
+            "integrations/training",
             "judging",
             "notebooks",
             "runs",

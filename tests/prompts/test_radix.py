@@ -45,3 +45,12 @@ def test_common_prefix() -> None:
     assert common_prefix(a, a) == 3
     assert common_prefix(a[:2], b) == 2
     assert common_prefix(empty, b) == 0
+
+
+def test_an_empty_sequence_is_the_root_of_all_others() -> None:
+    (root,) = build(arrays([[1, 2], [], [1, 3], [4]]))
+    assert root.stop == 0 and root.sequences == [1] and root.first == 0
+    assert [child.stop for child in root.children] == [1, 1]
+    assert [child.sequences for child in root.children] == [[], [3]]
+    (root,) = build(arrays([[], []]))
+    assert root.sequences == [0, 1] and not root.children

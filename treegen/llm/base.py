@@ -14,7 +14,7 @@ from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, 
 from treegen.common.progress import check_progress
 from treegen.common.spec import ModelSpec
 from treegen.engine.stream import RunResult, ScoreStream, Stream, run_to_end
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.llm.arguments import (
     PromptInput,
     check_node_params,
@@ -39,6 +39,7 @@ from treegen.prompts.plan.requests import (
     build_score_requests,
     expand_requests,
 )
+from treegen.prompts.rollout_tree import RolloutTree
 from treegen.prompts.tree import (
     Message,
     Node,
@@ -374,9 +375,15 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
 
     @reject_unknown_arguments
     def score(
-        self, pairs: Iterable[tuple[ScoreContext, ScoreInput]], *, top: int = 0
+        self,
+        pairs: Iterable[tuple[ScoreContext, ScoreInput]] | RolloutTree,
+        *,
+        top: int = 0,
+        prompt_lengths: Sequence[int] | None = None,
     ) -> list[Score]:
         """Return the log-likelihood of each continuation given its context.
+
+        All samples of a tree are scored in one call, and each segment is computed once.
 
         A context that several pairs share is computed once. If a context is empty, or all its
         tokens merge with the continuation's, the tokenizer's beginning-of-sequence token replaces
@@ -384,15 +391,25 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
 
         Args:
             pairs: (context, continuation), both texts or both token ids. A context may also be chat
-                messages, with images; the continuation is then the assistant's reply.
+                messages, with images; the continuation is then the assistant's reply. Or a tree
+                of rollouts; the result then has a score for each sample.
             top: Number of likeliest tokens to report at the place of each token of a continuation,
                 as `Score.top`; all tokens, if the vocabulary has fewer. Default: 0.
+            prompt_lengths: For each sample of a tree the number of first tokens that get no
+                log-probability, such as those of its prompt. Default: 1, because nothing predicts
+                the first token of a text.
 
         Raises:
             InputError: pairs cannot be used, or another run of this LLM is not finished.
             CapacityError: a pair is too long for the model or for the cache.
             NumericsError: logits are not numbers.
         """
+        if isinstance(pairs, RolloutTree):
+            split = pairs.split(prompt_lengths)
+            scores_of_texts = iter(self.score([pair for pair in split if pair[1]], top=top))
+            return [next(scores_of_texts) if pair[1] else Score((), (), True) for pair in split]
+        if prompt_lengths is not None:
+            raise InputError(f"{arg('prompt_lengths')} is for a tree of rollouts; leave it out")
         pairs = as_list("pairs", pairs)
         if not pairs:
             return []

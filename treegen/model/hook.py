@@ -343,7 +343,7 @@ def _compiled_attention(
     """Attend inside a compiled layer, whose options were checked before it was compiled."""
     keys = getattr(module, KEYS, None)
     if keys is None:
-        raise _make_keyword_error(module)
+        raise make_keyword_error(module)
     is_latent = is_latent_layer(module)
     operators = torch.ops.treegen
     selected = _find_selection(module, attention_mask, options)
@@ -375,7 +375,7 @@ def _probe(
     The other arguments are those of `read_call`.
     """
     if treegen is None:
-        raise _make_keyword_error(module)
+        raise make_keyword_error(module)
     call = read_call(module, *tensors, **options)
     query, key, value, *_ = tensors
     treegen.add(module, call, key, value)
@@ -384,7 +384,8 @@ def _probe(
     return query.new_empty(1, num_tokens, num_heads, width), None
 
 
-def _make_keyword_error(module: nn.Module) -> ModelError:
+def make_keyword_error(module: nn.Module) -> ModelError:
+    """Return the error for a layer that calls attention without treegen's keyword."""
     return ModelError(
         f"{type(module).__name__} drops keyword arguments on their way to attention; "
         "the model cannot be used; take another model (docs/limitations.md)"

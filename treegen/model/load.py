@@ -238,7 +238,7 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
     """
     training = [(part, part.training) for part in module.modules()]
     needs = [(weight, weight.requires_grad) for weight in module.parameters()]
-    attends = [(config, config._attn_implementation_internal) for config in _configs(module)]
+    attends = [(config, config._attn_implementation_internal) for config in configs_of(module)]
     attributes = [(part, _PADDING, vars(part).get(_PADDING, _ABSENT)) for part in module.modules()]
     attributes.append((module, "forward", vars(module).pop("forward", _ABSENT)))
     try:
@@ -260,7 +260,7 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
             part.training = flag
 
 
-def _configs(module: nn.Module) -> list[Any]:
+def configs_of(module: nn.Module) -> list[Any]:
     """Return the configurations of a model's parts and their sub-configurations, each once."""
     configs: dict[int, Any] = {}
     waiting = [part.config for part in module.modules() if isinstance(part, PreTrainedModel)]

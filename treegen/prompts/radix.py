@@ -44,7 +44,7 @@ def build(sequences: Sequence[Tokens]) -> list[RadixNode]:
             last = stack.pop()
             if stack and stack[-1].stop >= shared:
                 stack[-1].children.append(last)
-            elif shared == 0:
+            elif shared <= 0:
                 roots.append(last)
             else:
                 stack.append(RadixNode(stop=shared, children=[last]))
@@ -59,7 +59,7 @@ def build(sequences: Sequence[Tokens]) -> list[RadixNode]:
         else:
             stack.append(RadixNode(stop=len(tokens), sequences=[index]))
         previous = tokens
-    close(0)
+    close(-1)  # also an empty sequence, whose node has all others below it
     _sort_by_appearance(roots)
     return roots
 

@@ -1,0 +1,225 @@
+"""The loss of rollouts below one prompt: a tree, a batch of repeated prompts, and one by one.
+
+Each way computes log-probabilities of the completions and the gradients of all weights, in a
+process of its own. Memory is the peak of the step without what the process had before: activations,
+logits and temporary memory, but neither weights nor gradients. The figures of
+docs/integrations/training.md come from
+
+    python examples/benchmarks/tree_loss.py --shape smollm2-360m --layers 4
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+import torch
+from torch import Tensor
+
+from treegen.bench.shapes import load_or_build
+from treegen.bench.timing import describe_machine, headline
+from treegen.cli.bench.options import DEVICE, count, shape_or_model
+from treegen.cli.main import script
+from treegen.cli.options.options import JSON, add_options
+from treegen.cli.terminal.render import echo, json_line, notice, print_table
+from treegen.common.formatting import format_bytes
+from treegen.errors import InputError
+from treegen.report.tables import PrintableTable
+from treegen.train import tree_logprobs, tree_of
+
+TREE, REPEATED, SINGLE = "tree", "repeated batch", "one by one"
+
+
+@dataclass(frozen=True, slots=True)
+class LossJob:
+    """The sizes of a job, and its model."""
+
+    shape: str | None
+    """The shape of a model with random weights; None for a checkpoint."""
+    model: str | None
+    """The checkpoint; None for a shape."""
+    layers: int | None
+    """Layers of the shape; None for all."""
+    device: str
+    """The device."""
+    dtype: str
+    """The type of the weights."""
+    rollouts: int
+    """Completions below one prompt."""
+    tokens: int
+    """Tokens of a completion."""
+    prompt: int
+    """Tokens of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossResult:
+    """The cost of a step in one way."""
+
+    name: str
+    """The way."""
+    machine: dict[str, Any]
+    """The machine."""
+    seconds: float
+    """Time of a step."""
+    processor_seconds: float
+    """Processor time of all threads."""
+    peak_bytes: int
+    """The most memory during the step, beyond the memory before it."""
+    loss: float
+    """The sum of all log-probabilities."""
+    grad_norm: float
+    """The length of the gradient of all weights."""
+
+
+def measure(name: str, job: LossJob) -> LossResult:
+    """Time one step in one way, after a short one.
+
+    Args:
+        name: The way.
+        job: The sizes.
+    """
+    loaded, _ = load_or_build(
+        job.shape, job.model, layers=job.layers, dtype=job.dtype, device=job.device
+    )
+    module: Any = loaded.module.requires_grad_(True).train()
+    module.set_attn_implementation("sdpa")
+    rng, vocabulary = np.random.default_rng(0), loaded.spec.vocab_size
+    prompt = rng.integers(2, vocabulary, job.prompt).tolist()
+    texts = [prompt + rng.integers(2, vocabulary, job.tokens).tolist() for _ in range(job.rollouts)]
+    step = {TREE: _tree_step, REPEATED: _repeated_step, SINGLE: _single_step}[name]
+    step(module, [text[-8:] for text in texts], 4)  # also allocates the gradients
+    module.zero_grad(set_to_none=False)
+    peak = _PeakMemory(loaded.device)
+    clock, processor = time.perf_counter(), time.process_time()
+    loss = step(module, texts, job.prompt)
+    if loaded.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds, processor = time.perf_counter() - clock, time.process_time() - processor
+    grads = [
+        weight.grad.float().norm() for weight in module.parameters() if weight.grad is not None
+    ]
+    return LossResult(
+        name=name,
+        machine=describe_machine(loaded.device),
+        seconds=seconds,
+        processor_seconds=processor,
+        peak_bytes=peak.read(),
+        loss=loss,
+        grad_norm=float(torch.stack([grad.float().norm() for grad in grads]).norm()),
+    )
+
+
+def _tree_step(module: Any, texts: Sequence[list[int]], prompt: int) -> float:
+    logprobs = tree_logprobs(module, tree_of(texts), prompt_lengths=[prompt] * len(texts))
+    loss = torch.cat(logprobs).sum()
+    loss.backward()
+    return float(loss.detach())
+
+
+def _repeated_step(module: Any, texts: Sequence[list[int]], prompt: int) -> float:
+    ids = torch.tensor(texts, device=module.device)
+    num = ids.shape[1] - prompt
+    logits = module(input_ids=ids, use_cache=False, logits_to_keep=num + 1).logits[:, :-1]
+    # As TRL does it: the token's logit without those of all others, row by row.
+    chosen = logits.gather(-1, ids[:, -num:, None])[..., 0]
+    lse = torch.stack([row.float().logsumexp(-1) for row in logits])
+    loss: Tensor = (chosen - lse).sum()
+    loss.backward()
+    return float(loss.detach())
+
+
+def _single_step(module: Any, texts: Sequence[list[int]], prompt: int) -> float:
+    return sum(_repeated_step(module, [text], prompt) for text in texts)
+
+
+class _PeakMemory:
+    """The peak of a process's memory, or of a GPU's, from now on."""
+
+    _STATUS: Final = Path("/proc/self/status")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_allocated(device)
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+            self._before = self._field("VmRSS")
+
+    def read(self) -> int:
+        """Return the bytes beyond those at the start."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._before
+        return self._field("VmHWM") - self._before
+
+    def _field(self, name: str) -> int:
+        lines = self._STATUS.read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith(name + ":"))
+        return 1024 * int(line.split()[1])
+
+
+def _measure_alone(name: str, job: LossJob) -> LossResult:
+    """Measure in a process of its own, whose peak is that of this way alone."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, name, job).result()
+
+
+def loss_table(results: list[LossResult]) -> PrintableTable:
+    """Return a table with a row for each way; the first is the tree's."""
+    first = results[0]
+
+    def times(read: Callable[[LossResult], float]) -> Callable[[LossResult], str]:
+        return lambda r: "" if r is first else f"{read(r) / read(first):.1f}"
+
+    return PrintableTable.of(
+        results,
+        {
+            "way": "{0.name}",
+            "s": "{0.seconds:,.2f}",
+            "processor s": "{0.processor_seconds:,.2f}",
+            "times the tree's": times(lambda r: r.processor_seconds),
+            "peak memory": lambda r: format_bytes(r.peak_bytes),
+            "times the tree's memory": times(lambda r: r.peak_bytes),
+            "log-probability": "{0.loss:,.2f}",
+            "norm of gradient": "{0.grad_norm:,.3f}",
+        },
+        words=["way"],
+    )
+
+
+@script
+@click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: tiny.")
+@count("--layers", None, "Layers of the shape, in place of all.", metavar="N")
+@click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape.")
+@count("--rollouts", 8, "Completions below one prompt.")
+@count("--tokens", 256, "Tokens of each completion.", least=4)
+@count("--prompt", 2048, "Tokens of the prompt.", least=4)
+@add_options(*DEVICE[:2], JSON)
+def main(shape: str | None, model: str | None, layers: int | None, **sizes: Any) -> None:
+    """Compare the time and memory of a training step on a tree with repeated prompts."""
+    shape = shape_or_model(shape, model, "tiny")
+    if layers is not None and model:
+        raise InputError("--layers is for a shape, and a checkpoint has its own; leave it out")
+    job = LossJob(shape, model, layers, **sizes)
+    results = []
+    for name in (TREE, REPEATED, SINGLE):
+        results.append(_measure_alone(name, job))
+        notice(f"{name}: {results[-1].seconds:,.2f} s")
+    echo(
+        f"{headline(results[0].machine)}, {shape or model}\n"
+        f"{job.rollouts} rollouts of {job.tokens} tokens below {job.prompt:,}\n"
+    )
+    print_table(loss_table(results))
+    json_line({"bench": "tree loss", "job": asdict(job), "results": list(map(asdict, results))})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Log-probabilities, with gradients, of all samples of a tree from one pass over its tokens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from treegen.common.device import to_device
+from treegen.errors import ContextError, InputError
+from treegen.model.training.packed_tree import PackedTree, pack_tree
+from treegen.model.training.trainable import check_trainable, unwrap
+from treegen.model.training.tree_attention import use_tree_attention
+from treegen.prompts.rollout_tree import RolloutTree
+
+# S rows of logits, V vocabulary, N distinct tokens to score
+
+_ROWS: Final = 2**24
+"""Maximum number of logits that are converted to float32 at once."""
+
+
+def tree_logprobs(
+    module: nn.Module,
+    tree: RolloutTree,
+    *,
+    prompt_lengths: Sequence[int] | None = None,
+    temperature: float = 1.0,
+) -> list[Tensor]:
+    """Return the log-probabilities of each sample's tokens, with gradients.
+
+    One forward pass of the module computes each token of the tree once. The backward pass of any
+    loss of the result does the same. Log-probabilities of tokens that samples share are the same
+    numbers, and their gradients are summed.
+
+    Args:
+        module: A causal language model of transformers, also inside of DDP or of a PEFT adapter. It
+            computes as it is: with its dtypes, under the caller's autocast, and with gradient
+            checkpointing if that is enabled.
+        tree: The samples.
+        prompt_lengths: For each sample the number of first tokens without a log-probability, such
+            as those of its prompt. Default: 1, because nothing predicts the first token of a text.
+        temperature: A number that divides the logits.
+
+    Returns:
+        For each sample a tensor in float32, with one number for each token after its first
+        `prompt_lengths` tokens.
+
+    Raises:
+        InputError: an argument cannot be used.
+        ModelError: the gradients would not be those of single texts, as with dropout, recurrent
+            layers and quantised weights.
+        ContextError: a sample is longer than the model's context.
+    """
+    if not temperature > 0:
+        raise InputError(f"temperature must be above 0, got {temperature}")
+    base = unwrap(module)
+    lengths = tree.check_prompt_lengths(prompt_lengths)
+    packed = pack_tree(tree)
+    spec = check_trainable(base)
+    _check_tokens(packed, spec.vocab_size, spec.context_length)
+    targets = [sample[first:] for sample, first in zip(packed.samples, lengths, strict=True)]
+    before = [
+        sample[first - 1 : -1] if first < len(sample) else sample[:0]
+        for sample, first in zip(packed.samples, lengths, strict=True)
+    ]
+    if not any(map(len, targets)):
+        return [torch.zeros(0, device=base.device) for _ in targets]
+    # Each token has one predecessor, whichever sample it is read from.
+    scored_N, first_N, place = np.unique(
+        np.concatenate(targets), return_index=True, return_inverse=True
+    )
+    predictors_S, rows_N = np.unique(np.concatenate(before)[first_N], return_inverse=True)
+    arrays = predictors_S, rows_N, packed.tokens[scored_N], place
+    predictors, rows, tokens, places = (to_device(array, base.device) for array in arrays)
+    logits_SV = _forward(module, base, packed, predictors)
+    values_N = _SelectedLogprobs.apply(logits_SV, rows, tokens, 1 / temperature)  # type: ignore[no-untyped-call]
+    return list(values_N[places].split([len(each) for each in targets]))
+
+
+def _check_tokens(packed: PackedTree, vocab_size: int, context_length: int) -> None:
+    longest = max(map(len, packed.samples), default=0)
+    if longest > context_length:
+        raise ContextError(
+            f"a sample of the tree has {longest:,} tokens, and the model's context is "
+            f"{context_length:,}; leave it out or cut it"
+        )
+    wrong = packed.tokens[(packed.tokens < 0) | (packed.tokens >= vocab_size)]
+    if len(wrong):
+        raise InputError(
+            f"the tree has token {wrong[0]}, and the model's ids are 0 to {vocab_size - 1}; use "
+            "the model's own tokenizer"
+        )
+
+
+def _forward(module: nn.Module, base: Any, packed: PackedTree, predictors_S: Tensor) -> Tensor:
+    """Return the logits [S, V] of some tokens of a packed tree."""
+    keeps_rows = "logits_to_keep" in inspect.signature(base.forward).parameters
+    tokens, positions = (
+        to_device(array[None], base.device) for array in (packed.tokens, packed.positions)
+    )
+    with use_tree_attention(base):
+        logits_SV: Tensor = module(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=None,
+            use_cache=False,
+            treegen=packed.layout,
+            **({"logits_to_keep": predictors_S} if keeps_rows else {}),
+        ).logits[0]
+    return logits_SV if keeps_rows else logits_SV[predictors_S]
+
+
+class _SelectedLogprobs(torch.autograd.Function):
+    """Log-probabilities of single tokens; rows are converted to float32 part by part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_SV: Tensor, rows_N: Tensor, tokens_N: Tensor, factor: float
+    ) -> Tensor:
+        """Return the log-probabilities [N] in float32.
+
+        Args:
+            ctx: The context of autograd.
+            logits_SV: The logits [S, V].
+            rows_N: The row of each token [N].
+            tokens_N: The token ids [N].
+            factor: A factor of all logits.
+        """
+        parts = logits_SV.split(max(1, _ROWS // logits_SV.shape[1]))
+        lse_S = torch.cat([(part.float() * factor).logsumexp(-1) for part in parts])
+        ctx.save_for_backward(logits_SV, rows_N, tokens_N, lse_S)
+        ctx.factor = factor
+        return logits_SV[rows_N, tokens_N].float() * factor - lse_S[rows_N]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
+        logits_SV, rows_N, tokens_N, lse_S = ctx.saved_tensors
+        sums_S = torch.zeros_like(lse_S).index_add_(0, rows_N, grad_N)
+        step = max(1, _ROWS // logits_SV.shape[1])
+        grad_SV = torch.empty_like(logits_SV)
+        for at in range(0, len(logits_SV), step):
+            part = slice(at, at + step)
+            p_SV = (logits_SV[part].float() * ctx.factor).sub_(lse_S[part, None]).exp_()
+            grad_SV[part] = p_SV.mul_(-sums_S[part, None] * ctx.factor)
+        grad_SV.index_put_((rows_N, tokens_N), (grad_N * ctx.factor).to(grad_SV.dtype), True)
+        return grad_SV, None, None, None

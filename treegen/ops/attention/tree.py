@@ -1,0 +1,285 @@
+"""Attention with gradients over a packed prefix tree, for training.
+
+The tokens of a tree are packed depth first: a segment stands right before the segments below it, so
+the queries that see a segment's keys are the consecutive tokens of its subtree. Each segment is
+computed as a level: all queries below it attend to its keys in one product, and online softmax
+merges the levels of a query. The backward pass goes over the same blocks, so the gradients of
+shared keys and values are sums over all rows below. Keys, values and masks are never repeated for
+the samples. At any time only one block of scores exists.
+
+Legend: T packed tokens, H query heads, G key heads, R query heads per key head, N query rows of a
+block, L keys of a block, K key dimension, V value dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from treegen.common.device import without_autocast
+from treegen.ops.attention.types import AttentionOptions, Window
+
+_KEYS: Final = 512
+"""Maximum number of keys of a block."""
+_PACKED: Final = 128
+"""Maximum number of tokens of small subtrees that share a block."""
+_SCORES: Final = {"cpu": 2**19, "cuda": 2**26}
+"""Maximum number of scores of a block, by type of device."""
+
+
+class _Tile(NamedTuple):
+    """Keys that the same query rows see: a part of a segment, or several whole subtrees."""
+
+    start: int
+    stop: int
+    below: int  # the tokens from `stop` to here see all keys of the tile
+
+
+class _Block(NamedTuple):
+    """Query rows and keys whose scores are computed in one product."""
+
+    rows: slice | Tensor
+    keys: slice
+    mask: tuple[Tensor, Tensor] | None  # the indices of the rows [N] and of the keys [L], if masked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeLayout:
+    """The places of the segments of a tree among its packed tokens.
+
+    Segments are numbered in packed order.
+    """
+
+    starts: NDArray[np.int64]
+    """The first token of each segment."""
+    stops: NDArray[np.int64]
+    """The end of the subtree of each segment, in tokens."""
+    depths: NDArray[np.int64]
+    """The position of the first token of each segment in its texts."""
+    num_tokens: int
+    """T, the number of tokens."""
+    _blocks: dict[Any, list[_Block]] = field(default_factory=dict)
+
+    def blocks(self, num_heads: int, window: Window | None, device: torch.device) -> list[_Block]:
+        """Return the blocks of scores that cover all pairs of a query and a visible key.
+
+        Args:
+            num_heads: H.
+            window: The positions that a row sees; None for all.
+            device: The device of the queries.
+        """
+        most = max(16, _SCORES["cpu" if device.type == "cpu" else "cuda"] // num_heads)
+        key = most, window, device
+        if key not in self._blocks:
+            self._blocks[key] = list(self._iter_blocks(most, window, device))
+        return self._blocks[key]
+
+    def positions(self) -> NDArray[np.int64]:
+        """Return the position of each token in its texts [T]."""
+        return np.arange(self.num_tokens) + self._repeat(self.depths - self.starts)
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the position of each token [T], and the end of its segment's subtree [T].
+
+        Args:
+            device: The device of the tensors.
+        """
+        arrays = self.positions(), self._repeat(self.stops)
+        positions_T, stops_T = (torch.from_numpy(array).to(device) for array in arrays)
+        return positions_T, stops_T
+
+    def _repeat(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the value of each token's segment [T]."""
+        return np.repeat(values, np.diff(np.append(self.starts, self.num_tokens)))
+
+    def _iter_tiles(self) -> Iterator[_Tile]:
+        starts, num = np.append(self.starts, self.num_tokens), len(self.starts)
+        after = np.searchsorted(self.starts, self.stops)  # the first segment after each subtree
+        segment = 0
+        while segment < num:
+            start, end = int(starts[segment]), segment
+            while end < num and self.stops[end] <= start + _PACKED:
+                end = max(int(after[end]), end + 1)
+            if end > segment:
+                yield _Tile(start, int(starts[end]), int(starts[end]))
+                segment = end
+                continue
+            stop = int(starts[segment + 1])
+            for at in range(start, stop, _KEYS):
+                yield _Tile(at, min(at + _KEYS, stop), int(self.stops[segment]))
+            segment += 1
+
+    def _iter_blocks(
+        self, most: int, window: Window | None, device: torch.device
+    ) -> Iterator[_Block]:
+        positions_T = self.positions()
+        indices_T = torch.arange(self.num_tokens, device=device)
+        for start, stop, below in self._iter_tiles():
+            step = max(1, most // max(1, stop - start))
+            for at in range(start, stop, step):
+                keys = slice(start, min(at + step, stop))
+                rows = slice(at, keys.stop)
+                yield _Block(rows, keys, (indices_T[rows], indices_T[keys]))
+            keys = slice(start, stop)
+            if window is None:
+                for at in range(stop, below, step):
+                    yield _Block(slice(at, min(at + step, below)), keys, None)
+                continue
+            # The tile is a part of one segment, so its positions are consecutive.
+            near = stop + np.flatnonzero(
+                window.start(positions_T[stop:below]) <= positions_T[stop - 1]
+            )
+            for part in np.split(near, range(step, len(near), step)) if len(near) else ():
+                rows_N = torch.from_numpy(part).to(device)
+                is_whole = window.start(positions_T[part]).max() <= positions_T[start]
+                yield _Block(rows_N, keys, None if is_whole else (rows_N, indices_T[keys]))
+
+
+def attend_tree(
+    q_HTK: Tensor, k_GTK: Tensor, v_GTV: Tensor, layout: TreeLayout, options: AttentionOptions
+) -> Tensor:
+    """Attend from each packed token to the tokens of its path up to itself, with gradients.
+
+    Args:
+        q_HTK: Queries [H, T, K].
+        k_GTK: Keys [G, T, K]; H is a multiple of G.
+        v_GTV: Values [G, T, V].
+        layout: The segments of the tree.
+        options: Softmax options of the layer.
+
+    Returns:
+        The attention output [H, T, V], in the type of the values.
+    """
+    num_groups = len(k_GTK)
+    q_GRTK = q_HTK.unflatten(0, (num_groups, -1))
+    sinks_GR = None if options.sinks_H is None else options.sinks_H.unflatten(0, (num_groups, -1))
+    out: Tensor = _TreeAttention.apply(q_GRTK, k_GTK, v_GTV, sinks_GR, layout, options)  # type: ignore[no-untyped-call]
+    return out.flatten(0, 1)
+
+
+class _TreeAttention(torch.autograd.Function):
+    """Attention block by block; the backward pass computes the scores of each block again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        layout: TreeLayout,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Return the attention output [G, R, T, V] in the type of the values.
+
+        Args:
+            ctx: The context of autograd.
+            q: Queries [G, R, T, K].
+            k: Keys [G, T, K].
+            v: Values [G, T, V].
+            sinks: A further logit of each head [G, R]; None for none.
+            layout: The segments of the tree.
+            options: Softmax options of the layer.
+        """
+        with without_autocast(q.device):
+            tree = _Scores(q, k, layout, options)
+            out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=tree.dtype, device=q.device)
+            sums = q.new_zeros(q.shape[:-1], dtype=tree.dtype)
+            # A finite number: the difference of two infinities would not be a number.
+            most = torch.full_like(sums, torch.finfo(tree.dtype).min / 4)
+            if sinks is not None:
+                most[:] = sinks.to(tree.dtype)[..., None]
+                sums += 1
+            for block in tree.blocks:
+                rows = block.rows
+                s_GRNL, _ = tree.scores(block)
+                most_GRN = torch.maximum(most[:, :, rows], s_GRNL.amax(-1))
+                p_GRNL = s_GRNL.sub_(most_GRN[..., None]).exp_()
+                kept_GRN = (most[:, :, rows] - most_GRN).exp_()
+                new_GRNV = (p_GRNL.to(v.dtype).flatten(1, 2) @ v[:, block.keys]).unflatten(
+                    1, p_GRNL.shape[1:3]
+                )
+                out[:, :, rows] = out[:, :, rows] * kept_GRN[..., None] + new_GRNV
+                sums[:, :, rows] = sums[:, :, rows] * kept_GRN + p_GRNL.sum(-1)
+                most[:, :, rows] = most_GRN
+            out = (out / sums[..., None]).to(v.dtype)
+            lse = most + sums.log()
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        ctx.layout, ctx.options = layout, options
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, out, lse = ctx.saved_tensors
+        with without_autocast(q.device):
+            tree = _Scores(q, k, ctx.layout, ctx.options)
+            dot_GRT = (grad_out.to(tree.dtype) * out).sum(-1)
+            dq, dk, dv = (torch.zeros_like(x, dtype=tree.dtype) for x in (q, k, v))
+            for block in tree.blocks:
+                rows, keys = block.rows, block.keys
+                s_GRNL, slope_GRNL = tree.scores(block)
+                p_GRNL = s_GRNL.sub_(lse[:, :, rows, None]).exp_()
+                shape, grad_GMV = p_GRNL.shape[1:3], grad_out[:, :, rows].flatten(1, 2)
+                dv[:, keys] += p_GRNL.to(v.dtype).flatten(1, 2).transpose(1, 2) @ grad_GMV
+                d_GRNL = (grad_GMV @ v[:, keys].transpose(1, 2)).to(tree.dtype).unflatten(1, shape)
+                d_GRNL.sub_(dot_GRT[:, :, rows, None]).mul_(p_GRNL)
+                if slope_GRNL is not None:
+                    d_GRNL.mul_(slope_GRNL)
+                d_GML = d_GRNL.mul_(ctx.options.scale).to(q.dtype).flatten(1, 2)
+                dq[:, :, rows] += (d_GML @ k[:, keys]).unflatten(1, shape)
+                dk[:, keys] += d_GML.transpose(1, 2) @ q[:, :, rows].flatten(1, 2)
+            dsinks = None
+            if sinks is not None:
+                shares_GRT = (sinks.to(tree.dtype)[..., None] - lse).exp()
+                dsinks = -(shares_GRT * dot_GRT).sum(-1).to(sinks.dtype)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None
+
+
+class _Scores:
+    """Computes the scores of blocks, in float32 at least."""
+
+    def __init__(self, q: Tensor, k: Tensor, layout: TreeLayout, options: AttentionOptions) -> None:
+        """Prepare the blocks of one layer.
+
+        Args:
+            q: Queries [G, R, T, K].
+            k: Keys [G, T, K].
+            layout: The segments of the tree.
+            options: Softmax options of the layer.
+        """
+        self._q, self._k, self._options = q, k, options
+        self._positions_T, self._stops_T = layout.tensors(q.device)
+        self.dtype = torch.promote_types(q.dtype, torch.float32)
+        self.blocks = layout.blocks(q.shape[0] * q.shape[1], options.window, q.device)
+
+    def scores(self, block: _Block) -> tuple[Tensor, Tensor | None]:
+        """Return the masked scores of a block [G, R, N, L], and the slopes of their soft cap.
+
+        Args:
+            block: The block.
+        """
+        rows_GRNK = self._q[:, :, block.rows]
+        s_GML = rows_GRNK.flatten(1, 2) @ self._k[:, block.keys].transpose(1, 2)
+        s_GRNL = s_GML.to(self.dtype).mul_(self._options.scale).unflatten(1, rows_GRNK.shape[1:3])
+        slope_GRNL = None
+        if (cap := self._options.softcap) is not None:
+            s_GRNL = s_GRNL.div_(cap).tanh_()
+            slope_GRNL = 1 - s_GRNL.square()
+            s_GRNL = s_GRNL.mul_(cap)
+        if block.mask is not None:
+            rows_N, keys_L = block.mask
+            is_hidden_NL = keys_L > rows_N[:, None]
+            is_hidden_NL |= self._stops_T[keys_L] <= rows_N[:, None]
+            if (window := self._options.window) is not None:
+                starts_N = window.start(self._positions_T[rows_N])
+                is_hidden_NL |= self._positions_T[keys_L] < starts_N[:, None]
+            s_GRNL.masked_fill_(is_hidden_NL, -torch.inf)
+        return s_GRNL, slope_GRNL
