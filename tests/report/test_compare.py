@@ -199,7 +199,7 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert {Path(path).suffix for path in found["plots"]} == {".svg", ".png"}
     assert all(Path(path).stat().st_size for path in found["plots"])
     assert METHOD in done.out
-    assert "conclusion: no difference is shown in accuracy, maj@8, pass@8\n" in done.out
+    assert "conclusion: no difference is shown in any metric\n" in done.out
     assert "leave it or --no-plots out" in treegen("compare", a, b, "-o", "x", "--no-plots").error
     again = treegen("compare", a, b, "-q").document
     assert again["differences"] == found["differences"]
@@ -282,7 +282,5 @@ def test_a_better_run_is_found_to_be_better(tmp_path: Path) -> None:
     assert first.low is not None and first.low > 0
     assert first.p_value is not None and first.p_value < 0.01
     conclusion = str(found).partition("conclusion: ")[2].partition("\n")[0]
-    assert (
-        conclusion.startswith("B is better in accuracy") and "(p (Holm) below 0.05)" in conclusion
-    )
+    assert conclusion.startswith("B is better in accuracy")
     assert "conclusion: A is better in accuracy" in str(compare_runs(b, a))

@@ -36,6 +36,7 @@ from treegen.report.run_settings import (
 from treegen.report.tables import PrintableTable, headline_filters, interval, p_text
 from treegen.report.view import RunView, count_equal_samples
 
+_NO_DIFFERENCE: Final = "no difference is shown"
 _COLUMNS: Final[Mapping[str, Any]] = {
     "Filter": "{0.filter}",
     "Metric": "{0.metric}",
@@ -205,11 +206,13 @@ def _conclude(rows: Sequence[Difference]) -> str:
     metrics: dict[str, list[str]] = {}
     for row in rows:
         p = row.p_value if row.p_holm is None else row.p_holm
-        result = "no difference is shown"
+        result = _NO_DIFFERENCE
         if p is not None and p < 0.05:
             result = f"{'B' if row.value > 0 else 'A'} is better"
         name = f"{row.metric} ({row.filter})" if several else row.metric
         metrics.setdefault(result, []).append(name)
+    if list(metrics) == [_NO_DIFFERENCE] and len(rows) > 1:
+        return f"conclusion: {_NO_DIFFERENCE} in any metric"
     parts = [f"{result} in {', '.join(names)}" for result, names in metrics.items()]
     return f"conclusion: {'; '.join(parts)}"
 
