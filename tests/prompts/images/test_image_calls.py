@@ -102,7 +102,7 @@ def test_the_program_of_the_documentation_runs(
 
 def test_the_documented_families_are_those_that_take_images(repository: Path) -> None:
     page = (repository / "docs" / "models.md").read_text(encoding="utf-8")
-    section = page.split("## Images\n")[1].split("\nEach is tested")[0]
+    section = page.split("## Images\n")[1].split("\nWe test each family")[0]
     assert re.findall(r"`(\w+)`[,.]", section) == list(IMAGES)
     assert f"{len(IMAGES)} families" in section
     readme = (repository / "README.md").read_text(encoding="utf-8")
