@@ -384,7 +384,9 @@ def adapt_attention(module: PreTrainedModel) -> None:
         kinds = _KINDS.get(text.model_type, (_SelectingLayer, _SelectingIndexer))
     parts: list[Any] = list(module.modules())
     names = {"rotary_emb", "embed_tokens"}
-    rotary = [part.rotary_emb for part in parts if names <= {*part._modules}]
+    rotary = [
+        part.rotary_emb for part in parts if names <= {name for name, _ in part.named_children()}
+    ]
     pools = 0
     for part in parts:
         stock: Any = type(part)
