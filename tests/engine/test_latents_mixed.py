@@ -32,7 +32,7 @@ _BLOCKS: dict[str, dict[str, Any]] = {
     },
     "qwen4_exp": {**_AVERAGED, "indexer_n_heads": 16},
 }
-# A uniform number lies within 3e-7 of the boundary between two tokens: rounding decides the draw.
+# A uniform number lies within 3e-7 of the boundary between two tokens, so rounding decides the draw.
 _NEAR_TIES = {("minimax_m3_vl_on_text", 119)}
 _SELECTING = {"deepseek_v32": _SELECTED, "glm_moe_dsa": _SELECTED, **_BLOCKS}
 
