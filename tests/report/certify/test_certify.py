@@ -101,6 +101,14 @@ def test_an_untouched_run_holds(certified: Path) -> None:
     assert again.content() == (certified / "run" / "certificate.json").read_bytes()
 
 
+def test_a_large_tolerance_is_in_the_result(certified: Path) -> None:
+    at_default = _check(certified, redraw=1, redraw_seed=0, tolerance=1e-3)
+    assert "tolerance" not in _results(at_default)
+    line = _check(certified, redraw=1, redraw_seed=0, tolerance=0.5).checks[-1]
+    assert line.what == "tolerance" and line.holds is None
+    assert "WARNING: 0.5 is larger than the default for this run, 0.001" in line.detail
+
+
 @contextmanager
 def _edited(path: Path, content: bytes) -> Iterator[None]:
     before = path.read_bytes()
@@ -333,6 +341,7 @@ def test_near_ties_are_told_apart_from_other_differences(repository: Path) -> No
         assert wide.tolerance == 0.1 and wide.holds and wide.parted and not wide.differing
         narrow = redraw_samples(run, prepared, Listener(), num=30, seed=1, tolerance=1e-4)
         assert not narrow.holds and len(narrow.parted) < len(wide.parted)
+        assert narrow.default_tolerance == wide.default_tolerance == 0.1
     many = replace(wide, parted=wide.same, same=wide.parted)
     assert not many.holds and "fewer than half" in str(many)
 
@@ -528,13 +537,19 @@ def test_names_in_a_certificate_are_no_paths(certified: Path, copied: Path, tmp_
 
 
 def test_what_cannot_be_certified_is_an_error(
-    certified: Path, copied: Path, tmp_path: Path, treegen: Command
+    certified: Path,
+    copied: Path,
+    tmp_path: Path,
+    treegen: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shutil.copytree(certified / "model", changed := tmp_path / "model")
     config = json.loads((changed / "generation_config.json").read_text())
     (changed / "generation_config.json").write_text(json.dumps({**config, "top_k": 3}))
-    done = treegen("certify", copied, "--model", changed)
-    assert done.code == 2 and "is not the model of" in done.err
+    with monkeypatch.context() as context:  # the model is checked before samples are scored
+        context.setattr("treegen.report.certify.build.describe_run", None)
+        done = treegen("certify", copied, "--model", changed)
+        assert done.code == 2 and "is not the model of" in done.err
     results = json.loads((copied / "results.json").read_text())
     results["report"]["metrics"][0]["value"] = 1.0
     (copied / "results.json").write_text(json.dumps(results))

@@ -71,6 +71,8 @@ class Redraw:
     """The seed that chose the samples."""
     tolerance: float | None
     """As for `redraw_samples`; None if samples must be the same to the bit."""
+    default_tolerance: float
+    """The tolerance unless another is given; 0 if samples must be the same to the bit."""
     same: tuple[Key, ...]
     """The samples with the same tokens, and log-probabilities within the tolerance."""
     parted: tuple[Key, ...]
@@ -143,9 +145,12 @@ def redraw_samples(
     keys = sorted(run.done)
     chosen = frozenset(random.Random(seed).sample(keys, min(num, len(keys))))
     job, engine = prepared.job, prepared.job.settings.engine
-    is_exact = tolerance is None and _is_exact(run, job, prepared)
+    default = _TOLERANCES.get(prepared.facts.dtype, _TOLERANCE)
+    if _is_exact(run, job, prepared):
+        default = 0.0
+    is_exact = tolerance is None and default == 0
     if tolerance is None and not is_exact:
-        tolerance = _TOLERANCES.get(prepared.facts.dtype, _TOLERANCE)
+        tolerance = default
     listener.loading(engine.model)
     check_model(run, engine)
     llm = load_llm(engine, run.info.identity["model"]["fingerprint"])
@@ -171,6 +176,7 @@ def redraw_samples(
     return Redraw(
         seed=seed,
         tolerance=None if is_exact else tolerance,
+        default_tolerance=default,
         same=tuple(same),
         parted=tuple(parted),
         differing=tuple(differing),

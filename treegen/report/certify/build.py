@@ -59,22 +59,23 @@ def certify_run(
     Raises:
         RunError: there is no run, or it is damaged.
         InputError: the run is not complete, has other scores or prompts than those computed now, or
-            was imported; or its data or model are not the ones named.
+            was imported; or its data are not the ones named.
+        ModelError: the model cannot be read, or is not that of the run.
     """
     with RunDir.open(path) as run:
         job = load_job_of(run, choices)
-        facts = describe_run(run, job, choices, listener, execution)
         if run.missing > 0:
             raise InputError(
                 f"{path} lacks {run.missing:,} of {run.info.planned:,} samples; finish it with "
                 f"{arg('resume', str(path))} first"
             )
+        check_model(run, job.settings.engine)  # before all samples are scored
+        facts = describe_run(run, job, choices, listener, execution)
         if stored_report(run) is None or find_changed_report(run, facts.report):
             raise InputError(
                 f"the scores in {path}/results.json are not those computed now; run `treegen "
                 f"score {path}` first"
             )
-        check_model(run, job.settings.engine)
         hashed, prepared = hash_model(job, listener), render_prompts(job)
         if problem := find_foreign_samples(run, prepared):
             raise InputError(f"{path}: {problem}; certify it with the model and version of the run")

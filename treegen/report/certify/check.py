@@ -231,6 +231,12 @@ def _compare_model(
     else:
         result = redraw(run, prepared)
         yield PartCheck("redraw", result.holds, str(result))
+        if result.tolerance is not None and result.tolerance > result.default_tolerance:
+            why = (
+                f"WARNING: {result.tolerance:g} is larger than the default for this run, "
+                f"{result.default_tolerance:g}, so forged samples may pass the redraw"
+            )
+            yield PartCheck("tolerance", None, why)
 
 
 def _compare(what: str, theirs: object, mine: object, detail: str) -> PartCheck:
