@@ -569,6 +569,22 @@ def test_what_cannot_be_certified_is_an_error(
         assert treegen(*words).code == 2
 
 
+def test_a_tolerance_is_checked_before_the_run_is(certified: Path, treegen: Command) -> None:
+    words = ["certify", "--check", certified / "run" / "certificate.json", "--model", "nowhere"]
+    for value in ("nan", "inf", "-1"):
+        done = treegen(*words, "--redraw", "1", "--tolerance", value)
+        assert done.code == 2 and "--tolerance must be at least 0 and finite" in done.err
+        assert len(done.err.splitlines()) == 1
+
+
+def test_runs_with_early_stopping_are_refused(tmp_path: Path, treegen: Command) -> None:
+    run, options = tmp_path / "run", ["--stop-when", "decided", "--stop-batch", "4"]
+    assert treegen("eval", "gsm8k", "-L", "2", "-n", "8", *options, "-o", run).code == 0
+    done = treegen("certify", run)
+    assert done.code == 2 and "has early stopping" in done.err
+    assert "resume" not in done.err
+
+
 def test_imported_runs_are_refused(tmp_path: Path, treegen: Command) -> None:
     log = write_lm_eval(tmp_path / "log", {"gsm8k": generated_rows()})
     (run, *_) = import_log(log, tmp_path / "imported")

@@ -112,6 +112,12 @@ class Redraw:
         return text
 
 
+def check_tolerance(tolerance: float | None) -> None:
+    """Raise InputError for a tolerance that `redraw_samples` does not take."""
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise InputError(f"{arg('tolerance')} must be at least 0 and finite, got {tolerance}")
+
+
 def redraw_samples(
     run: RunDir,
     prepared: PreparedJob,
@@ -135,11 +141,10 @@ def redraw_samples(
             if this is the same kind of GPU with the same versions.
 
     Raises:
-        InputError: the tolerance is negative, or the run has no sample.
+        InputError: the tolerance is negative or not finite, or the run has no sample.
         TreegenError: the model cannot be loaded, or a sample cannot be drawn.
     """
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise InputError(f"{arg('tolerance')} must be at least 0, got {tolerance}")
+    check_tolerance(tolerance)
     if not run.done:
         raise InputError(f"{run.path} has no sample to draw again")
     keys = sorted(run.done)

@@ -59,7 +59,7 @@ def certify_run(
     Raises:
         RunError: there is no run, or it is damaged.
         InputError: the run is not complete, has other scores or prompts than those computed now, or
-            was imported; or its data are not the ones named.
+            was imported or has early stopping; or its data are not the ones named.
         ModelError: the model cannot be read, or is not that of the run.
     """
     with RunDir.open(path) as run:
@@ -91,7 +91,7 @@ def load_job_of(run: RunDir, choices: Mapping[str, Any]) -> Job:
         choices: As for `certify_run`.
 
     Raises:
-        InputError: the run was imported, or its data or task cannot be read.
+        InputError: the run was imported or has early stopping, or its data or task cannot be read.
     """
     if "imported" in run.info.identity:
         raise InputError(
@@ -99,6 +99,11 @@ def load_job_of(run: RunDir, choices: Mapping[str, Any]) -> Job:
             "drawn; certificates are for runs of treegen"
         )
     job = load_stored_job(choices, run)
+    if job.settings.in_rounds:
+        raise InputError(
+            f"{run.path} has early stopping: which samples it draws depends on earlier ones, so "
+            "single samples cannot be drawn again; certify a run without it"
+        )
     engine = replace(job.settings.engine, **_ANY_MACHINE)
     return replace(job, settings=replace(job.settings, engine=engine))
 

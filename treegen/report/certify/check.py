@@ -12,7 +12,12 @@ from treegen.common.formatting import format_bytes, safe_text
 from treegen.errors import InputError, ModelError, arg
 from treegen.evals.job import Job, PreparedJob
 from treegen.evals.pipeline.listener import Listener
-from treegen.evals.pipeline.redraw import Redraw, check_model, redraw_samples
+from treegen.evals.pipeline.redraw import (
+    Redraw,
+    check_model,
+    check_tolerance,
+    redraw_samples,
+)
 from treegen.evals.scoring.code_execution import ExecutionOptions, as_code_execution_task
 from treegen.report.certify.build import (
     describe_prompts,
@@ -112,6 +117,7 @@ def check_certificate(
         raise InputError(f"{arg('redraw')} must be at least 0, got {redraw}")
     if redraw and "model" not in choices:
         raise InputError(f"{arg('redraw', redraw)} needs {arg('model=')}: a directory or a name")
+    check_tolerance(tolerance)
     certificate, content = read_certificate(file)
     drawing = None
     if redraw:
