@@ -30,6 +30,7 @@ QUESTIONS = [
     "Q: How many have we?\nA:",
 ]
 FAMILIES = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mistral_swa", "gpt2", "cohere2", "qwen3"]
+FAMILIES += ["llama4"]  # attends within chunks
 FAMILIES += ["gemma3_on_text", "llava_on_text", "mistral3_on_text", "qwen2_5_vl_on_text"]
 FAMILIES += ["qwen3_next", "lfm2", "bamba", "jamba", "minimax", "kimi_linear"]  # partly recurrent
 

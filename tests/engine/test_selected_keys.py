@@ -421,3 +421,12 @@ def test_index_keys_in_fp8(
     # A random selection shares a third of the keys with another one.
     share = ((want_TL & got_TL).sum() / want_TL.sum()).item()
     assert 0.85 < share < 1, share
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", [*FAMILIES, *BLOCKS])
+def test_a_gpu_selects_the_same_keys(family: str, saved: Callable[..., Path]) -> None:
+    path = saved(family)
+    for sharing, eager in (("all", False), ("all", True), ("off", False)):
+        llm = load(path, device="cuda", dtype="float32", page_size=16, sharing=sharing, eager=eager)
+        check_tree(llm, path, 1e-4)

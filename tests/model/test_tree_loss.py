@@ -141,6 +141,23 @@ def test_gradients_are_those_of_single_samples(family: str, depth: int, seed: in
     compare(tiny_module(family), random_tree(seed, depth=depth))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "gemma2"])
+def test_gradients_on_a_gpu_are_those_of_a_cpu(family: str) -> None:
+    module, tree = tiny_module(family), random_tree(5, depth=4)
+    starts = [1] * len(tree.last)
+    factors = weights_of(tree, starts)
+    want = tree_logprobs(module, tree)
+    theirs = gradients(module, loss_of(want, factors))
+    got = [logprobs.cpu() for logprobs in tree_logprobs(module.cuda(), tree)]
+    ours = gradients(module, loss_of(got, factors))
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    assert ours.keys() == theirs.keys() and ours
+    total = torch.stack([stock.norm() for stock in theirs.values()]).norm()
+    for name, stock in theirs.items():
+        assert (ours[name].cpu() - stock).norm() < 1e-4 * max(stock.norm(), 1e-2 * total), name
+
+
 @pytest.mark.parametrize("tree", degenerate_trees().values(), ids=degenerate_trees().keys())
 def test_gradients_of_degenerate_trees(tree: RolloutTree) -> None:
     compare(tiny_module("gemma2"), tree)
