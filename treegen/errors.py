@@ -140,6 +140,10 @@ class NumericsError(TreegenError):
     """The model returned logits that are not finite."""
 
 
+class WorldError(TreegenError):
+    """An environment of an agent failed; nothing is known about the action that it was to run."""
+
+
 class ModelWarning(UserWarning):
     """The model can be used, but not everything that its files specify is supported."""
 

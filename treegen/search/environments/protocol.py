@@ -1,0 +1,109 @@
+"""The protocol of environments: worlds that tool calls change, with snapshots to fork them from.
+
+A `World` is one live state. An `Environment` starts worlds, and restores them from snapshots. Its
+methods are coroutines; a search runs them in an event loop of their own, so they may wait for
+processes and networks without blocking the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from treegen.prompts.replies.types import ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a world shows after an action, or without one."""
+
+    text: str = ""
+    """Text for the model."""
+    images: tuple[bytes, ...] = ()
+    """Encoded images for the model, such as PNG files."""
+    exit_status: int | None = None
+    """Exit status of a program that ran; None if none did. Negative numbers are signals."""
+    reward: float | None = None
+    """The world's own judgement of its state so far; None if it has none."""
+    is_done: bool = False
+    """Whether the episode is over. No action follows."""
+    failure: str = ""
+    """Why the action did not end by itself, such as a limit that it reached; "" if it did. Such an
+    observation ends its branch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What an environment can do, and needs."""
+
+    has_snapshots: bool = True
+    """Whether worlds have snapshots. If not, forks replay all actions from the start."""
+    forks_cheaply: bool = False
+    """Whether a snapshot or a restored world takes little time and memory."""
+    pure_tools: frozenset[str] = frozenset()
+    """Tools that change nothing and whose result follows from the state alone. Equal calls of them
+    in one state run once."""
+    needs_network: bool = False
+    """Whether worlds talk to servers."""
+
+
+class World(Protocol):
+    """One live state of a problem's environment. One action runs at a time."""
+
+    async def run(self, action: ToolCall) -> Observation:
+        """Run an action and return what it shows.
+
+        An unknown tool or wrong arguments are an observation, which tells the model what is wrong,
+        not an error.
+
+        Raises:
+            WorldError: The environment itself failed.
+        """
+        ...
+
+    async def observe(self) -> Observation:
+        """Return the observation of the state as it is; it changes nothing."""
+        ...
+
+    async def snapshot(self) -> str:
+        """Store the state and return the id of the snapshot; the world goes on unchanged."""
+        ...
+
+    async def close(self) -> None:
+        """Free what the world holds. Snapshots stay. A second call does nothing."""
+        ...
+
+
+class Environment(Protocol):
+    """Starts worlds of problems, and restores them from snapshots."""
+
+    @property
+    def traits(self) -> Traits:
+        """What it can do, and needs."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """The tools of its worlds, as JSON schemas in OpenAI's format of function tools."""
+        ...
+
+    async def start(self, problem: Any) -> World:
+        """Return a new world in the first state of a problem (`treegen.evals.problem.Problem`)."""
+        ...
+
+    async def restore(self, snapshot: str) -> World:
+        """Return a new world in the state of a snapshot.
+
+        Raises:
+            InputError: There is no such snapshot (any more).
+        """
+        ...
+
+    async def delete(self, snapshot: str) -> None:
+        """Delete a snapshot. Worlds that were restored from it stay. Unknown ids do nothing."""
+        ...
+
+    async def close(self) -> None:
+        """Close all worlds and delete all snapshots that this object made."""
+        ...
