@@ -7,26 +7,20 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from cli_cases import Command
 from foreign_logs import generated_rows, write_lm_eval
 
-from treegen import LLM, demo, evaluate
+from treegen import evaluate
 from treegen.errors import InputError, TreegenError
 from treegen.evals.pipeline.listener import Listener
-from treegen.evals.pipeline.redraw import _Comparison, random_number, redraw_samples
-from treegen.ops.sampling.draw import uniforms
-from treegen.prompts.detokenize import Detokenizer
 from treegen.report.certify.build import (
     certify_run,
     describe_run,
     load_job_of,
-    render_prompts,
     write_certificate,
 )
 from treegen.report.certify.check import CertificateCheck, check_certificate
@@ -43,32 +37,6 @@ from treegen.runs.settings import _comparable_fields, _fingerprint
 
 pytestmark = pytest.mark.timeout(600)
 EDITS = 200
-
-
-@pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certified run of the demo model, in a folder with copies of the model and the data."""
-    folder = tmp_path_factory.mktemp("certified")
-    shutil.copytree(demo.model_path(), folder / "model")
-    for name in ("words.jsonl", "words_fewshot.jsonl"):
-        shutil.copy(demo.data_path(name), folder / name)
-    settings: dict[str, Any] = {
-        "data": str(folder / "words.jsonl"),
-        "fewshot_file": str(folder / "words_fewshot.jsonl"),
-        "task_args": {"form": "self-consistency"},
-    }
-    evaluate(
-        "gsm8k",
-        str(folder / "model"),
-        output=folder / "run",
-        limit=4,
-        num_samples=5,
-        log_tokens=True,
-        progress=False,
-        **settings,
-    )
-    write_certificate(folder / "run", {}, Listener())
-    return folder
 
 
 @pytest.fixture
@@ -332,20 +300,6 @@ def test_a_certificate_of_another_model_is_found(certified: Path, copied: Path) 
     assert found["settings"] and found["model"] is False and found["redraw"] is None
 
 
-def test_near_ties_are_told_apart_from_other_differences(repository: Path) -> None:
-    """The example was drawn in float32; in bfloat16 honest samples part, and only at near-ties."""
-    with RunDir.open(repository / "examples" / "run") as run:
-        job = load_job_of(run, {"model": "demo", "dtype": "bfloat16"})
-        prepared = render_prompts(job)
-        wide = redraw_samples(run, prepared, Listener(), num=30, seed=1)
-        assert wide.tolerance == 0.1 and wide.holds and wide.parted and not wide.differing
-        narrow = redraw_samples(run, prepared, Listener(), num=30, seed=1, tolerance=1e-4)
-        assert not narrow.holds and len(narrow.parted) < len(wide.parted)
-        assert narrow.default_tolerance == wide.default_tolerance == 0.1
-    many = replace(wide, parted=wide.same, same=wide.parted)
-    assert not many.holds and "fewer than half" in str(many)
-
-
 def test_the_page_shows_what_the_command_prints(
     repository: Path, tmp_path: Path, treegen: Command
 ) -> None:
@@ -361,43 +315,6 @@ def test_the_page_shows_what_the_command_prints(
         return {line for line in found if "other versions here" not in line}
 
     assert lines(done.out) <= lines(page)
-
-
-def test_random_numbers_are_those_of_the_sampler() -> None:
-    rng = random.Random(3)
-    pairs = [(rng.randrange(2**63), rng.randrange(10_000)) for _ in range(1000)]
-    seeds, steps = (torch.tensor(column) for column in zip(*pairs, strict=True))
-    assert uniforms(seeds, steps).tolist() == [random_number(*pair) for pair in pairs]
-
-
-def test_a_near_tie_excuses_no_text_of_other_tokens(certified: Path) -> None:
-    """Every two tokens nearly tie at a tolerance of 50, and yet tokens and text belong together."""
-    with RunDir.open(certified / "run") as run:
-        prepared = render_prompts(load_job_of(run, {}))
-        drawn = next(r for r in run.records() if r["stop"] == "\n\n" and "answer is" in r["text"])
-    llm = LLM(str(certified / "model"), eager=True)
-    comparison = _Comparison(prepared, llm, 50.0)
-    tokens, text = drawn["tokens"], drawn["text"]
-    place = len(tokens) // 2
-    other = next(t for t in tokens if llm.tokenizer.decode([t]).isdigit() and t != tokens[place])
-    changed = [*tokens[:place], other, *tokens[place + 1 :]]
-    prompt = next(r.tokens for r in prepared.plan.requests if r.id == drawn["problem_id"])
-    theirs = Detokenizer(llm.tokenizer).text(prompt, changed)[: -len("\n\n")]
-    parts = comparison.parts_at_near_tie
-    honest = {**drawn, "tokens": changed, "text": theirs}
-    assert parts(honest, drawn)
-    unlogged = {name: value for name, value in honest.items() if name != "tokens"}
-    assert parts(unlogged, drawn)
-    assert not parts({**honest, "text": text}, drawn)
-    assert not parts({**honest, "text": f"{theirs[:-3]}123"}, drawn)
-    for edit in ({"stop": ""}, {"stop": "The"}, {"stop": 7}, {"seed": 1}, {"text": None}):
-        assert not parts({**honest, **edit}, drawn)
-        assert not parts({**unlogged, **edit}, drawn)
-    for bad in ([], [1.5], ["a"], [-1], [10**9], tokens):
-        assert not parts({**honest, "tokens": bad, "num_tokens": len(bad)}, drawn)
-    narrow = _Comparison(prepared, llm, 0.0)
-    assert not narrow.parts_at_near_tie(honest, drawn)
-    llm.close()
 
 
 def test_choices_are_scored_again(tmp_path: Path, treegen: Command) -> None:

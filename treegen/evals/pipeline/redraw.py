@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, ModelError, arg
-from treegen.evals.early_stopping import NEVER
 from treegen.evals.identity import computed_on
 from treegen.evals.job import Job, PreparedJob
 from treegen.evals.model import load_llm, weights_fingerprint
@@ -241,10 +240,8 @@ def _is_exact(run: RunDir, job: Job, prepared: PreparedJob) -> bool:
 
 
 def _record_tokens(prepared: PreparedJob) -> PreparedJob:
-    """Return a job that stores tokens, and scores no samples unless early stopping needs it."""
-    settings = prepared.job.settings
-    score = settings.score and settings.stop_when != NEVER
-    settings = replace(settings, log_tokens=True, score=score)
+    """Return a job that stores tokens and scores no samples."""
+    settings = replace(prepared.job.settings, log_tokens=True, score=False)
     return replace(prepared, job=replace(prepared.job, settings=settings))
 
 
