@@ -76,6 +76,12 @@ def run(
     return [model.forward(batch_of(pools, num, start)) for num, start in passes]
 
 
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 6},
+    "llama4": {"num_hidden_layers": 6},
+}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> None:
     if not tiny_models.known((tiny_models.EXACT | tiny_models.HYBRID)[family][0]):
@@ -83,9 +89,7 @@ def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> No
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = load_model(
-        tiny_models.save_tiny_model(tmp_path, family, num_hidden_layers=6)
-        if family == "llama"
-        else tiny_models.save_tiny_model(tmp_path, family),
+        tiny_models.save_tiny_model(tmp_path, family, **SIZES.get(family, {})),
         device="cpu",
         check=False,
     )
@@ -99,9 +103,10 @@ def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> No
         torch.testing.assert_close(mine, stock, atol=1e-5, rtol=1e-5)
     for mine_kv, stock_kv in zip(fresh, pools, strict=True):
         torch.testing.assert_close(mine_kv.keys, stock_kv.keys, atol=1e-5, rtol=1e-5)
-    if family == "llama":
+    if family in SIZES:
         # One graph for one token, one for all other numbers, whatever the number of layers.
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+        kinds = {"llama": 1, "llama4": 2}[family]
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * kinds
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from treegen.errors import ModelError
 from treegen.model.batch import Batch, current_batch
 from treegen.model.checkpoint.text_part import attention_of_text
-from treegen.model.chunked import scale_queries
+from treegen.model.chunked import chunk_of, scale_queries
 from treegen.model.hook import (
     ATTENTION,
+    CHUNK,
     KEYS,
     PROBE,
     VALUES,
@@ -224,6 +225,7 @@ class CompiledLayers:
             # too small for the next merged weight.
             torch.cuda.empty_cache()
         for attention, pool in zip(attentions, pools, strict=True):
+            setattr(attention, CHUNK, chunk_of(attention))
             attention.register_buffer(KEYS, make_proxy(pool.keys, 2), persistent=False)
             if not is_latent_layer(attention):
                 attention.register_buffer(VALUES, make_proxy(pool.values, 2), persistent=False)
@@ -262,6 +264,7 @@ class CompiledLayers:
         for part in self._module.modules():
             for name in (KEYS, VALUES, INDEX_KEYS, *_TENSORS):
                 part._buffers.pop(name, None)
+            vars(part).pop(CHUNK, None)
 
 
 def _decoder_layers(

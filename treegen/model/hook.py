@@ -38,6 +38,9 @@ NO_NUMBER: Final = -1
 KEYS: Final = "treegen_keys"
 VALUES: Final = "treegen_values"
 """Names of the buffers that represent the page pool in a compiled attention module."""
+CHUNK: Final = "treegen_chunk"
+"""Attribute of a compiled attention module: its `chunk_of`, which depends on the layer number. Code
+that reads the layer number is compiled anew for each layer."""
 
 _OTHER: Final = "its numbers would be wrong; use another model"
 
@@ -360,7 +363,7 @@ def _compiled_attention(
         options.get("s_aux"),
         options.get("scaling"),
         options.get("sliding_window") or None,
-        chunk_of(module),
+        getattr(module, CHUNK),
         options.get("softcap") or None,
         None if selected is None or is_empty(selected) else selected[0],
     )
