@@ -245,7 +245,8 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         raise NotImplementedError("packed weights are only read")
 
 
-class _WeightsOp(ConversionOps):  # type: ignore[misc]
+# transformers before 5.21 takes many sources and many targets for its own classes only.
+class _WeightsOp(ErnieFuseAndSplitTextVisionExperts):  # type: ignore[misc]
     """An operation that wants all patterns of its converter, without those of expanded tensors."""
 
     supports_many_to_many = True
