@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from bnb_checkpoints import SETTINGS, pack, store_bnb
+from packaging.version import Version
 from packed_checkpoints import store_exact
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
@@ -22,6 +24,7 @@ from treegen.model.config import load_spec
 from treegen.model.load import load_model
 
 TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=2), Node(" two, for", samples=1)])
+OLD = Version(transformers.__version__) < Version("5.21")
 PROJECTION = "model.layers.1.self_attn.q_proj"
 
 
@@ -47,6 +50,8 @@ def edit(directory: Path, **fields: Any) -> None:
     ],
 )
 def test_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_path: Path) -> None:
+    if layout == "nf4-double-bfloat16" and OLD:
+        pytest.skip("this transformers widens the stored numbers to float32; an error says so")
     save_tiny_model(tmp_path / "source", family)
     exact = store_bnb(tmp_path / "source", tmp_path / "packed", layout)
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
