@@ -20,9 +20,9 @@ from treegen.ops.cache.pool import LayerKV
 
 # Tokens of each pass and the position of the first; one token alone is a graph of its own.
 PASSES = [(5, 0), (9, 5), (1, 14), (20, 15), (1, 35), (3, 36)]
-# AOT traces what a layer writes to its pool too, and takes most of the time. Each kind of attention
-# (windows and sinks, latents, recurrent layers, selected blocks) has one family that is traced by
-# it here, and all are in `make soak`.
+# "aot_eager" also traces what a layer writes into its pool, which takes most of the time. `make
+# soak` compiles all families with it; `make test` has llama, one family with windows and sinks, one
+# with recurrent layers, and one with latents and selected keys.
 FAMILIES = [
     ("llama", "aot_eager"),
     ("gemma2", "eager"),
@@ -111,10 +111,11 @@ def test_compiled_layers_give_the_same_logits(family: str, backend: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"),
+    ("family", "backend", "settings"),
     [
         (
             "glm_moe_dsa",
+            "aot_eager",
             {
                 "index_topk": 8,
                 "num_hidden_layers": 2,
@@ -122,11 +123,19 @@ def test_compiled_layers_give_the_same_logits(family: str, backend: str, tmp_pat
                 "first_k_dense_replace": 0,
             },
         ),
-        ("minimax_m3_vl_on_text", {"index_topk_blocks": 2, "index_block_size": 4}),
+        *(
+            pytest.param(
+                "minimax_m3_vl_on_text",
+                backend,
+                {"index_topk_blocks": 2, "index_block_size": 4},
+                marks=marks,
+            )
+            for backend, marks in (("eager", ()), ("aot_eager", pytest.mark.soak))
+        ),
     ],
 )
 def test_compiled_layers_select_the_same_keys(
-    family: str, settings: dict[str, Any], tmp_path: Path
+    family: str, backend: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """Layers select keys or blocks themselves, or use those that an earlier layer selects."""
     if not tiny_models.known(tiny_models.EXACT[family][0]):
@@ -136,7 +145,7 @@ def test_compiled_layers_select_the_same_keys(
     model = load_model(path, device="cpu", check=False)
     pools, fresh = model.new_cache(4, 16), model.new_cache(4, 16)
     want = run(model, pools, PASSES[:2])
-    model.compile_layers(fresh, backend="aot_eager")
+    model.compile_layers(fresh, backend=backend)
     got = run(model, fresh, PASSES[:2])
     assert not model.uncompiled_because
     for mine, stock in zip(got, want, strict=True):
