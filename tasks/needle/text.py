@@ -29,7 +29,7 @@ SECOND_NAMES: Final = WORDS["second_names"]
 
 
 def draw_names(draw: random.Random, num: int) -> list[str]:
-    """Return `num` different names in random order, none of which is a prefix of another.
+    """Return `num` different names in random order. No name is a prefix of another one.
 
     If there are enough single names, these are used. Otherwise every dog has two names, and the
     first names are spread as evenly as possible.

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,48 +17,42 @@ _SHOWN = re.compile(r"```(bash|py)\n((?:(?!```).)*)```\n\n```text\n(.*?)```", re
 _BLOCKS = re.compile(r"```py\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
-def test_the_client_of_the_page_gets_what_it_shows(repository: Path) -> None:
-    for name in ("openai", "starlette", "uvicorn", "prometheus_client"):
+@pytest.fixture(name="url", scope="module")
+def _url() -> Iterator[str]:
+    for name in ("starlette", "uvicorn", "prometheus_client"):
         pytest.importorskip(name)
-    ((program, shown),) = _BLOCKS.findall(_page(repository, "server"))
     command = [sys.executable, "-m", "treegen", "serve", "--model", "demo", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
-            url = next(line for line in server.stderr if "is served at" in line).split()[-1]
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(program.replace("http://127.0.0.1:8000/v1", url), {})
+            yield next(line for line in server.stderr if "is served at" in line).split()[-1]
         finally:
             server.send_signal(signal.SIGTERM)
             server.stderr.read()
+
+
+def test_the_client_of_the_page_gets_what_it_shows(repository: Path, url: str) -> None:
+    pytest.importorskip("openai")
+    ((program, shown),) = _BLOCKS.findall(_page(repository, "server"))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program.replace("http://127.0.0.1:8000/v1", url), {})
     lines = [line.rstrip() for line in printed.getvalue().splitlines()]
     assert lines == shown.splitlines()
 
 
-def test_the_clients_of_nodes_get_what_the_page_shows(repository: Path) -> None:
-    for name in ("httpx2", "starlette", "uvicorn", "prometheus_client"):
-        pytest.importorskip(name)
+def test_the_clients_of_nodes_get_what_the_page_shows(repository: Path, url: str) -> None:
+    pytest.importorskip("httpx2")
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
     blocks = _SHOWN.findall(_page(repository, "nodes"))
     assert [kind for kind, _, _ in blocks] == ["bash", "py", "py"]
-    command = [sys.executable, "-m", "treegen", "serve", "--model", "demo", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        try:
-            url = next(line for line in server.stderr if "is served at" in line).split()[-1]
-            for kind, program, shown in blocks:
-                written = program.replace("http://127.0.0.1:8000", url.removesuffix("/v1"))
-                run = ["bash", "-e"] if kind == "bash" else [sys.executable, "-"]
-                done = subprocess.run(
-                    run, input=written, capture_output=True, text=True, check=False
-                )
-                assert done.returncode == 0, done.stderr
-                assert done.stdout.splitlines() == shown.splitlines()
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.stderr.read()
+    for kind, program, shown in blocks:
+        written = program.replace("http://127.0.0.1:8000", url.removesuffix("/v1"))
+        run = ["bash", "-e"] if kind == "bash" else [sys.executable, "-"]
+        done = subprocess.run(run, input=written, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == shown.splitlines()
 
 
 def _page(repository: Path, name: str) -> str:

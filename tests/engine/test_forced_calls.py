@@ -137,12 +137,22 @@ def slow_logprobs(llm: LLM, stock: Any, done: Completion, params: SamplingParams
     return found
 
 
-@pytest.mark.parametrize("kind", ["added", "special", "in pieces"])
-def test_forced_texts_are_whole_and_drawn_as_by_a_slow_loop(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ways"),
+    [
+        ("added", ["run ahead", "both"]),
+        ("special", ["speculation", "preemption"]),
+        ("in pieces", ["run ahead", "speculation", "preemption", "both"]),
+    ],
+)
+def test_forced_texts_are_whole_and_drawn_as_by_a_slow_loop(
+    kind: str, ways: list[str], tmp_path: Path
+) -> None:
     path = checkpoint_of(tmp_path, kind)
     stock = AutoModelForCausalLM.from_pretrained(path)
     drawn: dict[str, list[Completion]] = {}
-    for name, options in OPTIONS.items():
+    for name in ("plain", *ways):
+        options = OPTIONS[name]
         llm = LLM(str(path), **{"device": "cpu", "memory": "8MiB", "check": False, **options})
         asked = structures(llm.tokenizer)
         nodes = [Node(PROMPT, samples=2, id=str(place)) for place in range(len(asked))]

@@ -214,7 +214,7 @@ def test_a_text_decodes_as_by_generate(family: str, saved: Callable[..., Path]) 
 def test_with_more_local_blocks_than_selected_ones_the_context_ends(
     saved: Callable[..., Path],
 ) -> None:
-    """transformers then takes any of the local blocks, of which none has a score."""
+    """No local block has a score, and transformers then takes any of them."""
     path = saved("minimax_m3_vl_on_text", index_local_blocks=NUM // BLOCK + 1)
     with pytest.warns(ModelWarning, match=f"{NUM} tokens, not {10 * NUM}: .* attention leaves"):
         llm = load(path)
@@ -340,7 +340,7 @@ def test_scores_and_searches(family: str, saved: Callable[..., Path]) -> None:
         # Two of three layers have an indexer. The third one uses the keys that an earlier one
         # selects.
         ("glm_moe_dsa", [8, 0, 8]),
-        # Index keys and their gates in two of four layers, of which two are recurrent.
+        # Two of four layers have index keys and their gates. The other two are recurrent.
         ("glm5_next_on_text", [16, 16]),
         ("minimax_m3_vl_on_text", [0, 8, 8]),
         ("qwen4_exp", [8]),

@@ -64,10 +64,15 @@ def params_of(budget: int, **more: Any) -> SamplingParams:
 
 
 def alone(
-    stock: Any, llm: LLM, prompt: str, seed: int, params: SamplingParams
+    stock: Any, llm: LLM, prompt: str, seed: int, params: SamplingParams, sample: Completion
 ) -> tuple[list[int], list[float]]:
-    """One sample, the whole prefix computed anew for each token, and its logprobs."""
+    """Draw each token of a sample anew below those before it, up to the first that is another.
+
+    One pass of the stock model, which is causal, has the logits below every prefix of the sample.
+    """
     ids = llm.tokenizer(prompt)["input_ids"]
+    with torch.no_grad():
+        logits_TV = stock(torch.tensor([[*ids, *sample.tokens]])).logits[0].float()
     tokens: list[int] = []
     logprobs: list[float] = []
     bias = ParamSet(params, llm.stopping_of(params)).bias
@@ -77,14 +82,13 @@ def alone(
     queue: list[int] = []
     budget = params.max_thinking_tokens
     assert budget is not None
-    while len(tokens) < params.max_tokens:
+    while len(tokens) < params.max_tokens and tokens == list(sample.tokens[: len(tokens)]):
         shown = llm.tokenizer.decode(tokens)
         if begun is None and shown.lstrip().startswith(open):
             begun = len(tokens)
         if begun is not None and len(tokens) == begun + budget and close not in shown:
             queue = llm.tokenizer(f"\n{close}\n\n")["input_ids"]
-        with torch.no_grad():
-            logits = stock(torch.tensor([[*ids, *tokens]])).logits[:, -1].float()
+        logits = logits_TV[len(ids) + len(tokens) - 1][None]
         step = torch.tensor([[len(tokens)]])
         drawn = int(draw(logits, torch.tensor([[seed]]), step, one).tokens_PN)
         tokens.append(queue.pop(0) if queue else drawn)
@@ -93,13 +97,13 @@ def alone(
 
 
 @pytest.mark.parametrize("budget", [0, 1, 4, 9])
-def test_a_budget_gives_what_running_each_prefix_anew_gives(llm: LLM, budget: int) -> None:
+def test_a_budget_gives_what_drawing_each_token_anew_gives(llm: LLM, budget: int) -> None:
     stock = AutoModelForCausalLM.from_pretrained(llm.spec.name, attn_implementation="eager")
     # Greedy samples of a prompt are all the same.
     for params, num in ((params_of(budget), 5), (params_of(budget, temperature=0), 1)):
         for c in llm.run(tree_of(num), params).completions:
             seed = row_seed(params.seed, c.prompt_id, c.sample_index)
-            tokens, logprobs = alone(stock, llm, TEXTS[c.prompt_id], seed, params)
+            tokens, logprobs = alone(stock, llm, TEXTS[c.prompt_id], seed, params, c)
             assert list(c.tokens) == tokens
             # Those of forced tokens are the model's too.
             assert c.logprobs == pytest.approx(logprobs, abs=1e-4)
@@ -122,7 +126,7 @@ def test_a_thinking_that_opens_after_space_or_by_other_tokens_has_its_budget(
         num_forced = 0
         for c in llm.run(tree, params).completions:
             seed = row_seed(params.seed, c.prompt_id, c.sample_index)
-            assert list(c.tokens) == alone(stock, llm, TEXTS["outside"], seed, params)[0]
+            assert list(c.tokens) == alone(stock, llm, TEXTS["outside"], seed, params, c)[0]
             if c.thinking is not None and c.tokens[0] in space:
                 num_forced += c.thinking.is_forced
         assert num_forced, params.reasoning_tags

@@ -20,14 +20,20 @@ from treegen.ops.cache.pool import LayerKV
 
 # Tokens of each pass and the position of the first; one token alone is a graph of its own.
 PASSES = [(5, 0), (9, 5), (1, 14), (20, 15), (1, 35), (3, 36)]
+# "aot_eager" also traces what a layer writes into its pool, which takes most of the time. `make
+# soak` compiles all families with it; `make test` has llama, one family with windows and sinks, one
+# with recurrent layers, and one with latents and selected keys.
 FAMILIES = [
-    "llama",
-    "gemma2",
-    "gpt2",
-    "gpt_oss",
-    "deepseek_v32",
-    "llama4",
-    pytest.param("minimax_m3_vl_on_text", marks=pytest.mark.soak),
+    ("llama", "aot_eager"),
+    ("gemma2", "eager"),
+    ("gpt2", "eager"),
+    ("gpt_oss", "aot_eager"),
+    ("deepseek_v32", "eager"),
+    ("llama4", "eager"),
+    *(
+        pytest.param(family, "aot_eager", marks=pytest.mark.soak)
+        for family in ("gemma2", "gpt2", "deepseek_v32", "llama4", "minimax_m3_vl_on_text")
+    ),
 ]
 HYBRID = [
     "qwen3_next",
@@ -82,8 +88,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "backend"), FAMILIES)
+def test_compiled_layers_give_the_same_logits(family: str, backend: str, tmp_path: Path) -> None:
     if not tiny_models.known((tiny_models.EXACT | tiny_models.HYBRID)[family][0]):
         pytest.skip(f"this transformers has no {family}")
     torch._dynamo.reset()
@@ -96,7 +102,7 @@ def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> No
     pools = model.new_cache(4, 16)
     want = run(model, pools)
     fresh = model.new_cache(4, 16)
-    model.compile_layers(fresh, backend="aot_eager")
+    model.compile_layers(fresh, backend=backend)
     got = run(model, fresh)
     assert not model.uncompiled_because
     for mine, stock in zip(got, want, strict=True):
@@ -110,10 +116,11 @@ def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"),
+    ("family", "backend", "settings"),
     [
         (
             "glm_moe_dsa",
+            "aot_eager",
             {
                 "index_topk": 8,
                 "num_hidden_layers": 2,
@@ -121,11 +128,19 @@ def test_compiled_layers_give_the_same_logits(family: str, tmp_path: Path) -> No
                 "first_k_dense_replace": 0,
             },
         ),
-        ("minimax_m3_vl_on_text", {"index_topk_blocks": 2, "index_block_size": 4}),
+        *(
+            pytest.param(
+                "minimax_m3_vl_on_text",
+                backend,
+                {"index_topk_blocks": 2, "index_block_size": 4},
+                marks=marks,
+            )
+            for backend, marks in (("eager", ()), ("aot_eager", pytest.mark.soak))
+        ),
     ],
 )
 def test_compiled_layers_select_the_same_keys(
-    family: str, settings: dict[str, Any], tmp_path: Path
+    family: str, backend: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """Layers select keys or blocks themselves, or use those that an earlier layer selects."""
     if not tiny_models.known(tiny_models.EXACT[family][0]):
@@ -135,7 +150,7 @@ def test_compiled_layers_select_the_same_keys(
     model = load_model(path, device="cpu", check=False)
     pools, fresh = model.new_cache(4, 16), model.new_cache(4, 16)
     want = run(model, pools, PASSES[:2])
-    model.compile_layers(fresh, backend="aot_eager")
+    model.compile_layers(fresh, backend=backend)
     got = run(model, fresh, PASSES[:2])
     assert not model.uncompiled_because
     for mine, stock in zip(got, want, strict=True):

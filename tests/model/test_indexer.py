@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen.errors import ModelError, ModelWarning
+from treegen.model import probe
 from treegen.model.checkpoint.families import dense_length
 from treegen.model.checkpoint.small_config import (
     build_random_model,
@@ -68,6 +69,14 @@ CHANGES = {
         UNKNOWN_CODE,
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def fresh_probes() -> Iterator[None]:
+    """Forget the results of other code; tests here change that of transformers."""
+    probe._probe_stock.cache_clear()
+    yield
+    probe._probe_stock.cache_clear()
 
 
 def save(directory: Path, **settings: Any) -> Path:

@@ -18,6 +18,7 @@ from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
 from treegen.common.formatting import format_bytes
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model import hook as model_attention
+from treegen.model import probe
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.checkpoint_report import inspect_checkpoint
@@ -62,6 +63,20 @@ def refusal(load: Callable[[], object]) -> str:
 
 
 # --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3", "qwen3_next"])
+def test_a_model_that_is_planned_and_loaded_is_probed_once(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_tiny_model(tmp_path, family)
+    probe._probe_stock.cache_clear()
+    spec = load_spec(path, device="cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "_probe", lambda *_: pytest.fail("it was probed again"))
+        assert load_model(path, device="cpu").spec == load_spec(path, device="cpu") == spec
+    edit(path, vocab_size=300)
+    assert load_spec(path, device="cpu").vocab_size == 300
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
@@ -394,6 +409,7 @@ def test_layers_without_a_number_are_refused_unless_some_are_recurrent(
         return replace(read(module, *args, **options), layer=NO_NUMBER)
 
     monkeypatch.setattr(model_attention, "read_call", unnumbered)
+    probe._probe_stock.cache_clear()
     with pytest.raises(ModelError, match=r"LlamaAttention has no layer number \(layer_idx\)"):
         load_spec(copy)
 

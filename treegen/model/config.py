@@ -252,9 +252,8 @@ def spec_of(
     from treegen.model.probe import probe_layers  # slow to import, and only needed here
 
     probed = probe_layers(config, dtype, trust_remote_code, ranks)
-    probe = probed.probe
     layers: list[LayerSpec] = []
-    for at, (call, source) in enumerate(zip(probe.calls, probe.sources, strict=True)):
+    for at, (call, source) in enumerate(zip(probed.calls, probed.sources, strict=True)):
         _, kv_heads, k_dim = call.k_TGK.shape
         v_dim, latent = call.v_TGV.shape[-1], call.latent
         if latent is not None:
@@ -262,7 +261,7 @@ def spec_of(
         shared_with = None if source == at else source
         layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent, call.index_dim))
     text = config.get_text_config(decoder=True)
-    forms = [call.index_form for call in probe.calls if call.index_form is not None]
+    forms = [call.index_form for call in probed.calls if call.index_form is not None]
     declared = _declared_length(text)
     length, reason = min([(declared, ""), *_limits(text)], key=lambda limit: limit[0])
     if reason:
@@ -276,8 +275,8 @@ def spec_of(
         context_length=length,
         eos_token_ids=_eos_token_ids(directory, config),
         itemsize=itemsize,
-        windows=tuple(call.window for call in probe.calls),
-        chunk=next((call.chunk for call in probe.calls if call.chunk), None),
+        windows=tuple(call.window for call in probed.calls),
+        chunk=next((call.chunk for call in probed.calls if call.chunk), None),
         unreached=probed.unreached,
         states=probed.states,
         num_weights=probed.num_weights,
@@ -286,7 +285,7 @@ def spec_of(
         index_topk=max((form.num * form.size for form in forms), default=0),
         index_pool=max((form.size for form in forms if form.is_pooled), default=1),
         index_selections=max((form.selections for form in forms), default=1),
-        num_heads=max(call.q_THK.shape[1] for call in probe.calls),
+        num_heads=max(call.q_THK.shape[1] for call in probed.calls),
         recommended=recommended_sampling(directory),
         recommended_note=difference_from_generate(directory),
     )

@@ -110,7 +110,7 @@ class _SelectingIndexer(_DenseIndexer):
 
 
 class _PooledIndexer(_SelectingIndexer):
-    """An indexer that selects among complete blocks, each of which has a pooled key."""
+    """An indexer that selects complete blocks of keys; every block has one pooled key."""
 
     index_kpool: int
     n_heads: int

@@ -4,6 +4,7 @@ The probe also finds which states recurrent layers keep.
 """
 
 import copy
+import functools
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ from treegen.model.checkpoint.text_part import (
     drop_parts,
     find_unused_parts,
 )
-from treegen.model.hook import NO_NUMBER, PROBE, Probe
+from treegen.model.hook import NO_NUMBER, PROBE, AttentionCall, Probe
 from treegen.model.indexer import adapt_attention
 from treegen.model.linear.fp8 import iter_fp8_linears
 from treegen.model.linear.fp8_experts import rounding_experts
@@ -85,8 +86,10 @@ class _MetaValueMode(TorchFunctionMode):
 class ProbeResult:
     """The results of a pass without data."""
 
-    probe: Probe
+    calls: tuple[AttentionCall, ...]
     """The attention calls."""
+    sources: tuple[int, ...]
+    """For each call the index of the call that first passed these very keys and values."""
     vocab_size: int
     """The number of logits of a row."""
     unreached: tuple[str, ...]
@@ -101,10 +104,27 @@ class ProbeResult:
     """The layout of the rows' update lists; None if rows cannot keep such lists."""
 
 
+class _StockConfig:
+    """A configuration of transformers' own, equal to others of the same class and content."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.config = copy.deepcopy(config)
+        self._content = (type(config), config.to_json_string(use_diff=False))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _StockConfig) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+
 def probe_layers(
     config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool, ranks: int = 1
 ) -> ProbeResult:
     """Run the model on three tokens without data and return how its layers call attention.
+
+    The results of the last configurations are kept. A job is planned and then loaded, and a load
+    with a check loads small copies of the model.
 
     Args:
         config: The model's configuration.
@@ -115,6 +135,20 @@ def probe_layers(
     Raises:
         ModelError: the layers call attention in a way that is not supported.
     """
+    if trust_remote_code or not type(config).__module__.startswith("transformers."):
+        return _probe(config, dtype, trust_remote_code, ranks)
+    return _probe_stock(_StockConfig(config), dtype, ranks)
+
+
+@functools.lru_cache(maxsize=16)
+def _probe_stock(stock: _StockConfig, dtype: torch.dtype, ranks: int) -> ProbeResult:
+    return _probe(stock.config, dtype, False, ranks)
+
+
+def _probe(
+    config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool, ranks: int
+) -> ProbeResult:
+    """Probe a configuration; see `probe_layers`."""
     try:
         model = _build_meta_model(config, dtype, trust_remote_code)
         states = StateProbe()
@@ -160,7 +194,14 @@ def probe_layers(
     if recurrent:
         delta = make_delta_spec([layer.module for layer in recurrent], layer_states, dtype)
     return ProbeResult(
-        probe, vocab_size, unreached, layer_states, num_weights, num_in_linears, delta
+        tuple(probe.calls),
+        tuple(probe.sources),
+        vocab_size,
+        unreached,
+        layer_states,
+        num_weights,
+        num_in_linears,
+        delta,
     )
 
 

@@ -109,9 +109,17 @@ async def everything(root: SearchNode) -> list[SearchNode]:
     return [deeper, *more[0]]
 
 
-@pytest.mark.parametrize("fn", [step_by_step, vote, everything])
 @pytest.mark.parametrize(
-    "budget", [None, Budget(tokens=45), Budget(calls=5), Budget(nodes=6)], ids=str
+    ("fn", "budget"),
+    [
+        (step_by_step, None),
+        (vote, None),
+        (everything, None),
+        (step_by_step, Budget(calls=5)),
+        (vote, Budget(nodes=6)),
+        (everything, Budget(tokens=45)),
+    ],
+    ids=str,
 )
 def test_trees_are_those_of_a_local_search(
     remote: RemoteLLM, local: LLM, fn: Any, budget: Budget | None

@@ -220,14 +220,13 @@ def test_long_shared_keys(
 
 
 @pytest.mark.parametrize(
-    ("layout", "heads", "dims"),
+    ("layout", "heads", "dims", "dtype"),
     [
-        ("consecutive", (8, 4), (128, 128)),
-        ("consecutive", (12, 4), (160, 96)),
-        ("paged", (12, 4), (160, 96)),
+        ("consecutive", (8, 4), (128, 128), DTYPES[1]),
+        ("consecutive", (12, 4), (160, 96), DTYPES[0]),
+        ("paged", (12, 4), (160, 96), DTYPES[1]),
     ],
 )
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_many_rows_read_keys_that_lie_far_apart_from_copies(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,

@@ -37,7 +37,7 @@ def test_the_likeliest_token_is_the_first_of_the_largest(size: int) -> None:
     few[3, size // 2] = torch.nan  # as the largest
     for logits in (few, torch.randn(60, size), torch.empty(0, size)):
         known = torch.where(logits.isnan(), torch.inf, logits)
-        want = [row.tolist().index(row.max()) for row in known]
+        want = [row.tolist().index(row.max().item()) for row in known]
         assert argmax_tokens(logits).tolist() == want
     wide = torch.randn(6, size + 7)[:, 3 : size + 3]  # rows that are not dense
     assert argmax_tokens(wide).equal(wide.argmax(dim=-1))

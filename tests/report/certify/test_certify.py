@@ -36,7 +36,6 @@ from treegen.runs.record_lines import decode_record, encode_record
 from treegen.runs.settings import _comparable_fields, _fingerprint
 
 pytestmark = pytest.mark.timeout(600)
-EDITS = 200
 
 
 @pytest.fixture
@@ -213,10 +212,11 @@ _KINDS: tuple[Edit, ...] = (
 )
 
 
-def test_every_single_edit_is_found(certified: Path) -> None:
+@pytest.mark.parametrize("num", [60, pytest.param(200, marks=pytest.mark.soak)])
+def test_every_single_edit_is_found(num: int, certified: Path) -> None:
     rng = random.Random(55)
     missed = []
-    for number in range(EDITS):
+    for number in range(num):
         edit = _KINDS[number % len(_KINDS)]
         path, content = edit(rng, certified)
         before = path.read_bytes()

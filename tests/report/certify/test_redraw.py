@@ -49,9 +49,9 @@ def test_near_ties_are_told_apart_from_other_differences(repository: Path) -> No
     with RunDir.open(repository / "examples" / "run") as run:
         job = load_job_of(run, {"model": "demo", "dtype": "bfloat16"})
         prepared = render_prompts(job)
-        wide = redraw_samples(run, prepared, Listener(), num=30, seed=1)
+        wide = redraw_samples(run, prepared, Listener(), num=12, seed=1)
         assert wide.tolerance == 0.1 and wide.holds and wide.parted and not wide.differing
-        narrow = redraw_samples(run, prepared, Listener(), num=30, seed=1, tolerance=1e-4)
+        narrow = redraw_samples(run, prepared, Listener(), num=12, seed=1, tolerance=1e-4)
         assert not narrow.holds and len(narrow.parted) < len(wide.parted)
         assert narrow.default_tolerance == wide.default_tolerance == 0.1
     many = replace(wide, parted=wide.same, same=wide.parted)

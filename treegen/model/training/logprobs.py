@@ -38,9 +38,9 @@ def tree_logprobs(
     numbers, and their gradients are summed.
 
     Args:
-        module: A causal language model of transformers, also inside of DDP or of a PEFT adapter. It
-            computes as it is: with its dtypes, under the caller's autocast, and with gradient
-            checkpointing if that is enabled.
+        module: A causal language model of transformers, also inside of DDP or of a PEFT adapter.
+            The call changes none of its settings: its dtypes, the caller's autocast and gradient
+            checkpointing stay in effect.
         tree: The samples.
         prompt_lengths: For each sample the number of first tokens without a log-probability, such
             as those of its prompt. Default: 1, because nothing predicts the first token of a text.

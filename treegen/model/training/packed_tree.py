@@ -1,4 +1,4 @@
-"""A tree of texts as one sequence of tokens, each of which is computed once."""
+"""A tree of texts as one sequence, in which every token of the tree occurs once."""
 
 from __future__ import annotations
 
