@@ -1,4 +1,24 @@
-"""Programs of a fork that try to reach a sibling, by name; see `ATTACKS`."""
+"""Programs of a fork that try to reach a sibling, and what they reach."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import socket
+import stat
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from treegen.prompts.replies.types import ToolCall
+from treegen.search.environments.protocol import Observation
+from treegen.tasks.environments.local import LocalEnvironment
+from treegen.tasks.environments.local_world import LocalWorld
+
+FILES = {"note.txt": "hello\n", "pack/tool.py": "def double(x): return 2 * x\n"}
 
 _TEXT = """
 # read_by_path
@@ -110,3 +130,71 @@ _PARTS = [part.partition("\n") for part in _TEXT.split("# ")[1:]]
 ATTACKS = {name: source for name, _, source in _PARTS}
 """{path} is the directory of the sibling, {snapshot} that of its snapshot, {pid} its helper, {port}
 a server of this machine. A program that succeeds prints ESCAPED."""
+
+
+async def call(world: LocalWorld, tool: str, **arguments: Any) -> Observation:
+    """Run a tool."""
+    return await world.run(ToolCall(tool, arguments))
+
+
+async def python(world: LocalWorld, code: str) -> Observation:
+    """Run a program."""
+    return await call(world, "python", code=textwrap.dedent(code))
+
+
+def contents(world: LocalWorld) -> dict[str, Any]:
+    """Everything of a directory but times and owners: types, modes, links and texts."""
+    root, state = Path(world.workspace.path), {}
+    inodes: dict[int, str] = {}
+    for path in sorted(root.rglob("*")):
+        status, name = path.lstat(), str(path.relative_to(root))
+        data: Any = None
+        if path.is_symlink():
+            data = os.readlink(path)
+        elif path.is_file():
+            data = hashlib.sha256(path.read_bytes()).hexdigest()
+        mode = 0 if path.is_symlink() else stat.S_IMODE(status.st_mode)
+        state[name] = (
+            stat.S_IFMT(status.st_mode),
+            mode,
+            data,
+            inodes.setdefault(status.st_ino, name),
+        )
+    return state
+
+
+async def attack_all(environment: LocalEnvironment) -> dict[str, tuple[str, bool]]:
+    """Return what each attack printed, and whether its sibling and the snapshot are unchanged."""
+    first = await environment.start(SimpleNamespace(metadata={"files": FILES}))
+    await call(first, "write_file", path="secret", text="token")
+    snapshot = await first.snapshot()
+    victim = await environment.restore(snapshot)
+    assert (await python(victim, "print(open('secret').read())")).text == "token"
+    assert victim._cell is not None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        places = {
+            "path": victim.workspace.path,
+            "pid": victim._cell._process.pid,
+            "port": server.getsockname()[1],
+            "snapshot": str(environment._storage._snapshots / snapshot),
+        }
+
+        async def attack(source: str) -> tuple[str, bool]:
+            fork = await environment.restore(snapshot)
+            for name, value in places.items():
+                source = source.replace(f"{{{name}}}", str(value))
+            shown = await python(fork, source)
+            assert not shown.failure
+            whole = contents(victim) == contents(first)
+            await fork.close()
+            return shown.text, whole
+
+        shown = await asyncio.gather(*(attack(source) for source in ATTACKS.values()))
+        with contextlib.suppress(BlockingIOError):
+            raise AssertionError(f"a program reached a port: {server.accept()}")
+    again = await environment.restore(snapshot)
+    assert contents(again) == contents(first) == contents(victim)
+    alive = await python(victim, "print(open('secret').read())")
+    assert alive.text == "token"
+    return dict(zip(ATTACKS, shown, strict=True))

@@ -177,7 +177,7 @@ def list_tree(folder: int) -> list[str]:
 
 
 def settle(folder: int, most: Usage) -> Usage:
-    """Measure a directory, and give the owner all rights on what it contains.
+    """Measure a directory, and make all files readable by their owner.
 
     Programs can create files that even their owner cannot read, and with bits such as setuid.
 
@@ -186,7 +186,7 @@ def settle(folder: int, most: Usage) -> Usage:
         most: The limits.
 
     Raises:
-        DirectoryLimitError: A limit is exceeded.
+        DirectoryLimitError: A limit is exceeded, or a directory cannot be listed by its owner.
     """
     usage = Usage()
     _settle(folder, most, usage, 0)
@@ -202,7 +202,9 @@ def _settle(folder: int, most: Usage, usage: Usage, depth: int) -> None:
             usage.add(status, most)
             mode = stat.S_IMODE(status.st_mode)
             is_folder = stat.S_ISDIR(status.st_mode)
-            wanted = mode & 0o777 | (0o700 if is_folder else 0o600)
+            if is_folder and mode & 0o500 != 0o500:
+                raise DirectoryLimitError(f"a directory of mode {mode:o}, which cannot be listed")
+            wanted = mode & 0o777 | (0 if is_folder else 0o400)
             if mode != wanted and (is_folder or stat.S_ISREG(status.st_mode)):
                 os.chmod(entry.name, wanted, dir_fd=folder)
             if is_folder:

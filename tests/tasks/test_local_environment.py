@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import json
 import os
+import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from fork_attacks import ATTACKS
+from fork_attacks import ATTACKS, FILES, attack_all, call, contents, python
 from hostile_cases import LIMITS, MIB, USABLE, left_since, load_cases, traces
+from test_judge_hostile import python_for_everybody
 
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
-from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation
 from treegen.tasks.environments import directories, storage
-from treegen.tasks.environments.local import LocalEnvironment, LocalWorld
+from treegen.tasks.environments.local import LocalEnvironment
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
@@ -35,7 +35,6 @@ pytestmark = [
 
 T = TypeVar("T")
 SMALL = replace(LIMITS, cpu_seconds=4.0, wall_seconds=8.0, files=60)
-FILES = {"note.txt": "hello\n", "pack/tool.py": "def double(x): return 2 * x\n"}
 PROBLEM = Problem("p", "", "", metadata={"files": FILES})
 
 
@@ -54,35 +53,6 @@ def use(environment: LocalEnvironment, body: Callable[[LocalEnvironment], Awaita
             await environment.close()
 
     return asyncio.run(run())
-
-
-async def call(world: LocalWorld, tool: str, **arguments: Any) -> Observation:
-    return await world.run(ToolCall(tool, arguments))
-
-
-async def python(world: LocalWorld, code: str) -> Observation:
-    return await call(world, "python", code=textwrap.dedent(code))
-
-
-def contents(world: LocalWorld) -> dict[str, Any]:
-    """Everything of a directory but times and owners: types, modes, links and texts."""
-    root, state = Path(world.workspace.path), {}
-    inodes: dict[int, str] = {}
-    for path in sorted(root.rglob("*")):
-        status, name = path.lstat(), str(path.relative_to(root))
-        data: Any = None
-        if path.is_symlink():
-            data = os.readlink(path)
-        elif path.is_file():
-            data = hashlib.sha256(path.read_bytes()).hexdigest()
-        mode = 0 if path.is_symlink() else stat.S_IMODE(status.st_mode)
-        state[name] = (
-            stat.S_IFMT(status.st_mode),
-            mode,
-            data,
-            inodes.setdefault(status.st_ino, name),
-        )
-    return state
 
 
 @pytest.mark.parametrize("sandbox", [*USABLE, "none"])
@@ -163,49 +133,69 @@ def forks(
     assert left_since(before) == set()
 
 
-async def attack_all(environment: LocalEnvironment) -> dict[str, tuple[str, bool]]:
-    import socket
-
-    first = await environment.start(PROBLEM)
-    await call(first, "write_file", path="secret", text="token")
-    snapshot = await first.snapshot()
-    victim = await environment.restore(snapshot)
-    assert (await python(victim, "print(open('secret').read())")).text == "token"
-    assert victim._cell is not None
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0)
-        places = {
-            "path": victim.workspace.path,
-            "pid": victim._cell._process.pid,
-            "port": server.getsockname()[1],
-            "snapshot": str(environment._storage._snapshots / snapshot),
-        }
-
-        async def attack(source: str) -> tuple[str, bool]:
-            fork = await environment.restore(snapshot)
-            for name, value in places.items():
-                source = source.replace(f"{{{name}}}", str(value))
-            shown = await python(fork, source)
-            assert not shown.failure
-            whole = contents(victim) == contents(first)
-            await fork.close()
-            return shown.text, whole
-
-        shown = await asyncio.gather(*(attack(source) for source in ATTACKS.values()))
-        with pytest.raises(BlockingIOError):
-            server.accept()
-    again = await environment.restore(snapshot)
-    assert contents(again) == contents(first) == contents(victim)
-    alive = await python(victim, "print(open('secret').read())")
-    assert alive.text == "token"
-    return dict(zip(ATTACKS, shown, strict=True))
-
-
 @pytest.mark.parametrize("name", list(ATTACKS))
 def test_forks_do_not_reach_each_other(forks: dict[str, tuple[str, bool]], name: str) -> None:
     text, whole = forks[name]
     assert "ESCAPED" not in text
     assert whole
+
+
+UNPRIVILEGED = """
+import asyncio, json, os, sys
+os.setgroups([])
+os.setresgid(65432, 65432, 65432)
+os.setresuid(65432, 65432, 65432)
+sys.path[:0] = [sys.argv[1]]
+from fork_attacks import attack_all
+from treegen.tasks.environments.local import LocalEnvironment
+
+async def main():
+    environment = LocalEnvironment(allow_code_execution=True, sandbox=sys.argv[2])
+    shown = await attack_all(environment)
+    await environment.close()
+    return shown
+
+print(json.dumps(asyncio.run(main())))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.parametrize("sandbox", USABLE)
+def test_forks_of_an_unprivileged_user(sandbox: str, repository: Path) -> None:
+    interpreter = python_for_everybody()
+    folder = Path(tempfile.mkdtemp(prefix="environment-tests-"))
+    try:
+        for name in ("errors.py", "common", "search/environments", "prompts/replies/types.py"):
+            copy(repository / "treegen" / name, folder / "treegen" / name)
+        for name in ("sandbox", "environments"):
+            copy(repository / "tasks" / name, folder / "treegen" / "tasks" / name)
+        copy(repository / "tests" / "fork_attacks.py", folder / "fork_attacks.py")
+        subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
+        done = subprocess.run(
+            [interpreter, "-c", UNPRIVILEGED, str(folder), sandbox],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            env={"PATH": os.environ["PATH"]},
+        )
+    finally:
+        shutil.rmtree(folder)
+    if "no sandbox works here" in done.stderr and sandbox == "bubblewrap":
+        pytest.skip("user namespaces are switched off here")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert set(shown) == set(ATTACKS)
+    assert [name for name, (text, whole) in shown.items() if "ESCAPED" in text or not whole] == []
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file or a folder, and create the folders above it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy(source, target)
 
 
 def test_a_link_in_a_directory_leads_nowhere_for_the_tools(tmp_path: Path) -> None:
@@ -251,8 +241,8 @@ def test_restored_files_equal_the_originals(sandbox: str) -> None:
             for mode in (0o700, 0o600, 0o400, 0o000, 0o4755, 0o644):
                 os.umask(0)
                 os.close(os.open(f"file{mode:o}", os.O_CREAT | os.O_WRONLY, mode))
-            os.mkdir("closed", 0o000)
             os.mkdir("open", 0o777)
+            os.mkdir("sealed", 0o500)
             os.symlink("nowhere", "open/dangling")
             os.symlink("../note.txt", "open/link")
             open(b"\\xff\\xfe name", "w").write("x")
@@ -264,8 +254,8 @@ def test_restored_files_equal_the_originals(sandbox: str) -> None:
         restored = await environment.restore(snapshot)
         assert contents(restored) == contents(world)
         assert contents(world)["file4755"][1] == 0o755
-        assert contents(world)["closed"][1] == 0o700
-        shown = await python(restored, "import os; os.rmdir('closed'); os.remove('file0')")
+        assert contents(world)["file0"][1] == 0o400
+        shown = await python(restored, "import os; os.rmdir('sealed'); os.remove('file0')")
         assert shown.exit_status == 0
         assert contents(restored) != contents(world)
         assert contents(await environment.restore(snapshot)) == contents(world)
@@ -283,6 +273,7 @@ ENDED = {
     "many_files": ("i = 0\nwhile True:\n  open(f'{i}', 'w'); i += 1", "scratch"),
     "quick_files": ("for i in range(61): open(f'{i}', 'w').close()", ""),
     "deep": ("import os\nwhile True: os.mkdir('d'); os.chdir('d')", "scratch"),
+    "hidden": ("import os\nos.mkdir('d', 0o300)\nos.chdir('d')\nopen('x', 'w')", ""),
     "output": ("while True: print('x' * 1000)", "bytes"),
 }
 

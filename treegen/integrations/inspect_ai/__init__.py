@@ -1,4 +1,4 @@
-"""treegen as a model provider of Inspect AI: `--model treegen/DIR`; sandboxes of Inspect for agents.
+"""treegen as a model of Inspect AI: `--model treegen/DIR`; sandboxes of Inspect for agents.
 
 Needs the extra `inspect`.
 
