@@ -34,13 +34,13 @@ class DirectoryLimitError(Exception):
 
 
 @dataclass(slots=True)
-class Usage:
+class DirectorySize:
     """Number of files (directories and links included) and bytes of a directory."""
 
     files: int = 0
     size: int = 0
 
-    def add(self, status: os.stat_result, most: Usage) -> None:
+    def add(self, status: os.stat_result, most: DirectorySize) -> None:
         """Count a file.
 
         Args:
@@ -176,7 +176,7 @@ def list_tree(folder: int) -> list[str]:
     return paths
 
 
-def settle(folder: int, most: Usage) -> Usage:
+def settle(folder: int, most: DirectorySize) -> DirectorySize:
     """Measure a directory, and make all files readable by their owner.
 
     Programs can create files that even their owner cannot read, and with bits such as setuid.
@@ -188,12 +188,12 @@ def settle(folder: int, most: Usage) -> Usage:
     Raises:
         DirectoryLimitError: A limit is exceeded, or a directory cannot be listed by its owner.
     """
-    usage = Usage()
+    usage = DirectorySize()
     _settle(folder, most, usage, 0)
     return usage
 
 
-def _settle(folder: int, most: Usage, usage: Usage, depth: int) -> None:
+def _settle(folder: int, most: DirectorySize, usage: DirectorySize, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise DirectoryLimitError(f"directories nested more than {MAX_DEPTH} deep")
     with os.scandir(folder) as entries:
@@ -212,7 +212,9 @@ def _settle(folder: int, most: Usage, usage: Usage, depth: int) -> None:
                     _settle(inner, most, usage, depth + 1)
 
 
-def copy_tree(source: int, target: int, most: Usage, uid: int | None = None) -> Usage:
+def copy_tree(
+    source: int, target: int, most: DirectorySize, uid: int | None = None
+) -> DirectorySize:
     """Copy the content of a directory to an empty directory.
 
     Modes, symbolic links, and hard links within the directory are kept. Devices, sockets and named
@@ -239,8 +241,8 @@ def copy_tree(source: int, target: int, most: Usage, uid: int | None = None) -> 
 class _Copy:
     """A copy in progress."""
 
-    def __init__(self, root: int, most: Usage, uid: int | None) -> None:
-        self.usage = Usage()
+    def __init__(self, root: int, most: DirectorySize, uid: int | None) -> None:
+        self.usage = DirectorySize()
         self._root, self._most, self._uid = root, most, uid
         self._paths: dict[tuple[int, int], str] = {}  # of files with several hard links
 

@@ -19,7 +19,7 @@ from treegen.search.environments.file_tools import (
     make_tool,
 )
 from treegen.search.environments.protocol import Traits
-from treegen.tasks.environments.directories import Usage
+from treegen.tasks.environments.directories import DirectorySize
 from treegen.tasks.environments.local_world import Host, LocalWorld
 from treegen.tasks.environments.storage import Storage
 from treegen.tasks.sandbox.canaries import choose_tier
@@ -86,7 +86,7 @@ class LocalEnvironment:
         if num_workers is not None and num_workers < 1:
             raise InputError(f"{arg('num_workers')} must be at least 1, got {num_workers}")
         runtime = find_runtime(tuple(packages))
-        most = Usage(limits.files, limits.scratch)
+        most = DirectorySize(limits.files, limits.scratch)
         self._storage = Storage(folder, most, max_snapshot_bytes)
         try:
             tier, self.report = choose_tier(sandbox, runtime, self._create_workspace)

@@ -17,7 +17,7 @@ from treegen.search.environments.file_tools import Files, FileWorld, ToolError, 
 from treegen.search.environments.protocol import Observation
 from treegen.tasks.environments.directories import (
     DirectoryLimitError,
-    Usage,
+    DirectorySize,
     copy_tree,
     list_tree,
     open_folder,
@@ -208,7 +208,7 @@ class LocalWorld(FileWorld):
         most = self._storage.most
         with self._open() as folder, _explained(path):
             used = settle(folder, most)
-            new = Usage(used.files + path.count("/") + 1, used.size + len(data))
+            new = DirectorySize(used.files + path.count("/") + 1, used.size + len(data))
             if new.files > most.files or new.size > most.size:
                 raise ToolError(
                     f"the working directory may have {most.files:,} files and {most.size:,} bytes"

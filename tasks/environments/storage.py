@@ -19,7 +19,7 @@ from typing import Final
 from treegen.common.files import create_held, sweep
 from treegen.errors import CapacityError, InputError, arg
 from treegen.tasks.environments.directories import (
-    Usage,
+    DirectorySize,
     clone,
     copy_tree,
     open_folder,
@@ -30,7 +30,7 @@ from treegen.tasks.environments.directories import (
 _NAME: Final = "treegen-worlds-"
 _MARKER: Final = ".treegen-worlds"
 _PARTIAL: Final = ".partial"
-_UNLIMITED: Final = Usage(1 << 62, 1 << 62)
+_UNLIMITED: Final = DirectorySize(1 << 62, 1 << 62)
 
 
 def remove_leftovers() -> None:
@@ -62,7 +62,7 @@ class Storage:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str] | None, most: Usage, max_snapshot_bytes: int
+        self, folder: str | os.PathLike[str] | None, most: DirectorySize, max_snapshot_bytes: int
     ) -> None:
         self.most = most
         self._left, self._lock = max_snapshot_bytes, threading.Lock()

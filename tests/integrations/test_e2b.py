@@ -198,7 +198,7 @@ def test_the_key_is_nowhere(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> No
         sandbox.token = "changed"
         with pytest.raises(WorldError, match=r"token \*\*\* is wrong; check") as error:
             await call(world, "list_files")
-        shown += [str(error.value), repr(environment), repr(world), environment.tools]
+        shown += [str(error.value), repr(environment), repr(world), *map(str, environment.tools)]
         sandbox.token = tokens[0]
         return shown
 

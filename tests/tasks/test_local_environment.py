@@ -39,8 +39,8 @@ PROBLEM = Problem("p", "", "", metadata={"files": FILES})
 
 
 def create(sandbox: str = USABLE[0] if USABLE else "none", **options: Any) -> LocalEnvironment:
-    options = {"limits": SMALL, "num_workers": 4} | options
-    return LocalEnvironment(allow_code_execution=True, sandbox=sandbox, **options)
+    usual: dict[str, Any] = {"limits": SMALL, "num_workers": 4}
+    return LocalEnvironment(allow_code_execution=True, sandbox=sandbox, **usual | options)
 
 
 def use(environment: LocalEnvironment, body: Callable[[LocalEnvironment], Awaitable[T]]) -> T:

@@ -87,7 +87,7 @@ class E2BEnvironment:
                 "command_seconds must be more than 0, and timeout at least twice as many; got "
                 f"command_seconds={command_seconds:g} and timeout={timeout}"
             )
-        self._new = {
+        self._new: dict[str, Any] = {
             "templateID": template,
             "timeout": timeout,
             "allow_internet_access": allow_internet_access,

@@ -20,12 +20,14 @@ from treegen.search.environments.protocol import Observation
 if TYPE_CHECKING:
     from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
-    from treegen.integrations.inspect_ai.environment import InspectEnvironment, InspectWorld
+    from treegen.integrations.inspect_ai.environment import InspectEnvironment
+    from treegen.integrations.inspect_ai.world import InspectWorld
 else:
     pytest.importorskip("inspect_ai")
     from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
-    from treegen.integrations.inspect_ai.environment import InspectEnvironment, InspectWorld
+    from treegen.integrations.inspect_ai.environment import InspectEnvironment
+    from treegen.integrations.inspect_ai.world import InspectWorld
 
 T = TypeVar("T")
 PROBLEM = Problem(
