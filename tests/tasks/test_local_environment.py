@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 from fork_attacks import ATTACKS, FILES, attack_all, call, contents, python
-from hostile_cases import LIMITS, MIB, USABLE, left_since, load_cases, traces
-from test_judge_hostile import python_for_everybody
+from hostile_cases import LIMITS, MIB, USABLE, left_since, load_cases, python_for_everybody, traces
 
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
@@ -499,5 +498,6 @@ def test_what_is_shown_to_the_user() -> None:
     lines = environment.describe()
     use(environment, lambda environment: environment.delete(""))
     assert lines[0] == f"sandbox: {USABLE[0]}"
+    assert {"read_host_file", "write_host_file", "fork"} <= set(environment.report.held)
     assert any(line.startswith("not protected: disk space of a working") for line in lines)
     assert lines[-1].startswith("forks: ") and "processes end" in lines[-1]
