@@ -136,6 +136,11 @@ PRIVATE = (
     Private("lm_eval.utils", "make_disjoint_window", "perplexity of long texts"),
     # Inspect
     Private("inspect_ai._util.error", "PrerequisiteError", "errors that Inspect shows in a line"),
+    Private(
+        "inspect_ai.util._sandbox.registry",
+        "registry_find_sandboxenv",
+        "a provider of sandboxes by its name",
+    ),
     Private("inspect_ai.model._cache", "epoch", "samples of one epoch differ from those of others"),
 )
 # On machines that have a GPU or these packages.

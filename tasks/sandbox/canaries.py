@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
 )
 from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of, unless_killed
-from treegen.tasks.sandbox.tiers import TIERS, SandboxTier
+from treegen.tasks.sandbox.tiers import TIERS, SandboxTier, Workspace
+
+MakeWorkspace = Callable[[SandboxTier], Workspace | None]
 
 _OTHER = f"try another with {arg('sandbox=')}"
 _LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
@@ -159,12 +161,16 @@ class SandboxReport:
         return lines
 
 
-def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxReport]:
+def choose_tier(
+    sandbox: str, runtime: Runtime, make_workspace: MakeWorkspace = lambda _: None
+) -> tuple[SandboxTier, SandboxReport]:
     """Choose the tier of a sandbox, and prove that it holds.
 
     Args:
         sandbox: Name of a tier, or "auto" for the strongest one that works here.
         runtime: The interpreter and the files that programs may read.
+        make_workspace: Returns the empty directory in which the programs of a tier run; see
+            `SandboxProcess`.
 
     Raises:
         InputError: There is no tier of this name.
@@ -174,7 +180,7 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxRep
         raise InputError(f"{arg('sandbox')} must be auto, {', '.join(TIERS)}; got {sandbox!r}")
     if sandbox == "none":
         tier = TIERS["none"]
-        unless_killed(lambda: _check_works(tier, runtime))
+        unless_killed(lambda: _check_works(tier, runtime, make_workspace))
         return tier, SandboxReport("none", tier.missing(), (), (), ())
     names = [name for name in TIERS if name != "none"] if sandbox == "auto" else [sandbox]
     refused: list[str] = []
@@ -183,7 +189,8 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxRep
         why = tier.unavailable()
         if not why:
             try:
-                passed, not_checked = unless_killed(functools.partial(verify_tier, tier, runtime))
+                verify = functools.partial(verify_tier, tier, runtime, make_workspace)
+                passed, not_checked = unless_killed(verify)
             except HelperKilledError:
                 raise  # says nothing about this sandbox, so do not fall back to a weaker one
             except SandboxError as error:
@@ -199,8 +206,15 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxRep
     )
 
 
-def verify_tier(tier: SandboxTier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def verify_tier(
+    tier: SandboxTier, runtime: Runtime, make_workspace: MakeWorkspace = lambda _: None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Run the canaries without and with the tier.
+
+    Args:
+        tier: The tier.
+        runtime: The interpreter and the files that programs may read.
+        make_workspace: See `choose_tier`.
 
     Returns:
         The names of the attempts that the tier stopped, and of those that fail even outside.
@@ -208,7 +222,7 @@ def verify_tier(tier: SandboxTier, runtime: Runtime) -> tuple[tuple[str, ...], t
     Raises:
         SandboxError: An attempt succeeds inside, or the canaries do not run.
     """
-    _check_works(tier, runtime)
+    _check_works(tier, runtime, make_workspace)
     with _bait() as bait:
         token = bait["token"]
         control = subprocess.run(
@@ -229,7 +243,8 @@ def verify_tier(tier: SandboxTier, runtime: Runtime) -> tuple[tuple[str, ...], t
             )
         outside: dict[str, bool] = json.loads(control.stdout)
         bait["report"] = REPORT
-        inside: dict[str, bool] = json.loads(_run(tier, runtime, _CANARY, json.dumps(bait)))
+        output = _run(tier, runtime, make_workspace, _CANARY, stdin=json.dumps(bait))
+        inside: dict[str, bool] = json.loads(output)
         if Path(bait["drop"]).exists():
             inside["write_host_file"] = True
     escaped = [name for name, success in inside.items() if success]
@@ -242,14 +257,21 @@ def verify_tier(tier: SandboxTier, runtime: Runtime) -> tuple[tuple[str, ...], t
     return passed, tuple(name for name, success in outside.items() if not success)
 
 
-def _check_works(tier: SandboxTier, runtime: Runtime) -> None:
+def _check_works(tier: SandboxTier, runtime: Runtime, make_workspace: MakeWorkspace) -> None:
     """Raise SandboxError if an honest program does not run in the sandbox."""
-    if _run(tier, runtime, _USES_SCRATCH, "") != "works\n":
+    if _run(tier, runtime, make_workspace, _USES_SCRATCH) != "works\n":
         raise SandboxError(f"an honest program does not run in the sandbox {tier.name}; {_OTHER}")
 
 
-def _run(tier: SandboxTier, runtime: Runtime, source: str, stdin: str) -> str:
-    with SandboxProcess(tier, runtime, _LIMITS) as cell:
+def _run(
+    tier: SandboxTier,
+    runtime: Runtime,
+    make_workspace: MakeWorkspace,
+    source: str,
+    *,
+    stdin: str = "",
+) -> str:
+    with SandboxProcess(tier, runtime, _LIMITS, make_workspace(tier)) as cell:
         outcome = cell.run(Program(source), TestCase(stdin=stdin))
     number = signal_of(outcome.ended["status"])
     if number in FROM_OUTSIDE and not outcome.ended["killed"]:

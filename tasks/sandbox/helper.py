@@ -155,15 +155,15 @@ def _serve_until_over(descriptor: int) -> _Job | None:
     control = socket.socket(fileno=descriptor)
     setup = json.loads(control.recv(1 << 16))
     # When the parent ends, clean up and end, even if another process has a copy of its socket.
-    signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"], 128 + signal.SIGTERM))
-    if not setup["own_filesystem"]:
+    signal.signal(signal.SIGTERM, lambda *_: _stop(setup, 128 + signal.SIGTERM))
+    if setup["kind"] == "folder":
         os.mkdir(setup["scratch"], 0o700)
     job = None
     try:
         job = _serve(control, setup)
     finally:  # clean up also if the parent is gone before the helper could answer
         if job is None:
-            _leave(setup["scratch"])
+            _leave(setup)
     return job
 
 
@@ -194,7 +194,7 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
         for handle in descriptors:
             os.close(handle)
         result = _watch(pid, started, limits, setup, control, wake)
-        result["dirty"] = _has_leftovers(setup["scratch"])
+        result["dirty"] = setup["kind"] != "workspace" and _has_leftovers(setup["scratch"])
         control.send(json.dumps(result).encode())
 
 
@@ -204,8 +204,9 @@ def _prepare(setup: dict[str, Any]) -> int | None:
     seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if setup["parent"] not in (None, os.getppid()):
         sys.exit("the judge ended before it could be noticed")
-    os.utime(setup["scratch"], (0, 0))
-    if setup["uid"] is not None and not setup["own_filesystem"]:
+    if setup["kind"] != "workspace":
+        os.utime(setup["scratch"], (0, 0))
+    if setup["uid"] is not None and setup["kind"] == "folder":
         os.chown(setup["scratch"], setup["uid"], setup["uid"])
     os.chdir(setup["scratch"])
     os.umask(0o077)
@@ -230,7 +231,7 @@ def _prepare(setup: dict[str, Any]) -> int | None:
     if not setup["landlock"]:
         return None
     places = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
-    rules = landlock.ruleset(*places)
+    rules = landlock.ruleset(*places, is_flat=setup["kind"] != "workspace")
     high = _dup_above(rules)  # its number must differ from those of a program's streams
     os.close(rules)
     return high
@@ -328,7 +329,7 @@ def _watch(
         if control in ready:
             killed = "parent"
             if not control.recv(64):
-                _stop(setup["scratch"])
+                _stop(setup)
     return {
         "status": os.waitstatus_to_exitcode(status),
         "cpu": usage.ru_utime + usage.ru_stime,
@@ -357,42 +358,65 @@ def _limit_reached(
             return "wall", False
     if wall > limits["wall_seconds"]:
         return "wall", False
-    num_files, num_bytes = _scratch_use(setup["scratch"], own_filesystem=setup["own_filesystem"])
+    num_files, num_bytes = _scratch_use(setup, limits["files"])
     full = num_files > limits["files"] or num_bytes > limits["scratch"]
-    return "files" if full else None, num_files > 0 and not setup["own_filesystem"]
+    return "files" if full else None, num_files > 0 and setup["kind"] != "tmpfs"
 
 
-def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
+def _scratch_use(setup: dict[str, Any], most: int) -> tuple[int, int]:
     """Return the number of files and of bytes in the scratch directory.
 
     A separate file system limits the bytes itself, and also counts files that no directory shows.
-    The bytes are then returned as 0. Otherwise the directory is flat and nothing in it can be
-    removed, so a listing shows everything.
+    The bytes are then returned as 0. A folder is flat and nothing in it can be removed, so a
+    listing shows everything. A workspace may also have files that were removed and are still open;
+    these are not counted.
+
+    Args:
+        setup: The helper's setup.
+        most: Maximum number of files. A larger number is returned early.
     """
-    if own_filesystem:
-        space = os.statvfs(scratch)
+    if setup["kind"] == "tmpfs":
+        space = os.statvfs(setup["scratch"])
         return space.f_files - space.f_ffree - 1, 0
-    with os.scandir(scratch) as entries:
-        stats = [entry.stat(follow_symlinks=False) for entry in entries]
-    # Use the larger of both numbers: a hole has a size and no blocks; space allocated beyond the
-    # end of a file has blocks and no size.
-    return len(stats), sum(max(stat.st_size, 512 * stat.st_blocks) for stat in stats)
+    num_files, num_bytes = 0, 0
+    folders = [setup["scratch"]]
+    while folders and num_files <= most:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    stat = entry.stat(follow_symlinks=False)
+                    # Use the larger of both numbers: a hole has a size and no blocks; space
+                    # allocated beyond the end of a file has blocks and no size.
+                    num_bytes += max(stat.st_size, 512 * stat.st_blocks)
+                    num_files += 1
+                    if num_files > most:
+                        break
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # the program has removed it meanwhile
+        except OSError:  # too deep for a path, or not readable
+            return most + 1, num_bytes
+    return num_files, num_bytes
 
 
-def _stop(scratch: str, code: int = 1) -> NoReturn:
-    """End the running program and this process at once, leaving no files."""
-    _leave(scratch)
+def _stop(setup: dict[str, Any], code: int = 1) -> NoReturn:
+    """End the running program and this process at once, leaving no files but a workspace's."""
+    _leave(setup)
     os._exit(code)
 
 
-def _leave(scratch: str) -> None:
-    """End the running program, and remove the files that it left."""
+def _leave(setup: dict[str, Any]) -> None:
+    """End the running program, and remove the files that it left outside of a workspace."""
     for pid in _children:
         # The child may be gone, because this can run twice: the parent's end is noticed on the
         # socket and as a signal, which can arrive at any line.
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+    if setup["kind"] == "workspace":
+        return
+    scratch = setup["scratch"]
     with contextlib.suppress(OSError):
         for name in os.listdir(scratch):
             with contextlib.suppress(OSError):

@@ -16,7 +16,8 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every machine
 _PR_SET_NO_NEW_PRIVS = 38
 
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
-_MAKE_REG, _TRUNCATE = 1 << 8, 1 << 14
+_REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_SYM = 1 << 4, 1 << 5, 1 << 7, 1 << 12
+_MAKE_REG, _REFER, _TRUNCATE = 1 << 8, 1 << 13, 1 << 14
 _LOOK = _EXECUTE | _READ | _READ_DIR
 _ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
 # Number of kinds of file access in each version of Landlock, from version 1 (Linux 5.13).
@@ -37,11 +38,12 @@ def ruleset(
     shown: Sequence[str],
     devices: Sequence[str],
     scratch: str,
+    *,
+    is_flat: bool = True,
 ) -> int:
     """Return a descriptor of rules, which forbid everything that they do not allow.
 
-    Even in `scratch`, directories, links, sockets and devices cannot be created and files cannot be
-    removed. So the directory stays flat, and its content can be counted from outside.
+    Even in `scratch`, sockets and devices cannot be created.
 
     Args:
         read: Everything below these paths may be read.
@@ -49,6 +51,8 @@ def ruleset(
         shown: Everything below these may be read, even if it is below a hidden path.
         devices: Devices that may be read and written.
         scratch: Directory in which files may be created and written.
+        is_flat: Whether directories and links cannot be created in `scratch`, and files cannot be
+            removed. Its content can then be counted from outside.
     """
     abi = version()
     rights = (1 << _NUM_RIGHTS[min(abi, len(_NUM_RIGHTS)) - 1]) - 1
@@ -71,6 +75,8 @@ def ruleset(
     for path in devices:
         _allow(rules, path, (_READ | _WRITE | _TRUNCATE) & rights)
     inside = _READ | _WRITE | _READ_DIR | _MAKE_REG | _TRUNCATE
+    if not is_flat:
+        inside |= _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_SYM | _REFER
     _allow(rules, scratch, inside & rights)
     return rules
 

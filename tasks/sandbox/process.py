@@ -25,7 +25,7 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
 )
 from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of
-from treegen.tasks.sandbox.tiers import SandboxTier, helper_sources
+from treegen.tasks.sandbox.tiers import SandboxTier, Workspace, helper_sources
 
 _STDERR_KEPT = 4096
 _START_SECONDS = 60.0
@@ -66,19 +66,31 @@ class ProcessOutcome:
 class SandboxProcess:
     """A running helper, which runs one program at a time. Only one thread may use it.
 
+    Args:
+        tier: How the helper is confined.
+        runtime: The interpreter and the files that programs may read.
+        limits: Limits of each run.
+        workspace: The directory in which programs run; None for an empty one that is removed.
+
     Raises:
         SandboxError: The helper does not start.
     """
 
-    def __init__(self, tier: SandboxTier, runtime: Runtime, limits: Limits) -> None:
+    def __init__(
+        self,
+        tier: SandboxTier,
+        runtime: Runtime,
+        limits: Limits,
+        workspace: Workspace | None = None,
+    ) -> None:
         self.limits = limits
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
         self._scratch: str | None = None
         sources = _make_sealed_file(helper_sources().encode())
         try:
-            launch = tier.launch(runtime, limits, theirs.fileno(), sources)
-            if not launch.setup["own_filesystem"]:
+            launch = tier.launch(runtime, limits, workspace, theirs.fileno(), sources)
+            if launch.setup["kind"] == "folder":
                 self._scratch = launch.setup["scratch"]
             self._control.settimeout(_START_SECONDS)
             # Send the message before the helper starts. So the helper finds it, and removes its
@@ -229,6 +241,10 @@ class SandboxProcess:
             return kind(f"the sandbox helper was ended by {name_of(number)} {when}; {_AGAIN}")
         words = self._last_words() or f"it ended {when}"
         return SandboxError(f"the sandbox helper failed: {words}; {_AGAIN}")
+
+    def kill(self) -> None:
+        """End the helper and everything in its sandbox at once; any thread may call this."""
+        self._process.kill()
 
     def close(self) -> None:
         """End the helper and everything in its sandbox."""

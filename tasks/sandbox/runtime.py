@@ -110,7 +110,7 @@ class Runtime:
     @property
     def keep_read(self) -> bool:
         """Whether only root can reach some of the files."""
-        return any(not _reachable(path) for path in self.read + self.shown)
+        return any(not is_reachable(path) for path in self.read + self.shown)
 
 
 @functools.cache
@@ -194,7 +194,7 @@ def _outermost(paths: Sequence[str]) -> list[str]:
     ]
 
 
-def _reachable(path: str) -> bool:
+def is_reachable(path: str) -> bool:
     """Return whether every user may pass through all directories above a path."""
     parents = Path(os.path.realpath(path)).parents
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in parents)

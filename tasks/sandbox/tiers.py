@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from treegen.tasks.sandbox import landlock, seccomp
 from treegen.tasks.sandbox.programs import Limits
-from treegen.tasks.sandbox.runtime import DEVICES, PRELOAD, Runtime
+from treegen.tasks.sandbox.runtime import DEVICES, PRELOAD, Runtime, is_reachable
 
 _INSIDE: Final = "/scratch"
 _UIDS: Final = range(30_000, 60_000)  # ids that Debian and systemd assign to nobody
@@ -57,13 +57,23 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Workspace:
+    """A directory in which programs run and that stays after them, in place of an empty one."""
+
+    path: str
+    """An absolute path."""
+    uid: int | None
+    """The user that owns everything in the directory; None for the user of this process."""
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxTier:
     """One way to confine programs."""
 
     name: str
-    launch: Callable[[Runtime, Limits, int, int], Launch]
-    """Returns how to start a helper, given (runtime, limits, control, sources). The last two are
-    descriptors."""
+    launch: Callable[[Runtime, Limits, Workspace | None, int, int], Launch]
+    """Returns how to start a helper, given (runtime, limits, workspace, control, sources). The last
+    two are descriptors."""
     unavailable: Callable[[], str]
     """Returns why the tier cannot be used here; empty if it can."""
     missing: Callable[[], tuple[str, ...]]
@@ -99,7 +109,7 @@ def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
         "keep_read": False,
         "landlock": False,
         "seccomp": True,
-        "own_filesystem": False,
+        "kind": "folder",
         "scratch": scratch,
         "parent": os.getpid(),
         "read": runtime.read,
@@ -114,7 +124,9 @@ def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
+def _bubblewrap(
+    runtime: Runtime, limits: Limits, workspace: Workspace | None, control: int, sources: int
+) -> Launch:
     command = [str(shutil.which("bwrap")), "--clearenv", "--cap-drop", "ALL"]
     command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-cgroup-try"]
     command += ["--unshare-uts", "--hostname", "judge", "--new-session", "--die-with-parent"]
@@ -123,7 +135,9 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
         # In a user namespace the real user 0 would stay 0. So no namespace is made, and the child
         # changes to an unused user permanently. The helper needs these capabilities to change the
         # user and to kill the child.
-        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+        capabilities = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL"]
+        capabilities += ["CAP_DAC_READ_SEARCH"] * (workspace is not None)  # to measure its files
+        for capability in capabilities:
             command += ["--cap-add", capability]
     else:
         command += ["--unshare-user"]
@@ -137,11 +151,15 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
     command += _mounts(runtime.shown)
     for path in runtime.hidden:
         command += ["--remount-ro", path]
-    command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
-    command += ["--remount-ro", "/", "--chdir", _INSIDE, "--"]
-    uid = _unused_uid() if root else None
+    if workspace is None:
+        kind, uid = "tmpfs", _unused_uid() if root else None
+        command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
+    else:
+        kind, uid = "workspace", workspace.uid
+        command += ["--bind", workspace.path, _INSIDE]
+    command += ["--remount-ro", "/", "--chdir", "/", "--"]
     # The helper's parent is bwrap, which ends the helper with itself.
-    setup = _setup(runtime, _INSIDE, uid=uid, own_filesystem=True, parent=None)
+    setup = _setup(runtime, _INSIDE, uid=uid, kind=kind, parent=None)
     # bwrap's own environment is empty, because pid 1 of the sandbox would show it.
     return Launch(command + _python(runtime, control, sources), {}, setup)
 
@@ -162,26 +180,44 @@ def _folders(paths: Sequence[str]) -> list[str]:
     return [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
 
 
-def _landlock(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
+def _landlock(
+    runtime: Runtime, limits: Limits, workspace: Workspace | None, control: int, sources: int
+) -> Launch:
     root = _can_change_user()
     changes: dict[str, Any] = {"landlock": True, "uid": _unused_uid() if root else None}
     if root:
         changes["keep_read"] = runtime.keep_read
     else:
         changes["other_threads"] = _threads_of_user() + _SPARE_THREADS
-    setup = _setup(runtime, _new_scratch(), **changes)
+    if workspace is not None:
+        changes |= {"kind": "workspace", "uid": workspace.uid}
+        changes["keep_read"] = root and (runtime.keep_read or not is_reachable(workspace.path))
+    setup = _setup(runtime, _scratch_path(workspace), **changes)
     return Launch(_python(runtime, control, sources), _environment(runtime), setup)
 
 
-def _launch_unconfined(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
-    spare = _threads_of_user() + _SPARE_THREADS
-    setup = _setup(runtime, _new_scratch(), seccomp=False, other_threads=spare)
+def _launch_unconfined(
+    runtime: Runtime, limits: Limits, workspace: Workspace | None, control: int, sources: int
+) -> Launch:
+    changes: dict[str, Any] = {} if workspace is None else {"kind": "workspace"}
+    changes["other_threads"] = _threads_of_user() + _SPARE_THREADS
+    setup = _setup(runtime, _scratch_path(workspace), seccomp=False, **changes)
     return Launch(_python(runtime, control, sources), _environment(runtime), setup)
 
 
-def _new_scratch() -> str:
-    """Return a new path. The helper makes and removes the directory, even if this process ends."""
+def _scratch_path(workspace: Workspace | None) -> str:
+    """Return the workspace, or a new path.
+
+    The helper makes and removes a directory at a new path, even if this process ends.
+    """
+    if workspace is not None:
+        return workspace.path
     return os.path.join(tempfile.gettempdir(), f"treegen-judge-{secrets.token_hex(8)}")
+
+
+def choose_workspace_uid(tier: SandboxTier) -> int | None:
+    """Return the user that is to own a new workspace; None for the user of this process."""
+    return _unused_uid() if tier.name != "none" and _can_change_user() else None
 
 
 def _can_change_user() -> bool:

@@ -37,6 +37,7 @@ _PAGES = (
             "search/loops",
             "search/own-methods",
             "search/refine",
+            "search/sandboxes",
             "search/verifiers",
             "speculation",
             "tasks",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_cases import judge_all, left_since, load_cases, traces
+from hostile_cases import judge_all, left_since, load_cases, python_for_everybody, traces
 
 from treegen.tasks.sandbox import ProgramResult
 from treegen.tasks.sandbox.tiers import TIERS
@@ -89,20 +89,6 @@ def test_as_an_unprivileged_user(sandbox: str, repository: Path) -> None:
     wrong = {name: found for name, found in verdicts.items() if found[0] not in CASES[name].expect}
     assert wrong == {}
     assert left_since(before) == set()
-
-
-def python_for_everybody() -> str:
-    """An interpreter that other users can start; that of a virtual environment may not be."""
-    own = getattr(sys, "_base_executable", sys.executable)
-    for name in (own, "/usr/bin/python3", "/usr/local/bin/python3"):
-        command = [name, "-c", "import sys; assert sys.version_info >= (3, 11)"]
-        try:
-            done = subprocess.run(command, user=65432, group=65432, check=False, cwd="/")
-        except OSError:
-            continue
-        if done.returncode == 0:
-            return name
-    pytest.skip("no Python 3.11 that other users can start")
 
 
 @contextlib.contextmanager

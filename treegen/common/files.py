@@ -18,7 +18,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -331,7 +331,9 @@ def sweep_scratch(path: Path) -> None:
                     _remove_if_free(each)
 
 
-def sweep(folder: Path, pattern: str) -> None:
+def sweep(
+    folder: Path, pattern: str, remove_folder: Callable[[Path], object] = shutil.rmtree
+) -> None:
     """Remove the files and folders in `folder` that no process holds.
 
     A file that cannot be opened or removed stays.
@@ -339,20 +341,21 @@ def sweep(folder: Path, pattern: str) -> None:
     Args:
         folder: The folder.
         pattern: A glob pattern of their names.
+        remove_folder: Removes a folder.
     """
     for path in folder.glob(pattern):
         with suppress(OSError):
-            _remove_if_free(path)
+            _remove_if_free(path, remove_folder)
 
 
-def _remove_if_free(path: Path) -> None:
+def _remove_if_free(path: Path, remove_folder: Callable[[Path], object] = shutil.rmtree) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(fd).st_uid != os.geteuid() or not is_at(fd, path):
             return
         if path.is_dir():
-            shutil.rmtree(path)
+            remove_folder(path)
         else:
             path.unlink()
     finally:

@@ -1,1 +1,1 @@
-"""Integrations with other tools: an OpenAI server, lm-eval, Inspect AI, TRL, and files of texts."""
+"""Integrations with other tools: an OpenAI server, lm-eval, Inspect AI, E2B, TRL, and texts."""

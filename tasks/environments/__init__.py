@@ -1,0 +1,1 @@
+"""Environments in treegen's own sandbox."""

@@ -1,0 +1,233 @@
+"""The directories of worlds and snapshots on disk: their quota, their lock, and what is left over.
+
+A directory of treegen's own has a marker, and its process holds a lock on it. So a later process
+can tell directories that a killed process left from those in use, and from other people's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+import tempfile
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from treegen.common.files import create_held, sweep
+from treegen.errors import CapacityError, InputError, arg
+from treegen.tasks.environments.directories import (
+    DirectorySize,
+    clone,
+    copy_tree,
+    open_folder,
+    remove_tree,
+    settle,
+)
+
+_NAME: Final = "treegen-worlds-"
+_MARKER: Final = ".treegen-worlds"
+_PARTIAL: Final = ".partial"
+_UNLIMITED: Final = DirectorySize(1 << 62, 1 << 62)
+
+
+def remove_leftovers() -> None:
+    """Remove the temporary directories of environments whose process has died."""
+    sweep(Path(tempfile.gettempdir()), f"{_NAME}*", _remove_marked)
+
+
+def _remove_marked(folder: Path) -> None:
+    if stat.S_ISREG(os.lstat(folder / _MARKER).st_mode):
+        remove_tree(folder)
+
+
+class Storage:
+    """A directory with directories of worlds and of snapshots. Any thread may use it.
+
+    Args:
+        folder: The directory, new, empty or from an earlier storage, whose snapshots are kept; None
+            for a temporary one.
+        most: Maximum files and bytes of a world.
+        max_snapshot_bytes: Maximum bytes of all snapshots together.
+
+    Raises:
+        InputError: Another process uses the directory, or it has other files.
+        OSError: The directory cannot be created.
+
+    Attributes:
+        most: As given.
+        has_reflinks: Whether copies of files share their blocks.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str] | None, most: DirectorySize, max_snapshot_bytes: int
+    ) -> None:
+        self.most = most
+        self._left, self._lock = max_snapshot_bytes, threading.Lock()
+        self._sizes: dict[str, int] = {}
+        self._created: set[str] = set()
+        with ExitStack() as stack:
+            if folder is None:
+                remove_leftovers()
+                path = Path(tempfile.gettempdir(), f"{_NAME}{secrets.token_hex(8)}")
+                stack.callback(remove_tree, path)
+                stack.enter_context(create_held(path, folder=True))
+                path.chmod(0o711)  # the users that run programs must get through
+            else:
+                path = Path(folder).absolute()
+                _lock_folder(path, stack)
+                stack.callback(self._leave, path)
+            (path / _MARKER).touch()
+            self._worlds, self._snapshots = path / "worlds", path / "snapshots"
+            for place, mode in ((self._worlds, 0o711), (self._snapshots, 0o700)):
+                with suppress(FileExistsError):
+                    place.mkdir(mode)
+            self.remove_worlds()
+            for left in self._snapshots.glob(f"*{_PARTIAL}"):
+                remove_tree(left)
+            for kept in self._snapshots.iterdir():
+                with open_folder(kept) as inside:
+                    self._sizes[kept.name] = settle(inside, _UNLIMITED).size
+            self._left -= sum(self._sizes.values())
+            self.has_reflinks = _try_reflinks(path)
+            self._stack = stack.pop_all()
+
+    def create_world(self, uid: int | None) -> str:
+        """Create an empty directory for a world, and return its path.
+
+        Args:
+            uid: User and group that own it; None for those of this process.
+        """
+        path = self._worlds / secrets.token_hex(8)
+        path.mkdir(0o700)
+        if uid is not None:
+            os.chown(path, uid, uid)
+        return str(path)
+
+    def remove_worlds(self) -> None:
+        """Remove the directories of all worlds."""
+        for path in self._worlds.iterdir():
+            remove_tree(path)
+
+    def save(self, world: str) -> str:
+        """Store a copy of a world's directory, and return the id of the snapshot.
+
+        Args:
+            world: Path of the directory.
+
+        Raises:
+            CapacityError: The snapshots would take too much space.
+            OSError: The directory cannot be copied.
+        """
+        with open_folder(world) as source:
+            snapshot = self._reserve(settle(source, self.most).size)
+            path = self._snapshots / snapshot
+            partial = path.with_suffix(_PARTIAL)
+            try:
+                partial.mkdir(0o700)
+                with open_folder(partial) as target:
+                    copy_tree(source, target, self.most)
+                partial.rename(path)
+            except BaseException:
+                remove_tree(partial)
+                self.delete(snapshot)
+                raise
+        return snapshot
+
+    def load(self, snapshot: str, world: str, uid: int | None) -> None:
+        """Copy a snapshot into an empty directory of a world.
+
+        Args:
+            snapshot: Id of the snapshot.
+            world: Path of the directory.
+            uid: User and group that own the copies; None for those of this process.
+
+        Raises:
+            InputError: There is no such snapshot.
+            OSError: The directory cannot be copied.
+        """
+        if snapshot not in self._sizes:
+            raise InputError(f"there is no snapshot {snapshot!r:.60}; replay the actions")
+        with open_folder(self._snapshots / snapshot) as source, open_folder(world) as target:
+            copy_tree(source, target, self.most, uid)
+
+    def delete(self, snapshot: str) -> None:
+        """Delete a snapshot. An unknown id does nothing."""
+        with self._lock:
+            size = self._sizes.pop(snapshot, None)
+            self._created.discard(snapshot)
+        if size is None:
+            return
+        path = self._snapshots / snapshot
+        with suppress(FileNotFoundError):
+            path.rename(path.with_suffix(_PARTIAL))  # so that no half of it is ever restored
+        remove_tree(path.with_suffix(_PARTIAL))
+        with self._lock:
+            self._left += size
+
+    def close(self) -> None:
+        """Delete the snapshots of this object, and all that it created and that is empty then."""
+        for snapshot in [*self._created]:
+            self.delete(snapshot)
+        self._stack.close()
+
+    def _reserve(self, size: int) -> str:
+        with self._lock:
+            if size > self._left:
+                raise CapacityError(
+                    f"snapshots take too much space: {len(self._sizes):,} leave {self._left:,} "
+                    f"bytes for one of {size:,}; raise {arg('max_snapshot_bytes')}"
+                )
+            self._left -= size
+            snapshot = secrets.token_hex(8)
+            self._sizes[snapshot] = size
+            self._created.add(snapshot)
+        return snapshot
+
+    def _leave(self, path: Path) -> None:
+        """Remove all but snapshots of a directory that the caller chose."""
+        remove_tree(path / "worlds")
+        with suppress(OSError):
+            (path / "snapshots").rmdir()
+            (path / _MARKER).unlink()
+
+
+def _lock_folder(path: Path, stack: ExitStack) -> None:
+    """Create a directory, or take over one of an earlier storage; hold its lock.
+
+    Args:
+        path: The directory.
+        stack: Releases the lock, and removes the directory if it is new and empty.
+
+    Raises:
+        InputError: Another process uses the directory, or it has other files.
+    """
+    try:
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o711)
+            stack.callback(_remove_empty, path)
+        fd = stack.enter_context(open_folder(path))
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        is_used = isinstance(error, BlockingIOError)
+        why = "another process has its worlds there" if is_used else error.strerror
+        raise InputError(
+            f"cannot keep worlds in {path}: {why}; name another {arg('folder')}"
+        ) from None
+    names = os.listdir(fd)
+    if names and _MARKER not in names:
+        raise InputError(f"{path} has other files; name a new {arg('folder')}")
+
+
+def _remove_empty(path: Path) -> None:
+    with suppress(OSError):
+        path.rmdir()
+
+
+def _try_reflinks(folder: Path) -> bool:
+    with tempfile.TemporaryFile(dir=folder) as first, tempfile.TemporaryFile(dir=folder) as second:
+        first.write(b"x" * 4096)
+        first.flush()
+        return clone(first.fileno(), second.fileno())

@@ -1,0 +1,230 @@
+"""Worlds in sandboxes of a server with E2B's interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from e2b_cases import KEY, Cloud, serving
+
+from treegen.errors import InputError, StoppedError, WorldError
+from treegen.evals.problem import Problem
+from treegen.integrations import e2b_server
+from treegen.integrations.e2b import E2BEnvironment, E2BWorld
+from treegen.prompts.replies.types import ToolCall
+from treegen.search.environments.protocol import Observation
+
+T = TypeVar("T")
+FILES = {"note.txt": "hello\n", "pack/tool.py": "x = 1\n"}
+PROBLEM = Problem("p", "", "", metadata={"files": FILES})
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    with serving(tmp_path) as cloud:
+        for name, value in (("KEY", KEY), ("URL", cloud.url)):
+            monkeypatch.setenv(f"E2B_API_{name}", value)
+        monkeypatch.setenv("E2B_SANDBOX_URL", cloud.url)
+        yield cloud
+
+
+def use(body: Callable[[E2BEnvironment], Awaitable[T]], **options: Any) -> T:
+    """Run a coroutine with an environment, and close it."""
+
+    async def run() -> T:
+        environment = E2BEnvironment(allow_code_execution=True, **options)
+        try:
+            return await body(environment)
+        finally:
+            await environment.close()
+
+    return asyncio.run(run())
+
+
+async def call(world: E2BWorld, tool: str, **arguments: Any) -> Observation:
+    return await world.run(ToolCall(tool, arguments))
+
+
+async def bash(world: E2BWorld, command: str) -> Observation:
+    return await call(world, "bash", command=command)
+
+
+def test_tools(cloud: Cloud) -> None:
+    async def body(environment: E2BEnvironment) -> None:
+        world = await environment.start(PROBLEM)
+        (sandbox,) = cloud.sandboxes.values()
+        assert sandbox.body["allow_internet_access"] is False
+        assert sandbox.body["timeout"] == 600
+        assert (await world.observe()).text == "note.txt\npack/\npack/tool.py"
+        shown = await bash(world, "cat note.txt; echo more > 'new file'; echo oops >&2")
+        assert shown == Observation(text="hello\noops", exit_status=0)
+        assert (await call(world, "read_file", path="new file")).text == "more\n"
+        shown = await call(world, "write_file", path="a/b/\u00e9 &?.txt", text="\u00e9")
+        assert shown.text.startswith("Wrote 2 bytes")
+        assert (await bash(world, "cat a/b/*")).text == "\u00e9"
+        assert (await bash(world, "exit 3")).exit_status == 3
+        assert (await bash(world, "kill -9 $$")).exit_status == -1
+        assert (await bash(world, "true")).text == "[no output]"
+        assert "does not exist" in (await call(world, "read_file", path="missing")).text
+        assert "is a directory" in (await call(world, "read_file", path="pack")).text
+        assert "is a directory" in (await call(world, "write_file", path="pack", text="")).text
+        assert "no file can" in (await call(world, "read_file", path="a\0")).text
+
+    use(body)
+    assert cloud.sandboxes == {}
+
+
+def test_forks_and_snapshots(cloud: Cloud) -> None:
+    async def body(environment: E2BEnvironment) -> None:
+        first = await environment.start(PROBLEM)
+        await bash(first, "echo token > secret; ln -s note.txt link; chmod 755 note.txt")
+        snapshot = await first.snapshot()
+        await bash(first, "rm secret")
+        left, right = [await environment.restore(snapshot) for _ in range(2)]
+        await bash(left, "echo left > secret")
+        shown = await bash(right, "cat secret link; stat -c %a note.txt")
+        assert shown.text == "token\nhello\n755"
+        third, fourth = await left.fork(2)
+        await bash(third, "echo third > secret")
+        assert (await bash(fourth, "cat secret")).text == "left"
+        assert (await bash(left, "cat secret")).text == "left"
+        with pytest.raises(WorldError, match="cannot be forked: no capacity"):
+            await left.fork(5)
+        assert len(cloud.sandboxes) == 5
+        await left.pause()
+        with pytest.raises(WorldError, match="not running"):
+            await bash(left, "true")
+        await left.resume()
+        assert (await bash(left, "cat secret")).text == "left"
+        await environment.delete(snapshot)
+        await environment.delete(snapshot)
+        with pytest.raises(InputError, match="there is no snapshot"):
+            await environment.restore(snapshot)
+        await fourth.snapshot()
+        await fourth.close()
+        await fourth.close()
+        with pytest.raises(StoppedError, match="world is closed"):
+            await bash(fourth, "true")
+
+    use(body)
+    assert cloud.sandboxes == {}
+    assert list(cloud.templates) == ["base"]
+
+
+def test_a_limit_ends_its_own_branch_only(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(e2b_server, "_MAX_OUTPUT", 100_000)
+
+    async def body(environment: E2BEnvironment) -> None:
+        worlds = [await environment.start(PROBLEM) for _ in range(3)]
+        shown = await asyncio.gather(
+            bash(worlds[0], "sleep 100"), bash(worlds[1], "yes"), bash(worlds[2], "seq 100000")
+        )
+        assert "more than 1 s" in shown[0].failure
+        assert "more than 100,000 bytes" in shown[1].failure
+        assert "more than 100,000 bytes" in shown[2].failure
+        assert await bash(worlds[0], "true") == Observation(failure=shown[0].failure)
+        sibling = await environment.start(PROBLEM)
+        assert (await bash(sibling, "cat note.txt")).text == "hello"
+
+    use(body, command_seconds=1.0, timeout=10)
+
+
+def test_a_busy_server_is_asked_again(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(e2b_server, "_FIRST_WAIT", 0.01)
+
+    async def body(environment: E2BEnvironment) -> None:
+        cloud.busy = 3
+        world = await environment.start(PROBLEM)
+        assert len(cloud.sandboxes) == 1
+        cloud.break_off = True
+        with pytest.raises(WorldError, match=r"ended before|not known"):
+            await bash(world, "true")
+        cloud.break_off = False
+        cloud.busy = 100
+        with pytest.raises(WorldError, match="status 429: rate limit"):
+            await environment.start(PROBLEM)
+        cloud.busy = 0
+
+    use(body)
+    starts = [path for _, path in cloud.requests if path == "/process.Process/Start"]
+    assert len(starts) == 1  # a command is never repeated
+
+
+def test_sandboxes_live_on_while_they_are_used(cloud: Cloud) -> None:
+    async def body(environment: E2BEnvironment) -> None:
+        world = await environment.start(PROBLEM)
+        for _ in range(5):
+            await bash(world, "sleep 0.25")
+
+    use(body, command_seconds=1.0, timeout=2)
+    assert 1 <= [path.endswith("/timeout") for _, path in cloud.requests].count(True) <= 3
+
+
+def test_leftovers_are_found_by_the_name_of_the_run(cloud: Cloud) -> None:
+    async def leave(environment: E2BEnvironment) -> None:
+        await environment.start(PROBLEM)
+        await environment._server.close()  # as if the process had been killed
+        environment.worlds.clear()
+
+    use(leave, run_name="runs/a & b")
+    use(leave, run_name="other")
+    assert len(cloud.sandboxes) == 2
+
+    async def body(environment: E2BEnvironment) -> None:
+        world = await environment.start(PROBLEM)
+        assert await environment.remove_leftovers() == 1
+        assert await environment.remove_leftovers() == 0
+        assert (await bash(world, "cat note.txt")).text == "hello"
+
+    use(body, run_name="runs/a & b")
+    (left,) = cloud.sandboxes.values()
+    assert left.body["metadata"] == {"treegen": "other"}
+
+
+def test_the_key_is_nowhere(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in what a world shows or stores, and not in messages, even if the server repeats it."""
+    tokens: list[str] = []
+
+    async def body(environment: E2BEnvironment) -> list[Any]:
+        world = await environment.start(PROBLEM)
+        (sandbox,) = cloud.sandboxes.values()
+        tokens.append(sandbox.token)
+        shown = [asdict(await bash(world, "env; cat *")), await world.snapshot()]
+        sandbox.token = "changed"
+        with pytest.raises(WorldError, match=r"token \*\*\* is wrong; check") as error:
+            await call(world, "list_files")
+        shown += [str(error.value), repr(environment), repr(world), *map(str, environment.tools)]
+        sandbox.token = tokens[0]
+        return shown
+
+    shown = json.dumps(use(body))
+    assert KEY not in shown and tokens[0] not in shown
+    monkeypatch.setenv("E2B_API_KEY", wrong := "e2b_ffffffffffffffff")
+    with pytest.raises(WorldError, match=r"401: unauthorized: the key \*\*\* is not") as error:
+        use(lambda environment: environment.start(PROBLEM))
+    assert wrong not in str(error.value)
+
+
+def test_bad_arguments(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="allow_code_execution=True"):
+        E2BEnvironment()
+    with pytest.raises(InputError, match="timeout at least twice"):
+        E2BEnvironment(allow_code_execution=True, command_seconds=60, timeout=100)
+    with pytest.raises(InputError, match="there is no template 'none'"):
+        use(lambda environment: environment.start(PROBLEM), template="none")
+    files = Problem("p", "", "", metadata={"files": {"a/": "x", "": "y"}})
+    with pytest.raises(InputError, match="first files of a problem"):
+        use(lambda environment: environment.start(files))
+    assert cloud.sandboxes == {}
+    monkeypatch.setattr(e2b_server, "_FIRST_WAIT", 0.01)
+    monkeypatch.setenv("E2B_API_URL", "http://127.0.0.1:9")
+    with pytest.raises(WorldError, match=r"127.0.0.1 cannot be reached .* check E2B_API_URL"):
+        use(lambda environment: environment.start(PROBLEM))
+    monkeypatch.delenv("E2B_API_KEY")
+    with pytest.raises(InputError, match="set the environment variable E2B_API_KEY"):
+        E2BEnvironment(allow_code_execution=True)

@@ -1,0 +1,339 @@
+"""Worlds that are sandboxes of E2B, or of a server with E2B's HTTP interface such as AgentENV.
+
+A snapshot has the files and the memory of a sandbox, so processes survive a fork. Needs the extra
+`client`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+from treegen.errors import InputError, StoppedError, WorldError
+from treegen.integrations.e2b_server import E2BServer, MissingError
+from treegen.search.environments.file_tools import (
+    BASH_TOOL,
+    FILE_TOOLS,
+    MAX_CHARS,
+    PURE_TOOLS,
+    Files,
+    FileWorld,
+    ToolError,
+    check_consent,
+    files_of,
+    read_files,
+)
+from treegen.search.environments.protocol import Observation, Traits
+
+if TYPE_CHECKING:
+    import httpx2
+
+_MAX_FILE: Final = 1 << 25
+_LIST_DEPTH: Final = 32
+_FILE_ERRORS: Final = (400, 404, 507)  # no such path, not a file, or a full disk
+_LABEL: Final = "treegen"  # the key in the metadata of sandboxes
+
+
+class E2BEnvironment:
+    """Sandboxes of a server with E2B's interface, in which the model runs bash and edits files.
+
+    The server's key is read from the environment variable E2B_API_KEY, and never stored or shown.
+    E2B_API_URL, E2B_SANDBOX_URL and E2B_DOMAIN name other servers than E2B's own, as in E2B's SDK.
+    A sandbox that is left over, because the process was killed, expires after `timeout` seconds.
+
+    Args:
+        allow_code_execution: Must be True: commands of the model run in sandboxes of your account.
+        template: Name or id of the template, or of a snapshot, that worlds start from.
+        run_name: Label of the sandboxes, by which `remove_leftovers` finds them.
+        files: Returns the first files of a problem.
+        directory: Working directory of commands and of relative paths.
+        user: The user that runs commands; None for the template's default.
+        command_seconds: Maximum seconds of a command.
+        timeout: Seconds without an action after which the server ends a sandbox.
+        allow_internet_access: Whether sandboxes reach the internet.
+        max_chars: Maximum characters of an observation's text.
+
+    Raises:
+        InputError: There is no key, or an argument cannot be used.
+
+    Attributes:
+        worlds: Worlds that are not closed, by the id of their sandbox.
+        snapshots: Ids of the snapshots that `close` deletes.
+    """
+
+    def __init__(
+        self,
+        template: str = "base",
+        *,
+        allow_code_execution: bool = False,
+        run_name: str | None = None,
+        files: Callable[[Any], Files] = files_of,
+        directory: str = "/home/user",
+        user: str | None = None,
+        command_seconds: float = 60.0,
+        timeout: int = 600,
+        allow_internet_access: bool = False,
+        max_chars: int = MAX_CHARS,
+    ) -> None:
+        check_consent(allow_code_execution, "in sandboxes of your E2B account")
+        if command_seconds <= 0 or timeout < 2 * command_seconds:
+            raise InputError(
+                "command_seconds must be more than 0, and timeout at least twice as many; got "
+                f"command_seconds={command_seconds:g} and timeout={timeout}"
+            )
+        self._new: dict[str, Any] = {
+            "templateID": template,
+            "timeout": timeout,
+            "allow_internet_access": allow_internet_access,
+            "metadata": {_LABEL: run_name or secrets.token_hex(8)},
+        }
+        self.directory, self.user, self.max_chars = directory.rstrip("/"), user, max_chars
+        self.command_seconds, self.timeout = command_seconds, timeout
+        self._files = files
+        self._server = E2BServer()
+        self.worlds: dict[str, E2BWorld] = {}
+        self.snapshots: set[str] = set()
+        self._is_closed = False
+
+    @property
+    def traits(self) -> Traits:
+        """What it can do, and needs."""
+        return Traits(pure_tools=PURE_TOOLS, needs_network=True)
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """Tools that run bash, and read, write and list files."""
+        return (BASH_TOOL, *FILE_TOOLS)
+
+    async def start(self, problem: Any) -> E2BWorld:
+        """Return a new world with the first files of a problem.
+
+        Raises:
+            WorldError: The server fails.
+        """
+        try:
+            world = await self._create(self._new)
+        except MissingError:
+            name = self._new["templateID"]
+            raise InputError(f"there is no template {name!r:.80}; name one of the server") from None
+        try:
+            for path, data in read_files(self._files(problem)).items():
+                await world.write_file(path, data)
+        except ToolError as error:
+            await world.close()
+            raise InputError(f"the first files of a problem cannot be used: {error}") from None
+        except BaseException:
+            await world.close()
+            raise
+        return world
+
+    async def restore(self, snapshot: str) -> E2BWorld:
+        """Return a new world in the state of a snapshot, its processes included.
+
+        Raises:
+            InputError: There is no such snapshot.
+            WorldError: The server fails.
+        """
+        try:
+            return await self._create(self._new | {"templateID": snapshot})
+        except MissingError:
+            raise InputError(f"there is no snapshot {snapshot!r:.80}; replay the actions") from None
+
+    async def delete(self, snapshot: str) -> None:
+        """Delete a snapshot. An unknown id does nothing."""
+        self.snapshots.discard(snapshot)
+        with suppress(MissingError):
+            await self._server.call("DELETE", f"/templates/{quote(snapshot, safe='')}")
+
+    async def close(self) -> None:
+        """End all sandboxes and delete all snapshots that this object made."""
+        if not self._is_closed:
+            self._is_closed = True
+            for world in [*self.worlds.values()]:
+                await world.close()
+            for snapshot in [*self.snapshots]:
+                await self.delete(snapshot)
+            await self._server.close()
+
+    async def remove_leftovers(self) -> int:
+        """End the sandboxes of earlier processes that had the same `run_name`; return how many."""
+        query = urlencode({"metadata": urlencode(self._new["metadata"])})
+        left = [
+            sandbox["sandboxID"]
+            for sandbox in await self._server.call("GET", f"/v2/sandboxes?{query}")
+            if sandbox["sandboxID"] not in self.worlds
+        ]
+        for sandbox in left:
+            with suppress(MissingError):
+                await self._server.call("DELETE", f"/sandboxes/{quote(sandbox)}")
+        return len(left)
+
+    async def _create(self, body: dict[str, Any]) -> E2BWorld:
+        if self._is_closed:
+            raise StoppedError("the environment is closed; create a new one")
+        return self.adopt(await self._server.call("POST", "/sandboxes", body))
+
+    def adopt(self, sandbox: dict[str, Any]) -> E2BWorld:
+        """Return the world of a sandbox that the server has created for this object."""
+        return self.worlds.setdefault(sandbox["sandboxID"], E2BWorld(self, self._server, sandbox))
+
+
+class E2BWorld(FileWorld):
+    """One sandbox. `E2BEnvironment` creates it.
+
+    Attributes:
+        id: Id of the sandbox.
+    """
+
+    def __init__(
+        self, environment: E2BEnvironment, server: E2BServer, sandbox: dict[str, Any]
+    ) -> None:
+        super().__init__(environment.tools, environment.max_chars)
+        self.id: str = sandbox["sandboxID"]
+        self._environment, self._server = environment, server
+        self._path = f"/sandboxes/{quote(self.id)}"
+        self._url = server.url_of(sandbox)
+        self._headers = server.headers_of(sandbox)
+        if environment.user is not None:
+            user = base64.b64encode(f"{environment.user}:".encode()).decode()
+            self._headers["Authorization"] = f"Basic {user}"
+        self._extended = time.monotonic()
+        self._is_closed = False
+
+    async def execute(self, command: str) -> Observation:
+        """Run a command of bash, and return its output.
+
+        Raises:
+            WorldError: The server fails. Whether the command ran is not known.
+        """
+        await self._extend()
+        seconds = self._environment.command_seconds
+        process = {
+            "cmd": "/bin/bash",
+            "args": ["-l", "-c", command],
+            "cwd": self._environment.directory,
+        }
+        ended = await self._server.run_process(self._url, process, self._headers, seconds)
+        return self.show(ended.stdout, ended.stderr, ended.status, ended.failure)
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            ToolError: There is no such file.
+        """
+        return (await self._ask("GET", self._file_url(path), None)).content[:_MAX_FILE]
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, and the directories above it.
+
+        Raises:
+            ToolError: The path cannot be written.
+        """
+        await self._ask("POST", self._file_url(path), data, "application/octet-stream")
+
+    async def list_files(self) -> list[str]:
+        """Return the paths of all files; those of directories end with a slash."""
+        body = json.dumps({"path": self._environment.directory, "depth": _LIST_DEPTH}).encode()
+        url = f"{self._url}/filesystem.Filesystem/ListDir"
+        response = await self._ask("POST", url, body, "application/json")
+        above = f"{self._environment.directory}/"
+        return [
+            entry["path"].removeprefix(above) + "/" * (entry.get("type") == "FILE_TYPE_DIRECTORY")
+            for entry in response.json().get("entries", ())
+        ]
+
+    async def snapshot(self) -> str:
+        """Store the files and the memory of the sandbox; return the id of the snapshot.
+
+        Raises:
+            WorldError: The server fails.
+        """
+        answer = await self._server.call("POST", f"{self._path}/snapshots", {})
+        self._environment.snapshots.add(answer["snapshotID"])
+        return str(answer["snapshotID"])
+
+    async def fork(self, count: int) -> list[E2BWorld]:
+        """Return new worlds in the state of this one, which goes on.
+
+        Args:
+            count: Number of worlds, at most 100.
+
+        Raises:
+            WorldError: A world cannot be created. The others are closed.
+        """
+        body = {"count": count, "timeout": self._environment.timeout}
+        results = await self._server.call("POST", f"{self._path}/fork", body)
+        worlds = [self._environment.adopt(r["sandbox"]) for r in results if r.get("sandbox")]
+        errors = [r["error"]["message"] for r in results if r.get("error")]
+        if errors:
+            for world in worlds:
+                await world.close()
+            raise WorldError(f"a sandbox cannot be forked: {errors[0]:.200}; try again")
+        return worlds
+
+    async def pause(self) -> None:
+        """Store the sandbox with its memory, and stop paying for it until `resume`."""
+        await self._server.call("POST", f"{self._path}/pause", {})
+
+    async def resume(self) -> None:
+        """Let a paused sandbox go on."""
+        body = {"timeout": self._environment.timeout}
+        await self._server.call("POST", f"{self._path}/connect", body)
+        self._extended = time.monotonic()
+
+    async def close(self) -> None:
+        """End the sandbox. Snapshots stay. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._environment.worlds.pop(self.id, None)
+            with suppress(MissingError):
+                await self._server.call("DELETE", self._path)
+
+    async def _extend(self) -> None:
+        """Let the sandbox live on if a part of its time is over."""
+        if self._is_closed:
+            raise StoppedError("the world is closed; restore a snapshot")
+        timeout = self._environment.timeout
+        if time.monotonic() - self._extended > timeout / 4:
+            await self._server.call("POST", f"{self._path}/timeout", {"timeout": timeout})
+            self._extended = time.monotonic()
+
+    def _file_url(self, path: str) -> str:
+        if "\0" in path or not path:
+            raise ToolError(f"no file can have the name {path!r:.200}")
+        full = path if path.startswith("/") else f"{self._environment.directory}/{path}"
+        query = {"path": full.encode("utf-8", "surrogateescape")}
+        if self._environment.user is not None:
+            query["username"] = self._environment.user.encode()
+        return f"{self._url}/files?{urlencode(query)}"
+
+    async def _ask(
+        self, method: str, url: str, content: bytes | None, kind: str = "application/json"
+    ) -> httpx2.Response:
+        """Send a request on files to the sandbox, and return the answer.
+
+        Args:
+            method: HTTP method.
+            url: The address.
+            content: The body.
+            kind: Media type of the body.
+
+        Raises:
+            ToolError: The request of the model cannot be met.
+            WorldError: The sandbox fails.
+        """
+        await self._extend()
+        headers = self._headers | {"Content-Type": kind, "Connect-Protocol-Version": "1"}
+        response = await self._server.send(method, url, content=content, headers=headers)
+        if response.status_code in _FILE_ERRORS:
+            raise ToolError(self._server.message_of(response))
+        if response.status_code >= 300:
+            raise self._server.failure(response)
+        return response

@@ -1,0 +1,267 @@
+"""Worlds in sandboxes of Inspect: docker, local, and every other provider that is installed.
+
+A snapshot is an archive of the working directory. With docker, it is an image of the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from inspect_ai.util import SandboxEnvironment
+from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+
+from treegen.common.files import create_held, replace_file, sweep
+from treegen.errors import CapacityError, InputError, StoppedError, WorldError, arg
+from treegen.integrations.inspect_ai.world import InspectWorld
+from treegen.search.environments.file_tools import (
+    BASH_TOOL,
+    FILE_TOOLS,
+    MAX_CHARS,
+    PURE_TOOLS,
+    Files,
+    ToolError,
+    check_consent,
+    files_of,
+    read_files,
+)
+from treegen.search.environments.protocol import Traits
+
+T = TypeVar("T")
+
+_NAME: Final = "treegen-snapshots-"
+_ARCHIVE: Final = "archive-"
+_IMAGE: Final = "image-"
+_REPOSITORY: Final = "treegen-snapshot"
+_TASK: Final = "treegen"
+_COMPOSE: Final = """\
+services:
+  default:
+    image: {image}
+    command: tail -f /dev/null
+    init: true
+    network_mode: none
+    stop_grace_period: 1s
+"""
+
+
+class InspectEnvironment:
+    """Sandboxes of Inspect, in which the model runs bash and edits files.
+
+    Containers that a killed process leaves are removed by `inspect sandbox cleanup docker`.
+
+    Args:
+        sandbox: Name of a provider, such as "docker", or its class. "local" does not isolate
+            anything: commands run as your user.
+        config: The provider's configuration, such as the path of a Dockerfile or compose file.
+        allow_code_execution: Must be True: commands of the model run on this machine.
+        files: Returns the first files of a problem.
+        folder: Directory for archives, which are kept if the process is killed; None for a
+            temporary one.
+        command_seconds: Maximum seconds of a command.
+        max_snapshot_bytes: Maximum bytes of all archives together.
+        max_chars: Maximum characters of an observation's text.
+
+    Raises:
+        InputError: An argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        sandbox: str | type[SandboxEnvironment] = "docker",
+        config: str | None = None,
+        *,
+        allow_code_execution: bool = False,
+        files: Callable[[Any], Files] = files_of,
+        folder: str | Path | None = None,
+        command_seconds: float = 60.0,
+        max_snapshot_bytes: int = 4 << 30,
+        max_chars: int = MAX_CHARS,
+    ) -> None:
+        check_consent(allow_code_execution, f"in Inspect's sandbox {sandbox!r:.60}")
+        if isinstance(sandbox, str):
+            try:
+                sandbox = registry_find_sandboxenv(sandbox)
+            except Exception as error:
+                raise InputError(
+                    f"Inspect has no sandbox {sandbox!r:.60}; install the package that provides it "
+                    f"({error!s:.200})"
+                ) from None
+        self._type, self._config, self._files = sandbox, config, files
+        is_docker = sandbox.__name__ == "DockerSandboxEnvironment"
+        self._makes_images = is_docker and (config is None or Path(config).name == "Dockerfile")
+        self.command_seconds, self.max_chars = command_seconds, max_chars
+        self._left = max_snapshot_bytes
+        self._sizes: dict[str, int] = {}
+        self._worlds: set[InspectWorld] = set()
+        # Providers keep what they have started in context variables.
+        self._context = contextvars.copy_context()
+        self._is_started = self._is_closed = False
+        self._start_lock = asyncio.Lock()
+        self._stack = ExitStack()
+        self._folder = self._open(folder)
+
+    @property
+    def traits(self) -> Traits:
+        """What it can do."""
+        return Traits(pure_tools=PURE_TOOLS)
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """Tools that run bash, and read, write and list files."""
+        return (BASH_TOOL, *FILE_TOOLS)
+
+    async def start(self, problem: Any) -> InspectWorld:
+        """Return a new world with the first files of a problem.
+
+        Raises:
+            WorldError: The sandbox does not start.
+        """
+        world = await self._create(self._config)
+        try:
+            for path, data in read_files(self._files(problem)).items():
+                await world.write_file(path, data)
+        except ToolError as error:
+            await world.close()
+            raise InputError(f"the first files of a problem cannot be used: {error}") from None
+        except BaseException:
+            await world.close()
+            raise
+        return world
+
+    async def restore(self, snapshot: str) -> InspectWorld:
+        """Return a new world in the state of a snapshot.
+
+        Raises:
+            InputError: There is no such snapshot.
+            WorldError: The sandbox does not start.
+        """
+        path = self._path(snapshot)
+        if path is None or not path.exists():
+            raise InputError(f"there is no snapshot {snapshot!r:.60}; replay the actions")
+        if path.name.startswith(_IMAGE):
+            return await self._create(str(path))
+        world = await self._create(self._config)
+        try:
+            await world.unpack(path.read_bytes())
+        except BaseException:
+            await world.close()
+            raise
+        return world
+
+    async def delete(self, snapshot: str) -> None:
+        """Delete a snapshot. An unknown id does nothing."""
+        path = self._path(snapshot)
+        if path is not None and path.exists():
+            if snapshot.startswith(_IMAGE):
+                await _docker("image", "rm", f"{_REPOSITORY}:{snapshot}")
+            path.unlink()
+            self._left += self._sizes.pop(snapshot, 0)
+
+    async def close(self) -> None:
+        """Close all worlds and delete all snapshots that this object made."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for world in [*self._worlds]:
+            await world.close()
+        for snapshot in [*self._sizes]:
+            await self.delete(snapshot)
+        if self._is_started:
+            await self.call(self._type.task_cleanup(_TASK, self._config, True))
+        self._stack.close()
+
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the provider in the context of this object."""
+        return await asyncio.get_running_loop().create_task(coroutine, context=self._context)
+
+    async def save(self, world: InspectWorld) -> str:
+        """Store a snapshot of a world, and return its id; see `InspectWorld.snapshot`."""
+        snapshot = f"{_IMAGE if self._makes_images else _ARCHIVE}{secrets.token_hex(8)}"
+        if self._makes_images:
+            image = f"{_REPOSITORY}:{snapshot}"
+            connection = await self.call(world.sandbox.connection())
+            await _docker("commit", str(connection.container), image)
+            data = _COMPOSE.format(image=image).encode()
+        else:
+            data = await world.pack()
+        if len(data) > self._left:
+            raise CapacityError(
+                f"snapshots take too much space: {len(self._sizes):,} leave {self._left:,} bytes "
+                f"for one of {len(data):,}; raise {arg('max_snapshot_bytes')}"
+            )
+        self._left -= len(data)
+        self._sizes[snapshot] = len(data)
+        with replace_file(self._folder / snapshot) as file:
+            file.write(data)
+        return snapshot
+
+    async def end(self, world: InspectWorld) -> None:
+        """Free the sandboxes of a world."""
+        self._worlds.discard(world)
+        arguments = (_TASK, world.config, dict(world.sandboxes), False)
+        await self.call(self._type.sample_cleanup(*arguments))
+
+    async def _create(self, config: str | None) -> InspectWorld:
+        if self._is_closed:
+            raise StoppedError("the environment is closed; create a new one")
+        try:
+            async with self._start_lock:
+                if not self._is_started:
+                    await self.call(self._type.task_init(_TASK, self._config))
+                    self._is_started = True
+            sandboxes = await self.call(self._type.sample_init(_TASK, config, {}))
+        except Exception as error:
+            raise WorldError(
+                f"Inspect's sandbox does not start: {type(error).__name__}: {error!s:.300}; check "
+                "it with `inspect eval`"
+            ) from error
+        world = InspectWorld(self, sandboxes, config)
+        self._worlds.add(world)
+        return world
+
+    def _open(self, folder: str | Path | None) -> Path:
+        if folder is not None:
+            path = Path(folder).absolute()
+            path.mkdir(parents=True, exist_ok=True)
+            return path
+        above = Path(tempfile.gettempdir())
+        sweep(above, f"{_NAME}*")  # killed processes may have left some
+        path = above / f"{_NAME}{secrets.token_hex(8)}"
+        self._stack.callback(path.rmdir)
+        self._stack.enter_context(create_held(path, folder=True))
+        return path
+
+    def _path(self, snapshot: str) -> Path | None:
+        if not re.fullmatch(f"({_ARCHIVE}|{_IMAGE})[0-9a-f]{{16}}", snapshot):
+            return None
+        return self._folder / snapshot
+
+
+async def _docker(*arguments: str) -> None:
+    """Run a command of docker.
+
+    Raises:
+        WorldError: The command fails.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "docker",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, errors = await process.communicate()
+    except OSError as error:
+        raise WorldError(f"docker cannot be started: {error}; install it") from None
+    if process.returncode:
+        text = errors.decode("utf-8", "replace").strip()
+        raise WorldError(f"docker {arguments[0]} failed: {text[-300:]}; check docker")

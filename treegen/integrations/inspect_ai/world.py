@@ -1,0 +1,184 @@
+"""One world in a sandbox of Inspect."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TypeVar
+
+from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironment
+
+from treegen.errors import StoppedError, WorldError
+from treegen.search.environments.file_tools import FileWorld, ToolError
+from treegen.search.environments.protocol import Observation
+
+T = TypeVar("T")
+
+_LIST: Final = "find . -mindepth 1 -type d | sed 's|$|/|'; find . -mindepth 1 ! -type d"
+_SECONDS: Final = 300  # for an archive to be written or unpacked
+
+
+class Owner(Protocol):
+    """What a world needs of the environment that created it."""
+
+    command_seconds: float
+    max_chars: int
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """Tools of its worlds."""
+        ...
+
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the provider."""
+        ...
+
+    async def save(self, world: InspectWorld) -> str:
+        """Store a snapshot of a world, and return its id."""
+        ...
+
+    async def end(self, world: InspectWorld) -> None:
+        """Free the sandboxes of a world."""
+        ...
+
+
+class InspectWorld(FileWorld):
+    """One sandbox. `InspectEnvironment` creates it."""
+
+    def __init__(
+        self, owner: Owner, sandboxes: Mapping[str, SandboxEnvironment], config: str | None
+    ) -> None:
+        super().__init__(owner.tools, owner.max_chars)
+        self.sandboxes, self.config = sandboxes, config
+        self.sandbox = next(iter(sandboxes.values()))  # Inspect's default
+        self._owner = owner
+        self._is_closed = False
+
+    async def execute(self, command: str) -> Observation:
+        """Run a command of bash, and return its output.
+
+        Raises:
+            WorldError: The sandbox fails.
+        """
+        seconds = self._owner.command_seconds
+        try:
+            result = await self._exec(["bash", "--login", "-c", command], seconds)
+        except TimeoutError:
+            return self.show("", "", -9, f"more than {seconds:g} s")
+        except OutputLimitExceededError as error:
+            return self.show(error.truncated_output or "", "", -9, "too much output")
+        return self.show(result.stdout, result.stderr, result.returncode)
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            ToolError: There is no such file, or it is too large.
+        """
+        with _explained(path):
+            return await self._call(self.sandbox.read_file(path, text=False))
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, and the directories above it.
+
+        Raises:
+            ToolError: The path cannot be written.
+        """
+        with _explained(path):
+            await self._call(self.sandbox.write_file(path, data))
+
+    async def list_files(self) -> list[str]:
+        """Return the paths of all files; those of directories end with a slash."""
+        result = await self._exec(["sh", "-c", _LIST], _SECONDS)
+        return [line.removeprefix("./") for line in result.stdout.splitlines()]
+
+    async def snapshot(self) -> str:
+        """Store the working directory, or with docker all files; return the id of the snapshot.
+
+        Raises:
+            CapacityError: The snapshots would take too much space.
+            WorldError: The snapshot cannot be made.
+        """
+        return await self._owner.save(self)
+
+    async def close(self) -> None:
+        """Free the sandbox. Snapshots stay. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._owner.end(self)
+
+    async def pack(self) -> bytes:
+        """Return an archive of the working directory.
+
+        Raises:
+            WorldError: The directory cannot be read, or is too large.
+        """
+        name = f".treegen-{secrets.token_hex(8)}.tar"
+        await self._must(["tar", "-cf", name, f"--exclude=./{name}", "."])
+        try:
+            return await self._call(self.sandbox.read_file(name, text=False))
+        except OutputLimitExceededError as error:
+            raise WorldError(f"a working directory is too large for a snapshot: {error}") from None
+        finally:
+            await self._must(["rm", "-f", name])
+
+    async def unpack(self, archive: bytes) -> None:
+        """Replace the working directory, which has no files of value, by an archive's files.
+
+        Raises:
+            WorldError: The archive cannot be unpacked.
+        """
+        name = f".treegen-{secrets.token_hex(8)}.tar"
+        await self._call(self.sandbox.write_file(name, archive))
+        await self._must(["find", ".", "-mindepth", "1", "!", "-name", name, "-delete"])
+        await self._must(["tar", "-xpf", name])
+        await self._must(["rm", "-f", name])
+
+    async def _must(self, command: list[str]) -> None:
+        try:
+            result = await self._exec(command, _SECONDS)
+        except (TimeoutError, OutputLimitExceededError) as error:
+            raise WorldError(
+                f"{command[0]} does not end in a sandbox ({error}); try again"
+            ) from None
+        if not result.success:
+            raise WorldError(
+                f"{command[0]} fails in a sandbox: {result.stderr.strip()[-200:]}; free disk "
+                "space, or install it in the image"
+            )
+
+    async def _exec(self, command: list[str], seconds: float) -> ExecResult[str]:
+        timeout = math.ceil(seconds)
+        return await self._call(self.sandbox.exec(command, timeout=timeout, timeout_retry=False))
+
+    async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the sandbox; raise WorldError for failures of the sandbox itself."""
+        if self._is_closed:
+            coroutine.close()
+            raise StoppedError("the world is closed; restore a snapshot")
+        try:
+            return await self._owner.call(coroutine)
+        except (OSError, OutputLimitExceededError, UnicodeError, ValueError):
+            raise
+        except Exception as error:
+            raise WorldError(
+                f"Inspect's sandbox failed: {type(error).__name__}: {error!s:.300}; run the search "
+                "again"
+            ) from error
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Raise ToolError for a path that the model cannot use."""
+    try:
+        yield
+    except OutputLimitExceededError as error:
+        raise ToolError(f"{path!r:.200} is too large: {error!s:.200}") from None
+    except ValueError:
+        raise ToolError(f"no file can have the name {path!r:.200}") from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        why = {FileNotFoundError: "does not exist", IsADirectoryError: "is a directory"}
+        reason = why.get(type(error), "cannot be used: permission denied, or a part is a file")
+        raise ToolError(f"{path!r:.200} {reason}") from None
