@@ -41,12 +41,8 @@ OPTIONS = {
 @pytest.fixture(params=["one program", "a program for each head"], autouse=True)
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose tiles so small that trees have many, and kernels for all types and devices."""
-    for name, tiles in {
-        "_ROW_TILES": Tiles(16, 32, 4, 2),
-        "_QUERY_TILES": Tiles(32, 16, 4, 2),
-        "_KEY_TILES": Tiles(16, 32, 4, 1),
-    }.items():
-        monkeypatch.setattr(tree_attend, name, dict.fromkeys((128, 256, 512), tiles))
+    tiles = Tiles(16, 32, 4, 2), Tiles(32, 16, 4, 2), Tiles(16, 32, 4, 1)
+    monkeypatch.setattr(tree_attend, "_TILES", dict.fromkeys((128, 256, 512), tiles))
     monkeypatch.setattr(tree_attend, "_MANY", 1 if request.param == "one program" else 10**9)
     monkeypatch.setattr(tree_attend, "can_attend", lambda q, v: q.dtype != torch.float64)
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from treegen.common.device import without_autocast
+from treegen.common.device import to_device, without_autocast
 from treegen.ops.attention.types import AttentionOptions, Window
 
 _KEYS: Final = 512
@@ -98,8 +98,11 @@ class TreeLayout:
         Args:
             device: The device of the tensors.
         """
-        arrays = self.positions(), self.token_stops()
-        positions_T, stops_T = (torch.from_numpy(array).to(device) for array in arrays)
+        key = "tensors", device
+        if key not in self.memo:
+            arrays = self.positions(), self.token_stops()
+            self.memo[key] = tuple(to_device(array, device) for array in arrays)
+        positions_T, stops_T = self.memo[key]
         return positions_T, stops_T
 
     def _repeat(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -170,7 +173,7 @@ def attend_tree(
 
         if can_attend(q_HTK, v_GTV):
             q_HTK, k_GTK, v_GTV = (x.contiguous() for x in (q_HTK, k_GTK, v_GTV))
-            operator = TreeKernels(layout.token_stops(), layout.positions(), options, layout.memo)
+            operator = TreeKernels(layout, options)
     out: Tensor = _TreeAttention.apply(q_HTK, k_GTK, v_GTV, options.sinks_H, operator)  # type: ignore[no-untyped-call]
     return out
 
@@ -203,8 +206,7 @@ class _TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
         with without_autocast(q.device):
-            dots_HT = (grad_out.to(lse.dtype) * out).sum(-1)
-            dq, dk, dv = ctx.operator.differentiate(q, k, v, grad_out, lse, dots_HT)
+            dq, dk, dv, dots_HT = ctx.operator.differentiate(q, k, v, out, lse, grad_out)
             dsinks = None
             if sinks is not None:
                 shares_HT = (sinks.to(lse.dtype)[:, None] - lse).exp()
@@ -260,18 +262,19 @@ class _Levels:
         return out.flatten(0, 1), (most + sums.log()).flatten(0, 1)
 
     def differentiate(
-        self, q_HTK: Tensor, k: Tensor, v: Tensor, grad_HTV: Tensor, lse_HT: Tensor, dot_HT: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values.
+        self, q_HTK: Tensor, k: Tensor, v: Tensor, out_HTV: Tensor, lse_HT: Tensor, grad_HTV: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, keys and values, and dots of outputs and grad_HTV.
 
         Args:
             q_HTK: Queries.
             k: Keys [G, T, K].
             v: Values [G, T, V].
+            out_HTV: The outputs of `attend`.
+            lse_HT: Their LSEs.
             grad_HTV: The gradients of the outputs.
-            lse_HT: The LSEs of `attend`.
-            dot_HT: The products of outputs and their gradients.
         """
+        dot_HT = (grad_HTV.to(lse_HT.dtype) * out_HTV).sum(-1)
         q, grad_out, lse, dot = (
             x.unflatten(0, (len(k), -1)) for x in (q_HTK, grad_HTV, lse_HT, dot_HT)
         )
@@ -290,7 +293,7 @@ class _Levels:
             d_GML = d_GRNL.mul_(self._options.scale).to(q.dtype).flatten(1, 2)
             dq[:, :, rows] += (d_GML @ k[:, keys]).unflatten(1, shape)
             dk[:, keys] += d_GML.transpose(1, 2) @ q[:, :, rows].flatten(1, 2)
-        return dq.flatten(0, 1).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        return dq.flatten(0, 1).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dot_HT
 
 
 class _Scores:

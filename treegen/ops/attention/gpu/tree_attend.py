@@ -7,7 +7,7 @@ key blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from treegen.common.device import to_device, use_device
 from treegen.ops.attention.gpu import tree_kernels
 from treegen.ops.attention.gpu.launch import block_of
 from treegen.ops.attention.gpu.tuning import shared_memory
+from treegen.ops.attention.level import IntArray
 from treegen.ops.attention.types import AttentionOptions, Window
 
-IntArray = NDArray[np.int64]
+if TYPE_CHECKING:
+    from treegen.ops.attention.tree import TreeLayout
 
 _MANY: Final = 1024
 """Number of programs from which one program computes all query heads of a key block."""
@@ -35,23 +37,13 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-# By the bytes of the wider one of a key and a value, for a GPU with much shared memory.
-_ROW_TILES: Final = {
-    128: Tiles(128, 64, 4, 3),
-    256: Tiles(128, 64, 8, 3),
-    512: Tiles(64, 32, 4, 2),
+# Tiles of the kernel of outputs, of the gradients of queries, and of those of keys, by the bytes of
+# the wider one of a key and a value, for a GPU with much shared memory. An H100 was measured.
+_TILES: Final = {
+    128: (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3)),
+    256: (Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 3), Tiles(32, 64, 4, 3)),
+    512: (Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2)),
 }
-_QUERY_TILES: Final = {
-    128: Tiles(128, 64, 8, 3),
-    256: Tiles(64, 64, 4, 2),
-    512: Tiles(64, 32, 8, 1),
-}
-_KEY_TILES: Final = {
-    128: Tiles(64, 128, 8, 3),
-    256: Tiles(32, 128, 8, 2),
-    512: Tiles(32, 64, 8, 1),
-}
-_WIDEST: Final = max(_ROW_TILES)
 _MUCH_MEMORY: Final = 160 << 10  # shared memory per program, in bytes
 
 
@@ -59,7 +51,7 @@ def can_attend(q: Tensor, v: Tensor) -> bool:
     """Return whether the kernels take queries [H, T, K] and values [G, T, V], and are faster."""
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) < (8, 0):
         return False
-    return q.dtype in (torch.bfloat16, torch.float16) and _size(q, v) <= _WIDEST
+    return q.dtype in (torch.bfloat16, torch.float16) and _size(q, v) in _TILES
 
 
 def _size(q: Tensor, v: Tensor) -> int:
@@ -102,25 +94,19 @@ def visible_blocks(
 
 
 class TreeKernels:
-    """The attention of one layer over a packed tree, forward and backward."""
+    """The attention of one layer over a packed tree, forward and backward.
 
-    def __init__(
-        self,
-        stops_T: IntArray,
-        positions_T: IntArray,
-        options: AttentionOptions,
-        memo: dict[Any, Any],
-    ) -> None:
-        """Prepare a layer.
+    Queries, keys and values are contiguous, with heads first.
+    """
+
+    def __init__(self, layout: TreeLayout, options: AttentionOptions) -> None:
+        """Store the tree and the options of a layer.
 
         Args:
-            stops_T: The end of the subtree of each token's segment.
-            positions_T: The position of each token in its texts.
+            layout: The segments of the tree.
             options: Softmax options of the layer.
-            memo: What layers of one tree share: blocks and places on the device.
         """
-        self._stops_T, self._positions_T = stops_T, positions_T
-        self._options, self._memo = options, memo
+        self._layout, self._options = layout, options
 
     def attend(
         self, q_HTK: Tensor, k_GTK: Tensor, v_GTV: Tensor, sinks_H: Tensor | None
@@ -133,77 +119,64 @@ class TreeKernels:
             v_GTV: Values.
             sinks_H: A further logit of each head; None for none.
         """
-        q, k, v = (x.contiguous() for x in (q_HTK, k_GTK, v_GTV))
-        out = v.new_empty(*q.shape[:-1], v.shape[-1])
-        lses = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        sinks = lses if sinks_H is None else sinks_H.contiguous()
-        tiles = _ROW_TILES[_size(q, v)]
-        self._launch(
-            tree_kernels.attend_rows,
-            tiles,
-            (q, k, v),
-            (q, k, v, sinks, out, lses),
-            (-(-q.shape[1] // tiles.rows), len(q)),
-            HAS_SINKS=sinks_H is not None,
-        )
-        return out, lses
+        heads, num, _ = q_HTK.shape
+        out_HTV = v_GTV.new_empty(heads, num, v_GTV.shape[-1])
+        lses_HT = q_HTK.new_empty(heads, num, dtype=torch.float32)
+        sinks_H, has_sinks = (lses_HT, 0) if sinks_H is None else (sinks_H.contiguous(), 1)
+        arrays = q_HTK, k_GTK, v_GTV, sinks_H, out_HTV, lses_HT
+        tiles, _, _ = _TILES[_size(q_HTK, v_GTV)]
+        grid = -(-num // tiles.rows), heads
+        self._launch(tree_kernels.attend_rows, tiles, grid, arrays, HAS_SINKS=has_sinks)
+        return out_HTV, lses_HT
 
     def differentiate(
         self,
         q_HTK: Tensor,
         k_GTK: Tensor,
         v_GTV: Tensor,
-        grad_HTV: Tensor,
+        out_HTV: Tensor,
         lses_HT: Tensor,
-        dots_HT: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values.
+        grad_HTV: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, keys and values, and dots of outputs and grad_HTV.
 
         Args:
             q_HTK: Queries.
             k_GTK: Keys.
             v_GTV: Values.
+            out_HTV: The outputs of `attend`.
+            lses_HT: Their LSEs.
             grad_HTV: The gradients of the outputs.
-            lses_HT: The LSEs of `attend`.
-            dots_HT: The products of outputs and their gradients.
         """
-        q, k, v, grad = (x.contiguous() for x in (q_HTK, k_GTK, v_GTV, grad_HTV))
-        (heads, num, _), groups = q.shape, len(k)
-        inputs = q, k, v, grad, lses_HT, dots_HT
-        size = _size(q, v)
-        dq = torch.empty_like(q)
-        tiles = _QUERY_TILES[size]
+        (heads, num, _), groups = q_HTK.shape, len(k_GTK)
+        grad_HTV = grad_HTV.contiguous()
+        dq_HTK, dots_HT = torch.empty_like(q_HTK), torch.empty_like(lses_HT)
+        _, tiles, key_tiles = _TILES[_size(q_HTK, v_GTV)]
         grid = -(-num // tiles.rows), heads
-        self._launch(tree_kernels.differentiate_rows, tiles, (q, k, v), (*inputs, dq), grid)
-        tiles = _KEY_TILES[size]
-        blocks = -(-num // tiles.keys)
+        arrays = q_HTK, k_GTK, v_GTV, out_HTV, grad_HTV, lses_HT, dots_HT, dq_HTK
+        self._launch(tree_kernels.differentiate_rows, tiles, grid, arrays)
+        blocks = -(-num // key_tiles.keys)
         # Few programs would leave multiprocessors idle while the first keys are computed.
         together = heads // groups if blocks * groups >= _MANY else 1
         parts = heads // together
-        dtype = k.dtype if parts == groups else torch.float32
-        dk, dv = (x.new_empty(parts, *x.shape[1:], dtype=dtype) for x in (k, v))
-        self._launch(
-            tree_kernels.differentiate_keys,
-            tiles,
-            (q, k, v),
-            (*inputs, dk, dv),
-            (blocks, parts),
-            HEADS=together,
-        )
+        dtype = k_GTK.dtype if parts == groups else torch.float32
+        dk, dv = (x.new_empty(parts, *x.shape[1:], dtype=dtype) for x in (k_GTK, v_GTV))
+        arrays = q_HTK, k_GTK, v_GTV, grad_HTV, lses_HT, dots_HT, dk, dv
+        grid = blocks, parts
+        self._launch(tree_kernels.differentiate_keys, key_tiles, grid, arrays, HEADS=together)
         if parts != groups:
-            dk, dv = (x.unflatten(0, (groups, -1)).sum(1).to(k.dtype) for x in (dk, dv))
-        return dq, dk, dv
+            dk, dv = (x.unflatten(0, (groups, -1)).sum(1).to(k_GTK.dtype) for x in (dk, dv))
+        return dq_HTK, dk, dv, dots_HT
 
     def _launch(
         self,
         kernel: Any,
         tiles: Tiles,
-        inputs: Sequence[Tensor],
-        arrays: Sequence[Tensor],
         grid: tuple[int, int],
+        arrays: Sequence[Tensor],
         **constants: int,
     ) -> None:
-        q, k, v = inputs
+        q, k, v = arrays[:3]
         window, softcap = self._options.window, self._options.softcap
         by_key = kernel is tree_kernels.differentiate_keys
         with use_device(q.device):
@@ -233,8 +206,8 @@ class TreeKernels:
         window = self._options.window
 
         def list_blocks() -> tuple[Tensor, Tensor]:
-            arrays = self._stops_T, self._positions_T, window
-            visible = visible_blocks(*arrays, tiles.rows, tiles.keys)
+            arrays = self._layout.token_stops(), self._layout.positions()
+            visible = visible_blocks(*arrays, window, tiles.rows, tiles.keys)
             if by_key:
                 visible = visible.transpose(2, 1, 0)
             ends = np.append(0, visible.sum(2).cumsum())
@@ -242,13 +215,14 @@ class TreeKernels:
             return tuple(to_device(array.astype(np.int32), device) for array in (numbers, ends))
 
         def list_places() -> Tensor:
-            places = np.concatenate([self._stops_T, self._positions_T])
+            places = np.concatenate([self._layout.token_stops(), self._layout.positions()])
             return to_device(places.astype(np.int32), device)
 
         blocks = self._once((tiles[:2], by_key, window, device), list_blocks)
         return *blocks, self._once(("places", device), list_places)
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]
+        memo = self._layout.memo
+        if key not in memo:
+            memo[key] = make()
+        return memo[key]

@@ -6,23 +6,7 @@ row sees each key, it needs no mask. Scores exist in registers only: the backwar
 again, once for the gradients of queries and once for those of keys and values. No sum depends on
 the order in which programs run.
 
-The arguments of the kernels, besides pointers to contiguous tensors [heads, T, width], to natural
-LSEs `lses` [H, T], and to the products `dots` [H, T] of outputs and their gradients:
-
-    blocks: Pointer to the numbers of key blocks that a row block sees, row block by row block; for
-        the gradients of keys, of the row blocks that see a key block.
-    offsets: Pointer to the ends of parts of `blocks`, after a 0. Each block has two parts: first
-        the blocks that need no mask, then the others.
-    places: Pointer to the stops of all tokens, then their positions.
-    num_rows: T.
-    scale: Factor of products.
-    softcap: Limit of the size of logits, with HAS_CAP.
-    window: Number of positions of the window or chunk, with HAS_WINDOW.
-    R: Query heads per key head.
-    K, V: Numbers of a key, and of a value.
-    BLOCK_K, BLOCK_V: Widths of the blocks that hold them.
-    BLOCK_M, BLOCK_N: Rows and keys of a block.
-    HAS_WINDOW: 0 for no window, 1 for the last positions, 2 for those of the row's chunk.
+Tensors are contiguous, with heads first: [heads, T, width].
 
 Legend: T tokens, M rows and N keys of a block, K key dimension, V value dimension.
 """
@@ -42,7 +26,7 @@ def load_rows(x, head, row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     Args:
         x: Pointer to the tensor [heads, T, WIDTH].
         head: The head.
-        row: The rows.
+        row: The numbers of the rows.
         num_rows: T.
         WIDTH: Numbers of a row.
         BLOCK: Width of the block that holds them.
@@ -55,7 +39,17 @@ def load_rows(x, head, row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def store_rows(values, x, head, row, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Store rows of one head [rows, BLOCK], with the arguments of `load_rows`."""
+    """Store rows of one head [rows, BLOCK].
+
+    Args:
+        values: The rows.
+        x: Pointer to the tensor [heads, T, WIDTH].
+        head: The head.
+        row: The numbers of the rows.
+        num_rows: T.
+        WIDTH: Numbers of a row.
+        BLOCK: Width of the block that holds them.
+    """
     column = tl.arange(0, BLOCK)
     at = head.to(tl.int64) * num_rows + row
     is_inside = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
@@ -70,26 +64,35 @@ def product(a, b):
 
 
 @triton.jit
-def cap(product, softcap, HAS_CAP: tl.constexpr):
-    """Return logits in base 2, and the slope of the soft cap.
+def logits_of(products, scale, softcap, HAS_CAP: tl.constexpr):
+    """Return logits in base 2, and the slopes of their soft cap.
 
     Args:
-        product: Scaled products of queries and keys.
+        products: Products of queries and keys.
+        scale: Their factor.
         softcap: Limit of the size of logits.
         HAS_CAP: Whether there is a soft cap.
     """
-    slope = product
     if HAS_CAP:
         # tanh through exp, which does not overflow for large arguments of either sign.
-        bend = tl.exp2(tl.abs(product) * (-2 * LOG2E) / softcap)
-        tanh = tl.where(product < 0, -1.0, 1.0) * ((1 - bend) / (1 + bend))
-        product, slope = tanh * softcap, 1 - tanh * tanh
-    return product * LOG2E, slope
+        bend = tl.exp2(tl.abs(products) * (-2 * LOG2E * scale / softcap))
+        tanh = tl.where(products < 0, -1.0, 1.0) * ((1 - bend) / (1 + bend))
+        return tanh * (softcap * LOG2E), 1 - tanh * tanh
+    return products * (scale * LOG2E), products
 
 
 @triton.jit
 def is_seen(row, key, places, num_rows, window, HAS_WINDOW: tl.constexpr):
-    """Return which rows see which keys; both have a dimension of 1 where the other varies."""
+    """Return which rows see which keys; both have a dimension of 1 where the other varies.
+
+    Args:
+        row: Rows.
+        key: Keys.
+        places: Pointer to the stops of all tokens, then their positions.
+        num_rows: T.
+        window: Number of positions of the window or chunk.
+        HAS_WINDOW: 0 for no window, 1 for the last positions, 2 for those of the row's chunk.
+    """
     stop = tl.load(places + key, mask=key < num_rows, other=0)
     seen = (key <= row) & (row < stop)
     if HAS_WINDOW:
@@ -128,7 +131,34 @@ def attend_rows(
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Write the outputs and the natural LSEs of a block of rows of one query head."""
+    """Write the outputs and the natural LSEs of a block of rows of one query head.
+
+    Args:
+        q: Pointer to the queries.
+        k: Pointer to the keys.
+        v: Pointer to the values.
+        sinks: Pointer to the sinks [H]; read only with HAS_SINKS.
+        out: Pointer to the outputs.
+        lses: Pointer to the LSEs [H, T].
+        blocks: Pointer to the numbers of key blocks that a row block sees, row block by row block.
+        offsets: Pointer to the ends of parts of `blocks`, after a 0. Each row block has two parts:
+            first the key blocks that need no mask, then the others.
+        places: Stops and positions, as in `is_seen`.
+        num_rows: T.
+        scale: Factor of products.
+        softcap: Limit of the size of logits.
+        window: Number of positions of the window or chunk.
+        R: Query heads per key head.
+        K: Numbers of a key.
+        V: Numbers of a value.
+        BLOCK_K: Width of the block that holds a key.
+        BLOCK_V: Width of the block that holds a value.
+        BLOCK_M: Rows of a block.
+        BLOCK_N: Keys of a block.
+        HAS_WINDOW: Which window there is, as in `is_seen`.
+        HAS_CAP: Whether there is a soft cap.
+        HAS_SINKS: Whether there are sinks.
+    """
     # The last rows see most keys, so they start first.
     block, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -145,7 +175,7 @@ def attend_rows(
         for at in range(tl.load(part), tl.load(part + 1)):
             key = tl.load(blocks + at) * BLOCK_N + tl.arange(0, BLOCK_N)
             k_NK = load_rows(k, head // R, key, num_rows, K, BLOCK_K)
-            logit, _ = cap(product(q_MK, tl.trans(k_NK)) * scale, softcap, HAS_CAP)
+            logit, _ = logits_of(product(q_MK, tl.trans(k_NK)), scale, softcap, HAS_CAP)
             if masked:
                 seen = is_seen(row[:, None], key[None, :], places, num_rows, window, HAS_WINDOW)
                 logit = tl.where(seen, logit, float("-inf"))
@@ -167,6 +197,7 @@ def differentiate_rows(
     q,
     k,
     v,
+    out,
     grad,
     lses,
     dots,
@@ -188,14 +219,44 @@ def differentiate_rows(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
-    """Write the gradients of a block of queries of one head."""
+    """Write the gradients of a block of queries of one head.
+
+    Args:
+        q: Pointer to the queries.
+        k: Pointer to the keys.
+        v: Pointer to the values.
+        out: Pointer to the outputs.
+        grad: Pointer to the gradients of the outputs.
+        lses: Pointer to the LSEs [H, T].
+        dots: Pointer to the products of outputs and their gradients [H, T], to be filled.
+        dq: Pointer to the gradients of the queries.
+        blocks: Pointer to the numbers of key blocks that a row block sees, row block by row block.
+        offsets: Pointer to the ends of parts of `blocks`, after a 0. Each row block has two parts:
+            first the key blocks that need no mask, then the others.
+        places: Stops and positions, as in `is_seen`.
+        num_rows: T.
+        scale: Factor of products.
+        softcap: Limit of the size of logits.
+        window: Number of positions of the window or chunk.
+        R: Query heads per key head.
+        K: Numbers of a key.
+        V: Numbers of a value.
+        BLOCK_K: Width of the block that holds a key.
+        BLOCK_V: Width of the block that holds a value.
+        BLOCK_M: Rows of a block.
+        BLOCK_N: Keys of a block.
+        HAS_WINDOW: Which window there is, as in `is_seen`.
+        HAS_CAP: Whether there is a soft cap.
+    """
     block, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     q_MK = load_rows(q, head, row, num_rows, K, BLOCK_K)
     grad_MV = load_rows(grad, head, row, num_rows, V, BLOCK_V)
+    out_MV = load_rows(out, head, row, num_rows, V, BLOCK_V)
+    dot = tl.sum(grad_MV.to(tl.float32) * out_MV.to(tl.float32), 1)
     at_row = head.to(tl.int64) * num_rows + row
+    tl.store(dots + at_row, dot, mask=row < num_rows)
     lse = tl.load(lses + at_row, mask=row < num_rows, other=0.0) * LOG2E
-    dot = tl.load(dots + at_row, mask=row < num_rows, other=0.0)
     dq_MK = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for masked in tl.static_range(2):
         part = offsets + 2 * block + masked
@@ -203,7 +264,7 @@ def differentiate_rows(
             key = tl.load(blocks + at) * BLOCK_N + tl.arange(0, BLOCK_N)
             k_NK = load_rows(k, head // R, key, num_rows, K, BLOCK_K)
             v_NV = load_rows(v, head // R, key, num_rows, V, BLOCK_V)
-            logit, slope = cap(product(q_MK, tl.trans(k_NK)) * scale, softcap, HAS_CAP)
+            logit, slope = logits_of(product(q_MK, tl.trans(k_NK)), scale, softcap, HAS_CAP)
             weight = tl.exp2(logit - lse[:, None])
             if masked:
                 seen = is_seen(row[:, None], key[None, :], places, num_rows, window, HAS_WINDOW)
@@ -243,7 +304,36 @@ def differentiate_keys(
     HAS_CAP: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Write the gradients of a block of keys and values, summed over HEADS query heads."""
+    """Write the gradients of a block of keys and values, summed over HEADS query heads.
+
+    Args:
+        q: Pointer to the queries.
+        k: Pointer to the keys.
+        v: Pointer to the values.
+        grad: Pointer to the gradients of the outputs.
+        lses: Pointer to the LSEs [H, T].
+        dots: Pointer to the products of outputs and their gradients [H, T].
+        dk: Pointer to the gradients of the keys [H / HEADS, T, K].
+        dv: Pointer to the gradients of the values [H / HEADS, T, V].
+        blocks: Pointer to the numbers of row blocks that see a key block, key block by key block.
+        offsets: Pointer to the ends of parts of `blocks`, after a 0. Each key block has two parts:
+            first the row blocks that need no mask, then the others.
+        places: Stops and positions, as in `is_seen`.
+        num_rows: T.
+        scale: Factor of products.
+        softcap: Limit of the size of logits.
+        window: Number of positions of the window or chunk.
+        R: Query heads per key head.
+        K: Numbers of a key.
+        V: Numbers of a value.
+        BLOCK_K: Width of the block that holds a key.
+        BLOCK_V: Width of the block that holds a value.
+        BLOCK_M: Rows of a block.
+        BLOCK_N: Keys of a block.
+        HAS_WINDOW: Which window there is, as in `is_seen`.
+        HAS_CAP: Whether there is a soft cap.
+        HEADS: Query heads of a program, all of one key head.
+    """
     # The first keys are seen by most rows, so they start first.
     block, first = tl.program_id(0), tl.program_id(1) * HEADS
     key = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -262,7 +352,7 @@ def differentiate_keys(
                 at_row = head.to(tl.int64) * num_rows + row
                 lse = tl.load(lses + at_row, mask=row < num_rows, other=0.0) * LOG2E
                 dot = tl.load(dots + at_row, mask=row < num_rows, other=0.0)
-                logit, slope = cap(product(k_NK, tl.trans(q_MK)) * scale, softcap, HAS_CAP)
+                logit, slope = logits_of(product(k_NK, tl.trans(q_MK)), scale, softcap, HAS_CAP)
                 weight = tl.exp2(logit - lse[None, :])
                 if masked:
                     seen = is_seen(row[None, :], key[:, None], places, num_rows, window, HAS_WINDOW)
