@@ -168,12 +168,12 @@ def _count_flops(module: Any, job: LossJob, *, shares_prompt: bool) -> float:
     weights = {id(weight): weight.numel() for weight in module.parameters() if weight.ndim > 1}
     for weight in (head, module.get_input_embeddings().weight):
         weights.pop(id(weight), None)
-    products = sum(weights.values()) * num_tokens + head.numel() * ends
-    width = config.num_attention_heads * getattr(config, "head_dim", 0)
+    products: int = sum(weights.values()) * num_tokens + head.numel() * ends
+    width: int = config.num_attention_heads * getattr(config, "head_dim", 0)
     pairs = _count_pairs(job, shares_prompt=shares_prompt)
     # A product has two operations forward and four backward. Scores are computed again backward, so
     # attention has two products forward and five backward.
-    return 6.0 * products + 14.0 * width * pairs * config.num_hidden_layers
+    return float(6 * products + 14 * width * pairs * config.num_hidden_layers)
 
 
 def time_attention(job: LossJob, rates: Ceilings, device: torch.device) -> str:

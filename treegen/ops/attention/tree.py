@@ -196,6 +196,7 @@ class _TreeAttention(torch.autograd.Function):
             operator: The layer's `_Levels` or `TreeKernels`.
         """
         with without_autocast(q.device):
+            out: Tensor
             out, lse = operator.attend(q, k, v, sinks)
         ctx.save_for_backward(q, k, v, sinks, out, lse)
         ctx.operator = operator

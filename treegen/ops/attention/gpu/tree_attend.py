@@ -7,7 +7,7 @@ key blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,11 +21,25 @@ from treegen.ops.attention.gpu.tuning import shared_memory
 from treegen.ops.attention.level import IntArray
 from treegen.ops.attention.types import AttentionOptions, Window
 
-if TYPE_CHECKING:
-    from treegen.ops.attention.tree import TreeLayout
-
 _MANY: Final = 1024
 """Number of programs from which one program computes all query heads of a key block."""
+
+
+class PackedTokens(Protocol):
+    """What the kernels need to know of a `TreeLayout`."""
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        """What layers share."""
+        ...
+
+    def positions(self) -> NDArray[np.int64]:
+        """Return the position of each token in its texts [T]."""
+        ...
+
+    def token_stops(self) -> NDArray[np.int64]:
+        """Return the end of the subtree of each token's segment [T]."""
+        ...
 
 
 class Tiles(NamedTuple):
@@ -99,7 +113,7 @@ class TreeKernels:
     Queries, keys and values are contiguous, with heads first.
     """
 
-    def __init__(self, layout: TreeLayout, options: AttentionOptions) -> None:
+    def __init__(self, layout: PackedTokens, options: AttentionOptions) -> None:
         """Store the tree and the options of a layer.
 
         Args:
@@ -212,7 +226,8 @@ class TreeKernels:
                 visible = visible.transpose(2, 1, 0)
             ends = np.append(0, visible.sum(2).cumsum())
             numbers = np.append(visible.nonzero()[2], 0)  # never empty
-            return tuple(to_device(array.astype(np.int32), device) for array in (numbers, ends))
+            on_device = [to_device(array.astype(np.int32), device) for array in (numbers, ends)]
+            return on_device[0], on_device[1]
 
         def list_places() -> Tensor:
             places = np.concatenate([self._layout.token_stops(), self._layout.positions()])
