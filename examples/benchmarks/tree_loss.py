@@ -2,10 +2,12 @@
 
 Each way computes log-probabilities of the completions and the gradients of all weights, in a
 process of its own. Memory is the peak of the step without what the process had before: activations,
-logits and temporary memory, but neither weights nor gradients. The figures of
-docs/integrations/training.md come from
+logits and temporary memory, but neither weights nor gradients. On a GPU, times are medians of five
+steps, and the attention of the tree is also measured alone. The roofline is the time of the step's
+matrix products at the device's rate. The figures of docs/integrations/training.md come from
 
     python examples/benchmarks/tree_loss.py --shape smollm2-360m --layers 4
+    python examples/benchmarks/tree_loss.py --shape llama3.2-1b  # on a GPU
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import click
@@ -23,17 +26,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treegen.bench.ceilings import Ceilings
 from treegen.bench.shapes import load_or_build
-from treegen.bench.timing import describe_machine, headline
+from treegen.bench.timing import Stopwatch, synchronize
+from treegen.cli.bench.attention import measure_rates
 from treegen.cli.bench.options import DEVICE, count, shape_or_model
 from treegen.cli.main import script
-from treegen.cli.options.options import JSON, add_options
+from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.common.formatting import format_bytes
 from treegen.errors import InputError
+from treegen.model.training.packed_tree import pack_tree
+from treegen.ops.attention.tree import attend_tree
+from treegen.ops.attention.types import AttentionOptions
 from treegen.report.tables import PrintableTable
 from treegen.train import tree_logprobs, tree_of
 
+_STEPS: Final = {"cpu": 1, "cuda": 5}
+"""Number of timed steps, by type of device."""
 TREE, REPEATED, SINGLE = "tree", "repeated batch", "one by one"
 
 
@@ -65,8 +75,6 @@ class LossResult:
 
     name: str
     """The way."""
-    machine: dict[str, Any]
-    """The machine."""
     seconds: float
     """Time of a step."""
     processor_seconds: float
@@ -77,6 +85,8 @@ class LossResult:
     """The sum of all log-probabilities."""
     grad_norm: float
     """The length of the gradient of all weights."""
+    flops: float
+    """Operations of the step's matrix products."""
 
 
 def measure(name: str, job: LossJob) -> LossResult:
@@ -96,24 +106,27 @@ def measure(name: str, job: LossJob) -> LossResult:
     texts = [prompt + rng.integers(2, vocabulary, job.tokens).tolist() for _ in range(job.rollouts)]
     step = {TREE: _tree_step, REPEATED: _repeated_step, SINGLE: _single_step}[name]
     step(module, [text[-8:] for text in texts], 4)  # also allocates the gradients
-    module.zero_grad(set_to_none=False)
-    peak = _PeakMemory(loaded.device)
-    clock, processor = time.perf_counter(), time.process_time()
-    loss = step(module, texts, job.prompt)
-    if loaded.device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds, processor = time.perf_counter() - clock, time.process_time() - processor
+    times, num_steps = [], _STEPS[loaded.device.type]
+    for _ in range(num_steps + (num_steps > 1)):  # the first of several compiles kernels
+        module.zero_grad(set_to_none=False)
+        synchronize(loaded.device)
+        peak = _PeakMemory(loaded.device)
+        clock, processor = time.perf_counter(), time.process_time()
+        loss = step(module, texts, job.prompt)
+        synchronize(loaded.device)
+        times.append((time.perf_counter() - clock, time.process_time() - processor))
+    seconds, processor = (median(part) for part in zip(*times[-num_steps:], strict=True))
     grads = [
         weight.grad.float().norm() for weight in module.parameters() if weight.grad is not None
     ]
     return LossResult(
         name=name,
-        machine=describe_machine(loaded.device),
         seconds=seconds,
         processor_seconds=processor,
         peak_bytes=peak.read(),
         loss=loss,
         grad_norm=float(torch.stack([grad.float().norm() for grad in grads]).norm()),
+        flops=_count_flops(module, job, shares_prompt=name == TREE),
     )
 
 
@@ -138,6 +151,68 @@ def _repeated_step(module: Any, texts: Sequence[list[int]], prompt: int) -> floa
 
 def _single_step(module: Any, texts: Sequence[list[int]], prompt: int) -> float:
     return sum(_repeated_step(module, [text], prompt) for text in texts)
+
+
+def _count_pairs(job: LossJob, *, shares_prompt: bool) -> int:
+    """Return the number of pairs of a token and a token that it sees."""
+    length = job.prompt + job.tokens
+    prompts = job.rollouts - 1 if shares_prompt else 0
+    return job.rollouts * length * (length + 1) // 2 - prompts * job.prompt * (job.prompt + 1) // 2
+
+
+def _count_flops(module: Any, job: LossJob, *, shares_prompt: bool) -> float:
+    """Return the operations of a step, if all weights but embeddings are factors of all tokens."""
+    config, head = module.config, module.get_output_embeddings().weight
+    ends = job.rollouts * job.tokens
+    num_tokens = ends + job.prompt * (1 if shares_prompt else job.rollouts)
+    weights = {id(weight): weight.numel() for weight in module.parameters() if weight.ndim > 1}
+    for weight in (head, module.get_input_embeddings().weight):
+        weights.pop(id(weight), None)
+    products: int = sum(weights.values()) * num_tokens + head.numel() * ends
+    width: int = config.num_attention_heads * getattr(config, "head_dim", 0)
+    pairs = _count_pairs(job, shares_prompt=shares_prompt)
+    # A product has two operations forward and four backward. Scores are computed again backward, so
+    # attention has two products forward and five backward.
+    return float(6 * products + 14 * width * pairs * config.num_hidden_layers)
+
+
+def time_attention(job: LossJob, rates: Ceilings, device: torch.device) -> str:
+    """Return the times of the attention of a layer over the tree, and the rates of its products.
+
+    Args:
+        job: The sizes.
+        rates: The ceilings of the device.
+        device: A GPU.
+    """
+    loaded, _ = load_or_build(job.shape, job.model, layers=1, dtype=job.dtype, device=job.device)
+    config, generator = loaded.module.config, torch.Generator(device).manual_seed(0)
+    heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    prompt = [2] * job.prompt
+    layout = pack_tree(
+        tree_of([prompt + [3 + at] * job.tokens for at in range(job.rollouts)])
+    ).layout
+    q, k, v, grad = (
+        torch.randn(
+            num, layout.num_tokens, width, generator=generator, device=device, dtype=loaded.dtype
+        ).requires_grad_()
+        for num in (heads, groups, groups, heads)
+    )
+
+    def attend() -> Tensor:
+        return attend_tree(q, k, v, layout, AttentionOptions(width**-0.5))
+
+    def differentiate() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(attend(), (q, k, v), grad)
+
+    watch = Stopwatch(device)
+    forward, both = (watch.microseconds(call, 20).median for call in (attend, differentiate))
+    flops = 2.0 * heads * width * _count_pairs(job, shares_prompt=True)
+    parts = ("forward", forward, 2 * flops), ("backward", both - forward, 5 * flops)
+    return "; ".join(
+        f"{name} {us:,.0f} us, {count / us / 1e6:,.0f} TFLOP/s "
+        f"({1e6 * count / us / rates.matmul:.0%} of a large product)"
+        for name, us, count in parts
+    )
 
 
 class _PeakMemory:
@@ -172,8 +247,13 @@ def _measure_alone(name: str, job: LossJob) -> LossResult:
         return pool.submit(measure, name, job).result()
 
 
-def loss_table(results: list[LossResult]) -> PrintableTable:
-    """Return a table with a row for each way; the first is the tree's."""
+def loss_table(results: list[LossResult], rates: Ceilings) -> PrintableTable:
+    """Return a table with a row for each way; the first is the tree's.
+
+    Args:
+        results: The results.
+        rates: The ceilings of the device.
+    """
     first = results[0]
 
     def times(read: Callable[[LossResult], float]) -> Callable[[LossResult], str]:
@@ -184,6 +264,8 @@ def loss_table(results: list[LossResult]) -> PrintableTable:
         {
             "way": "{0.name}",
             "s": "{0.seconds:,.2f}",
+            "times": times(lambda r: r.seconds),
+            "of roofline": lambda r: f"{r.flops / rates.matmul / r.seconds:.0%}",
             "processor s": "{0.processor_seconds:,.2f}",
             "times the tree's": times(lambda r: r.processor_seconds),
             "peak memory": lambda r: format_bytes(r.peak_bytes),
@@ -202,23 +284,40 @@ def loss_table(results: list[LossResult]) -> PrintableTable:
 @count("--rollouts", 8, "Completions below one prompt.")
 @count("--tokens", 256, "Tokens of each completion.", least=4)
 @count("--prompt", 2048, "Tokens of the prompt.", least=4)
-@add_options(*DEVICE[:2], JSON)
-def main(shape: str | None, model: str | None, layers: int | None, **sizes: Any) -> None:
+@add_options(*DEVICE)
+def main(
+    shape: str | None,
+    model: str | None,
+    layers: int | None,
+    rollouts: int,
+    tokens: int,
+    prompt: int,
+    **options: Any,
+) -> None:
     """Compare the time and memory of a training step on a tree with repeated prompts."""
     shape = shape_or_model(shape, model, "tiny")
     if layers is not None and model:
         raise InputError("--layers is for a shape, and a checkpoint has its own; leave it out")
-    job = LossJob(shape, model, layers, **sizes)
+    device, _, machine, rates = measure_rates(**options)
+    where = options["device"], options["dtype"]
+    job = LossJob(shape, model, layers, *where, rollouts, tokens, prompt)
     results = []
     for name in (TREE, REPEATED, SINGLE):
         results.append(_measure_alone(name, job))
         notice(f"{name}: {results[-1].seconds:,.2f} s")
-    echo(
-        f"{headline(results[0].machine)}, {shape or model}\n"
-        f"{job.rollouts} rollouts of {job.tokens} tokens below {job.prompt:,}\n"
+    echo(f"{shape or model}; {rollouts} rollouts of {tokens} tokens below {prompt:,}\n")
+    print_table(loss_table(results, rates))
+    if device.type == "cuda":
+        echo(f"attention of a layer over the tree: {time_attention(job, rates, device)}")
+    json_line(
+        {
+            "bench": "tree loss",
+            "machine": machine,
+            "ceilings": asdict(rates),
+            "job": asdict(job),
+            "results": list(map(asdict, results)),
+        }
     )
-    print_table(loss_table(results))
-    json_line({"bench": "tree loss", "job": asdict(job), "results": list(map(asdict, results))})
 
 
 if __name__ == "__main__":

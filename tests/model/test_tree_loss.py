@@ -89,9 +89,9 @@ def stock_logprobs(
     """Return the log-probabilities of each sample from a pass over this sample alone."""
     result = []
     for sample, start in enumerate(starts):
-        ids = torch.tensor([tree.text(sample)], dtype=torch.int64)
+        ids = torch.tensor([tree.text(sample)], dtype=torch.int64, device=module.device)
         if ids.shape[1] <= start:
-            result.append(torch.zeros(0))
+            result.append(torch.zeros(0, device=module.device))
             continue
         logits = module(input_ids=ids, use_cache=False).logits[0].float() / temperature
         logprobs = logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
@@ -156,6 +156,29 @@ def test_gradients_on_a_gpu_are_those_of_a_cpu(family: str) -> None:
     total = torch.stack([stock.norm() for stock in theirs.values()]).norm()
     for name, stock in theirs.items():
         assert (ours[name].cpu() - stock).norm() < 1e-4 * max(stock.norm(), 1e-2 * total), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gpt_oss", "gemma2", "mistral_swa"])
+def test_16_bits_on_a_gpu_are_as_close_as_stock_attention(family: str) -> None:
+    module, tree = tiny_module(family), random_tree(5, depth=4)
+    starts = [1] * len(tree.last)
+    factors = weights_of(tree, starts)
+    exact = gradients(module, loss_of(stock_logprobs(module, tree, starts), factors))
+    module.cuda()
+    errors = []
+    calls: list[Callable[[], list[Tensor]]] = [
+        lambda: tree_logprobs(module, tree),
+        lambda: stock_logprobs(module, tree, starts),
+    ]
+    for logprobs in calls:
+        with torch.autocast("cuda", torch.bfloat16):
+            values = [value.cpu() for value in logprobs()]
+        rounded = gradients(module, loss_of(values, factors))
+        pairs = [(rounded[name].cpu() - exact[name], exact[name]) for name in exact]
+        gap, size = (torch.stack([p[at].norm() for p in pairs]).norm() for at in (0, 1))
+        errors.append(float(gap / size))
+    assert errors[0] < 1.5 * errors[1] < 0.3
 
 
 @pytest.mark.parametrize("tree", degenerate_trees().values(), ids=degenerate_trees().keys())

@@ -132,7 +132,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             factor: A factor of all logits.
         """
         parts = logits_SV.split(max(1, _ROWS // logits_SV.shape[1]))
-        lse_S = torch.cat([(part.float() * factor).logsumexp(-1) for part in parts])
+        lse_S = torch.cat([_scale(part, factor).logsumexp(-1) for part in parts])
         ctx.save_for_backward(logits_SV, rows_N, tokens_N, lse_S)
         ctx.factor = factor
         return logits_SV[rows_N, tokens_N].float() * factor - lse_S[rows_N]
@@ -146,7 +146,13 @@ class _SelectedLogprobs(torch.autograd.Function):
         grad_SV = torch.empty_like(logits_SV)
         for at in range(0, len(logits_SV), step):
             part = slice(at, at + step)
-            p_SV = (logits_SV[part].float() * ctx.factor).sub_(lse_S[part, None]).exp_()
+            p_SV = _scale(logits_SV[part], ctx.factor).sub_(lse_S[part, None]).exp_()
             grad_SV[part] = p_SV.mul_(-sums_S[part, None] * ctx.factor)
         grad_SV.index_put_((rows_N, tokens_N), (grad_N * ctx.factor).to(grad_SV.dtype), True)
         return grad_SV, None, None, None
+
+
+def _scale(logits: Tensor, factor: float) -> Tensor:
+    """Return a copy in float32 of logits times a factor."""
+    copy = logits.to(torch.float32, copy=True)
+    return copy if factor == 1 else copy.mul_(factor)

@@ -103,18 +103,19 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
 
 def _check_dropout(module: nn.Module) -> None:
     """Raise ModelError if a part of the module would drop or change activations at random."""
-    for path, part in module.named_modules():
+    for part in module.modules():
         if not part.training:
             continue
         values = vars(part).items()
         noisy = [
             key
             for key, value in values
-            if any(word in key for word in _RANDOM) and isinstance(value, float) and value > 0
+            if isinstance(value, float) and value > 0 and any(word in key for word in _RANDOM)
         ]
         if isinstance(part, _DROPOUT) and part.p > 0:
             noisy.append("p")
         if noisy:
+            path = next(path for path, other in module.named_modules() if other is part)
             raise ModelError(
                 f"{path or 'the model'} ({type(part).__name__}) has {noisy[0]} "
                 f"{getattr(part, noisy[0])}: all samples below a shared token would get the same "

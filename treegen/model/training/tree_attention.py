@@ -6,7 +6,7 @@ forward pass and wherever gradient checkpointing runs layers again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -68,13 +68,14 @@ def use_tree_attention(module: PreTrainedModel) -> Iterator[None]:
     Args:
         module: The module. Its forward pass gets a `TreeLayout` as `treegen`.
     """
-    with _restoring(module):
+    configs = configs_of(module)
+    with _restoring(configs):
         module.set_attn_implementation(attention_of_text(module.config, TREE))
-        names = [(config, config._attn_implementation_internal) for config in configs_of(module)]
+        names = [(config, config._attn_implementation_internal) for config in configs]
 
     @contextmanager
     def switch() -> Iterator[None]:
-        with _restoring(module):
+        with _restoring(configs):
             for config, name in names:
                 config._attn_implementation_internal = name
             yield
@@ -105,9 +106,9 @@ def _switching(checkpoint: Callable[..., Any], switch: Callable[[], Any]) -> Cal
 
 
 @contextmanager
-def _restoring(module: nn.Module) -> Iterator[None]:
+def _restoring(configs: Sequence[Any]) -> Iterator[None]:
     """Restore the names of attention functions at the end."""
-    before = [(config, config._attn_implementation_internal) for config in configs_of(module)]
+    before = [(config, config._attn_implementation_internal) for config in configs]
     try:
         yield
     finally:

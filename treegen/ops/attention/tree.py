@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from treegen.common.device import without_autocast
+from treegen.common.device import to_device, without_autocast
 from treegen.ops.attention.types import AttentionOptions, Window
 
 _KEYS: Final = 512
@@ -65,7 +66,8 @@ class TreeLayout:
     """The position of the first token of each segment in its texts."""
     num_tokens: int
     """T, the number of tokens."""
-    _blocks: dict[Any, list[_Block]] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """What layers share: blocks of scores, and arrays on a device."""
 
     def blocks(self, num_heads: int, window: Window | None, device: torch.device) -> list[_Block]:
         """Return the blocks of scores that cover all pairs of a query and a visible key.
@@ -76,14 +78,19 @@ class TreeLayout:
             device: The device of the queries.
         """
         most = max(16, _SCORES["cpu" if device.type == "cpu" else "cuda"] // num_heads)
-        key = most, window, device
-        if key not in self._blocks:
-            self._blocks[key] = list(self._iter_blocks(most, window, device))
-        return self._blocks[key]
+        key = "blocks", most, window, device
+        if key not in self.memo:
+            self.memo[key] = list(self._iter_blocks(most, window, device))
+        blocks: list[_Block] = self.memo[key]
+        return blocks
 
     def positions(self) -> NDArray[np.int64]:
         """Return the position of each token in its texts [T]."""
         return np.arange(self.num_tokens) + self._repeat(self.depths - self.starts)
+
+    def token_stops(self) -> NDArray[np.int64]:
+        """Return the end of the subtree of each token's segment [T]."""
+        return self._repeat(self.stops)
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the position of each token [T], and the end of its segment's subtree [T].
@@ -91,8 +98,11 @@ class TreeLayout:
         Args:
             device: The device of the tensors.
         """
-        arrays = self.positions(), self._repeat(self.stops)
-        positions_T, stops_T = (torch.from_numpy(array).to(device) for array in arrays)
+        key = "tensors", device
+        if key not in self.memo:
+            arrays = self.positions(), self.token_stops()
+            self.memo[key] = tuple(to_device(array, device) for array in arrays)
+        positions_T, stops_T = self.memo[key]
         return positions_T, stops_T
 
     def _repeat(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -157,62 +167,39 @@ def attend_tree(
     Returns:
         The attention output [H, T, V], in the type of the values.
     """
-    num_groups = len(k_GTK)
-    q_GRTK = q_HTK.unflatten(0, (num_groups, -1))
-    sinks_GR = None if options.sinks_H is None else options.sinks_H.unflatten(0, (num_groups, -1))
-    out: Tensor = _TreeAttention.apply(q_GRTK, k_GTK, v_GTV, sinks_GR, layout, options)  # type: ignore[no-untyped-call]
-    return out.flatten(0, 1)
+    operator: Any = _Levels(layout, options)
+    if find_spec("triton") is not None:
+        from treegen.ops.attention.gpu.tree_attend import TreeKernels, can_attend
+
+        if can_attend(q_HTK, v_GTV):
+            q_HTK, k_GTK, v_GTV = (x.contiguous() for x in (q_HTK, k_GTK, v_GTV))
+            operator = TreeKernels(layout, options)
+    out: Tensor = _TreeAttention.apply(q_HTK, k_GTK, v_GTV, options.sinks_H, operator)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _TreeAttention(torch.autograd.Function):
-    """Attention block by block; the backward pass computes the scores of each block again."""
+    """Attention by an operator, which computes all scores again in the backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-        layout: TreeLayout,
-        options: AttentionOptions,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, operator: Any
     ) -> Tensor:
-        """Return the attention output [G, R, T, V] in the type of the values.
+        """Return the attention output [H, T, V] in the type of the values.
 
         Args:
             ctx: The context of autograd.
-            q: Queries [G, R, T, K].
+            q: Queries [H, T, K].
             k: Keys [G, T, K].
             v: Values [G, T, V].
-            sinks: A further logit of each head [G, R]; None for none.
-            layout: The segments of the tree.
-            options: Softmax options of the layer.
+            sinks: A further logit of each head [H]; None for none.
+            operator: The layer's `_Levels` or `TreeKernels`.
         """
         with without_autocast(q.device):
-            tree = _Scores(q, k, layout, options)
-            out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=tree.dtype, device=q.device)
-            sums = q.new_zeros(q.shape[:-1], dtype=tree.dtype)
-            # A finite number: the difference of two infinities would not be a number.
-            most = torch.full_like(sums, torch.finfo(tree.dtype).min / 4)
-            if sinks is not None:
-                most[:] = sinks.to(tree.dtype)[..., None]
-                sums += 1
-            for block in tree.blocks:
-                rows = block.rows
-                s_GRNL, _ = tree.scores(block)
-                most_GRN = torch.maximum(most[:, :, rows], s_GRNL.amax(-1))
-                p_GRNL = s_GRNL.sub_(most_GRN[..., None]).exp_()
-                kept_GRN = (most[:, :, rows] - most_GRN).exp_()
-                new_GRNV = (p_GRNL.to(v.dtype).flatten(1, 2) @ v[:, block.keys]).unflatten(
-                    1, p_GRNL.shape[1:3]
-                )
-                out[:, :, rows] = out[:, :, rows] * kept_GRN[..., None] + new_GRNV
-                sums[:, :, rows] = sums[:, :, rows] * kept_GRN + p_GRNL.sum(-1)
-                most[:, :, rows] = most_GRN
-            out = (out / sums[..., None]).to(v.dtype)
-            lse = most + sums.log()
+            out: Tensor
+            out, lse = operator.attend(q, k, v, sinks)
         ctx.save_for_backward(q, k, v, sinks, out, lse)
-        ctx.layout, ctx.options = layout, options
+        ctx.operator = operator
         return out
 
     @staticmethod
@@ -220,27 +207,94 @@ class _TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
         with without_autocast(q.device):
-            tree = _Scores(q, k, ctx.layout, ctx.options)
-            dot_GRT = (grad_out.to(tree.dtype) * out).sum(-1)
-            dq, dk, dv = (torch.zeros_like(x, dtype=tree.dtype) for x in (q, k, v))
-            for block in tree.blocks:
-                rows, keys = block.rows, block.keys
-                s_GRNL, slope_GRNL = tree.scores(block)
-                p_GRNL = s_GRNL.sub_(lse[:, :, rows, None]).exp_()
-                shape, grad_GMV = p_GRNL.shape[1:3], grad_out[:, :, rows].flatten(1, 2)
-                dv[:, keys] += p_GRNL.to(v.dtype).flatten(1, 2).transpose(1, 2) @ grad_GMV
-                d_GRNL = (grad_GMV @ v[:, keys].transpose(1, 2)).to(tree.dtype).unflatten(1, shape)
-                d_GRNL.sub_(dot_GRT[:, :, rows, None]).mul_(p_GRNL)
-                if slope_GRNL is not None:
-                    d_GRNL.mul_(slope_GRNL)
-                d_GML = d_GRNL.mul_(ctx.options.scale).to(q.dtype).flatten(1, 2)
-                dq[:, :, rows] += (d_GML @ k[:, keys]).unflatten(1, shape)
-                dk[:, keys] += d_GML.transpose(1, 2) @ q[:, :, rows].flatten(1, 2)
+            dq, dk, dv, dots_HT = ctx.operator.differentiate(q, k, v, out, lse, grad_out)
             dsinks = None
             if sinks is not None:
-                shares_GRT = (sinks.to(tree.dtype)[..., None] - lse).exp()
-                dsinks = -(shares_GRT * dot_GRT).sum(-1).to(sinks.dtype)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None
+                shares_HT = (sinks.to(lse.dtype)[:, None] - lse).exp()
+                dsinks = -(shares_HT * dots_HT).sum(-1).to(sinks.dtype)
+        return dq, dk, dv, dsinks, None
+
+
+class _Levels:
+    """The attention of one layer block by block, with torch's operators."""
+
+    def __init__(self, layout: TreeLayout, options: AttentionOptions) -> None:
+        """Store the tree and the options of a layer.
+
+        Args:
+            layout: The segments of the tree.
+            options: Softmax options of the layer.
+        """
+        self._layout, self._options = layout, options
+
+    def attend(
+        self, q_HTK: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs [H, T, V] in the type of the values, and their LSEs [H, T].
+
+        Args:
+            q_HTK: Queries.
+            k: Keys [G, T, K].
+            v: Values [G, T, V].
+            sinks_H: A further logit of each head; None for none.
+        """
+        q = q_HTK.unflatten(0, (len(k), -1))
+        tree = _Scores(q, k, self._layout, self._options)
+        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=tree.dtype, device=q.device)
+        sums = q.new_zeros(q.shape[:-1], dtype=tree.dtype)
+        # A finite number: the difference of two infinities would not be a number.
+        most = torch.full_like(sums, torch.finfo(tree.dtype).min / 4)
+        if sinks_H is not None:
+            most[:] = sinks_H.to(tree.dtype).view(most.shape[:2])[..., None]
+            sums += 1
+        for block in tree.blocks:
+            rows = block.rows
+            s_GRNL, _ = tree.scores(block)
+            most_GRN = torch.maximum(most[:, :, rows], s_GRNL.amax(-1))
+            p_GRNL = s_GRNL.sub_(most_GRN[..., None]).exp_()
+            kept_GRN = (most[:, :, rows] - most_GRN).exp_()
+            new_GRNV = (p_GRNL.to(v.dtype).flatten(1, 2) @ v[:, block.keys]).unflatten(
+                1, p_GRNL.shape[1:3]
+            )
+            out[:, :, rows] = out[:, :, rows] * kept_GRN[..., None] + new_GRNV
+            sums[:, :, rows] = sums[:, :, rows] * kept_GRN + p_GRNL.sum(-1)
+            most[:, :, rows] = most_GRN
+        out = (out / sums[..., None]).to(v.dtype)
+        return out.flatten(0, 1), (most + sums.log()).flatten(0, 1)
+
+    def differentiate(
+        self, q_HTK: Tensor, k: Tensor, v: Tensor, out_HTV: Tensor, lse_HT: Tensor, grad_HTV: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, keys and values, and dots of outputs and grad_HTV.
+
+        Args:
+            q_HTK: Queries.
+            k: Keys [G, T, K].
+            v: Values [G, T, V].
+            out_HTV: The outputs of `attend`.
+            lse_HT: Their LSEs.
+            grad_HTV: The gradients of the outputs.
+        """
+        dot_HT = (grad_HTV.to(lse_HT.dtype) * out_HTV).sum(-1)
+        q, grad_out, lse, dot = (
+            x.unflatten(0, (len(k), -1)) for x in (q_HTK, grad_HTV, lse_HT, dot_HT)
+        )
+        tree = _Scores(q, k, self._layout, self._options)
+        dq, dk, dv = (torch.zeros_like(x, dtype=tree.dtype) for x in (q, k, v))
+        for block in tree.blocks:
+            rows, keys = block.rows, block.keys
+            s_GRNL, slope_GRNL = tree.scores(block)
+            p_GRNL = s_GRNL.sub_(lse[:, :, rows, None]).exp_()
+            shape, grad_GMV = p_GRNL.shape[1:3], grad_out[:, :, rows].flatten(1, 2)
+            dv[:, keys] += p_GRNL.to(v.dtype).flatten(1, 2).transpose(1, 2) @ grad_GMV
+            d_GRNL = (grad_GMV @ v[:, keys].transpose(1, 2)).to(tree.dtype).unflatten(1, shape)
+            d_GRNL.sub_(dot[:, :, rows, None]).mul_(p_GRNL)
+            if slope_GRNL is not None:
+                d_GRNL.mul_(slope_GRNL)
+            d_GML = d_GRNL.mul_(self._options.scale).to(q.dtype).flatten(1, 2)
+            dq[:, :, rows] += (d_GML @ k[:, keys]).unflatten(1, shape)
+            dk[:, keys] += d_GML.transpose(1, 2) @ q[:, :, rows].flatten(1, 2)
+        return dq.flatten(0, 1).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dot_HT
 
 
 class _Scores:
