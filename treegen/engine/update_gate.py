@@ -1,0 +1,66 @@
+"""Lets the weights of a model change only between two steps, and counts their versions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, get_args
+
+from treegen.errors import InputError, ModelError, arg
+
+CacheMode = Literal["keep", "shared", "all"]
+"""What an update of the weights computes again; see `LLM.update`."""
+CACHE_MODES: Final[tuple[CacheMode, ...]] = get_args(CacheMode)
+"""From the least to the most."""
+
+
+def check_cache_mode(mode: object) -> None:
+    """Raise InputError if `mode` is none of `CACHE_MODES`."""
+    if mode not in CACHE_MODES:
+        raise InputError(f"{arg('cache')} is one of {', '.join(CACHE_MODES)}, got {mode!r:.60}")
+
+
+class UpdateGate:
+    """Steps and updates of one model, of which one at a time runs.
+
+    Attributes:
+        version: Number of updates so far, which is the version of the weights.
+    """
+
+    def __init__(self) -> None:
+        """Set up a model with the weights that it was loaded with."""
+        self.version = 0
+        self._lock, self._turnstile = threading.RLock(), threading.RLock()
+        self._is_mixed = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Hold the weights for a step.
+
+        Raises:
+            ModelError: an update was interrupted.
+        """
+        # Steps follow each other at once, so an update that waits must hold up the next step.
+        with self._turnstile:
+            pass
+        with self._lock:
+            self.check()
+            yield
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Hold the weights to replace them; then they have the next version."""
+        with self._turnstile, self._lock:
+            self._is_mixed = True
+            yield
+            self._is_mixed = False
+            self.version += 1
+
+    def check(self) -> None:
+        """Raise ModelError if an update was interrupted."""
+        if self._is_mixed:
+            raise ModelError(
+                "an update of the weights was interrupted, so some are old and some are new; "
+                "update them again"
+            )
