@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_cases import tree_of
+from tiny_images import picture, save_tiny_vision_model
 from tiny_models import save_tiny_model
 from transformers import AutoConfig, DynamicCache
 
@@ -347,3 +349,28 @@ def test_small_caches_and_passes(saved: Callable[..., Path]) -> None:
                 reference = Reference(stock, requests[c.prompt_id].tokens.tolist(), mode)
                 want = reference.logprobs(c.tokens, versions_of(c))
                 assert c.logprobs == pytest.approx(want, abs=2e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
+def test_prompts_with_images_are_computed_again(family: str, tmp_path: Path) -> None:
+    """The same weights once more restore keys that the test has overwritten."""
+    path = save_tiny_vision_model(tmp_path, family)
+    tree, _ = tree_of(picture(1), picture(2, 60, 40))
+    for options in ({}, {"sharing": "off", "page_size": 5, "prefill_chunk": 13}):
+        llm = load(path, images=True, **options)
+        want = {c.prompt_id: c for c in llm.run(tree, GREEDY).completions}
+        got: list[Completion] = []
+        with llm.stream(tree, GREEDY) as stream:
+            while stream.has_work:
+                got += stream.step()
+                if stream.usage.decode_steps == 5 and not llm.weights_version:
+                    llm.update(path, cache="shared")
+                    segments = stream.scheduler.run.store.segments.values()
+                    for layer in llm.cache.layers:
+                        for segment in segments:
+                            if segment.table is not None:
+                                layer.keys[segment.table] = layer.values[segment.table] = 9.0
+                stream.scheduler.check()
+        for c in got:
+            assert c.tokens == want[c.prompt_id].tokens and len(c.versions) == 2
+            assert c.logprobs == pytest.approx(want[c.prompt_id].logprobs, abs=2e-5)
