@@ -203,6 +203,20 @@ def test_merged_layers_get_their_slices(paths: list[Path]) -> None:
     assert got[0] == want[0] and got[1] == pytest.approx(want[1], abs=1e-5)
 
 
+@pytest.mark.parametrize("family", ["llama", "mixtral", "bamba"])
+def test_compiled_layers_read_the_new_weights(family: str, tmp_path: Path) -> None:
+    old, new = (save_tiny_model(tmp_path / str(seed), family, seed=seed) for seed in (0, 1))
+    llm = load(old)
+    states = llm.cache.states.layers if llm.cache.states is not None else ()
+    llm.model.compile_layers(llm.cache.layers, states, backend="eager")
+    draws(llm)
+    assert not llm.model.uncompiled_because
+    llm.update(stock_of(new))
+    got, want = draws(llm), draws(load(new))
+    assert not llm.model.uncompiled_because
+    assert got[0] == want[0] and got[1] == pytest.approx(want[1], abs=1e-4)
+
+
 @pytest.mark.parametrize("trains_base", [False, True])
 def test_adapters_of_a_module_are_merged(trains_base: bool, paths: list[Path]) -> None:
     llm = load(paths[0])
