@@ -18,8 +18,11 @@ from tiny_models import save_tiny_model
 from transformers import AutoConfig, DynamicCache
 
 from treegen import LLM, Completion, Node, SamplingParams
+from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.update_gate import CACHE_MODES
 from treegen.model.checkpoint.text_part import auto_class
+from treegen.model.memory import new_state_cache
+from treegen.ops.cache.pool import PagedCache
 
 FAMILIES = ["llama", "deepseek_v3", "mixtral", "qwen3_next", "lfm2", "jamba", "bamba"]
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
@@ -374,3 +377,53 @@ def test_prompts_with_images_are_computed_again(family: str, tmp_path: Path) -> 
         for c in got:
             assert c.tokens == want[c.prompt_id].tokens and len(c.versions) == 2
             assert c.logprobs == pytest.approx(want[c.prompt_id].logprobs, abs=2e-5)
+
+
+def with_room(llm: LLM, num_pages: int, num_states: int, **options: Any) -> LLM:
+    """The same model, with room for so many pages of 4 tokens and so many states."""
+    llm = LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", page_size=4, **options)
+    states = None
+    if llm.spec.states:
+        states = new_state_cache(llm.model, num_states, num_windows=llm.max_rows)
+    layers = llm.model.new_cache(num_pages + 1, 4)
+    llm.engine.cache = PagedCache(layers, num_pages, 4, states)
+    llm.engine.kept = PrefixCache(llm.cache, num_pages // 2)
+    return llm
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", ["llama", "qwen3_next", "lfm2", "bamba"])
+def test_the_same_weights_once_more_change_nothing(
+    family: str, seed: int, saved: Callable[..., Path]
+) -> None:
+    """Random trees with few pages and states, while rows lose their pages and scores wait."""
+    rng = np.random.default_rng(seed)
+    path = saved(family)
+    llm, stock = load(path), stock_of(path)
+    trunk = rng.integers(3, 320, 40).tolist()
+    prompts = []
+    for i in range(8):
+        ids = trunk[: rng.integers(0, 40)] + rng.integers(3, 320, rng.integers(1, 9)).tolist()
+        prompts.append(Node(ids, samples=int(rng.integers(1, 5)), id=str(i)))
+    root = Node("", children=prompts, samples=0)
+    params = SamplingParams(seed=seed, max_tokens=int(rng.integers(8, 15)), ignore_eos=True)
+    want = {(c.prompt_id, c.sample_index): c for c in llm.run(root, params).completions}
+    small = with_room(llm, int(rng.integers(70, 90)), int(rng.integers(14, 18)))
+    small.engine.prefill_chunk = int(rng.integers(3, 30))
+    small.engine.max_rows = int(rng.integers(3, 9))
+    small.engine.run_ahead = bool(seed % 2)
+    got: list[Completion] = []
+    with small.stream(root, params) as stream:
+        while stream.has_work:
+            got += stream.step()
+            stream.scheduler.check()
+            if rng.random() < 0.1:
+                small.update(stock, cache=CACHE_MODES[int(rng.integers(3))])
+            elif rng.random() < 0.1:
+                stream.scheduler._collect_results()
+                stream.scheduler._admission.reclaim_pages()
+    assert len(got) == len(want) and small.weights_version > 3
+    for c in got:
+        other = want[c.prompt_id, c.sample_index]
+        assert c.tokens == other.tokens
+        assert c.logprobs == pytest.approx(other.logprobs, abs=1e-3)
