@@ -248,7 +248,7 @@ class Engine:
                 f"a reproducible LLM with recurrent layers cannot use {arg('cache', 'shared')}; "
                 f"give {arg('cache', 'all')}"
             )
-        with self._starting, self.gate.update(), use_device(self.model.device):
+        with self._starting, self.gate.update() as version, use_device(self.model.device):
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize()
             weights.write()
@@ -266,7 +266,7 @@ class Engine:
             elif self._version:
                 self._version = self.model.check_weights()
             self.model.fingerprint = weights.fingerprint
-        return self.gate.version
+        return version
 
     def _is_running(self) -> bool:
         running = self._running() if self._running is not None else None

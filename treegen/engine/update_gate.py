@@ -49,11 +49,11 @@ class UpdateGate:
             yield
 
     @contextmanager
-    def update(self) -> Iterator[None]:
-        """Hold the weights to replace them; then they have the next version."""
+    def update(self) -> Iterator[int]:
+        """Hold the weights to replace them; yield the version that they have afterwards."""
         with self._turnstile, self._lock:
             self._is_mixed = True
-            yield
+            yield self.version + 1
             self._is_mixed = False
             self.version += 1
 

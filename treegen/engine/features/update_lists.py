@@ -143,7 +143,7 @@ class RowUpdateLists(RecurrentRowStates):
         """Return the slots of segments to whose states the lists of rows apply."""
         self._fit()
         begun = slots[self.inputs[slots] > 0]
-        return np.setdiff1d(self.base[begun], self.own[begun])
+        return np.setdiff1d(self.base[begun], [*self.own[begun], *self._left])
 
     def _forget(self, slots: Ints) -> None:
         self.own[slots], self.window[slots], self.num_pages[slots] = NO_STATE, 0, 0
