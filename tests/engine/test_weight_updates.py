@@ -18,8 +18,8 @@ from tiny_models import save_tiny_model
 from transformers import AutoConfig, DynamicCache
 
 from treegen import LLM, Completion, Node, SamplingParams
+from treegen.common.checks import CACHE_MODES
 from treegen.engine.segments.prefix_cache import PrefixCache
-from treegen.engine.update_gate import CACHE_MODES
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.memory import new_state_cache
 from treegen.ops.cache.pool import PagedCache

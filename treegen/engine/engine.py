@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from treegen.common.checks import CacheMode
 from treegen.common.device import use_device
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.decode_graphs import DecodeGraphs
@@ -25,7 +26,7 @@ from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.speculative.drafter_factory import DrafterFactory
-from treegen.engine.update_gate import CacheMode, UpdateGate
+from treegen.engine.update_gate import UpdateGate
 from treegen.errors import CapacityError, InputError, arg
 from treegen.model.memory import make_cache
 from treegen.model.model import Model

@@ -26,6 +26,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
+from treegen.common.checks import CACHE_MODES, CacheMode
 from treegen.common.device import use_device
 from treegen.common.outputs import Completion, Status
 from treegen.engine.param_set import ParamSet
@@ -43,7 +44,6 @@ from treegen.engine.resources import EngineResources, new_run
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.speculative.speculation import SpeculationOptions, SpeculativeDecoder
-from treegen.engine.update_gate import CACHE_MODES, CacheMode
 from treegen.errors import CapacityError
 from treegen.prompts.plan.plan import Plan, Request
 

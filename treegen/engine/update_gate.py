@@ -5,20 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Literal, get_args
 
-from treegen.errors import InputError, ModelError, arg
-
-CacheMode = Literal["keep", "shared", "all"]
-"""What an update of the weights computes again; see `LLM.update`."""
-CACHE_MODES: Final[tuple[CacheMode, ...]] = get_args(CacheMode)
-"""From the least to the most."""
-
-
-def check_cache_mode(mode: object) -> None:
-    """Raise InputError if `mode` is none of `CACHE_MODES`."""
-    if mode not in CACHE_MODES:
-        raise InputError(f"{arg('cache')} is one of {', '.join(CACHE_MODES)}, got {mode!r:.60}")
+from treegen.errors import ModelError
 
 
 class UpdateGate:

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from treegen.common.checks import CacheMode, check_cache_mode
 from treegen.common.formatting import parse_bytes
 from treegen.common.params import SamplingParams
-from treegen.engine.update_gate import CacheMode, check_cache_mode
 from treegen.errors import InputError, ModelError
 from treegen.llm import LLM
 from treegen.model.load import from_module, patch_module

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 
+from treegen.common.checks import CacheMode, check_cache_mode
 from treegen.common.drafter import DraftFunction
 from treegen.common.params import Params, SamplingParams, check_bool, check_tree_params
 from treegen.engine.engine import Engine, insert_prefix, plan_prefix
@@ -17,7 +18,6 @@ from treegen.engine.param_set import ParamSet, param_sets
 from treegen.engine.segments.prefix_cache import Kept
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.stream import Stream
-from treegen.engine.update_gate import CacheMode, check_cache_mode
 from treegen.errors import InputError, arg
 from treegen.llm.base import BaseLLM
 from treegen.model.config import resolve_device

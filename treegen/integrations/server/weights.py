@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from treegen.engine.update_gate import CacheMode
+from treegen.common.checks import CacheMode
 from treegen.errors import InputError, ModelError
 from treegen.integrations.server.parsing import parse_model
 from treegen.integrations.server.requests import RequestError
