@@ -140,14 +140,14 @@ def test_updates_at_random_steps_equal_a_slow_reference(
 ) -> None:
     paths = [saved(family, seed) for seed in range(3)]
     stock = [stock_of(path) for path in paths]
-    for seed in range(4):
+    all_options: list[dict[str, Any]] = [
+        {},
+        {"sharing": "off", "page_size": 3},
+        {"sharing": "all", "page_size": 4, "run_ahead": True},
+        {"page_size": 5, "max_rows": 64, "run_ahead": True},
+    ]
+    for seed, options in enumerate(all_options):
         rng = np.random.default_rng(seed)
-        options: dict[str, Any] = [
-            {},
-            {"sharing": "off", "page_size": 3},
-            {"sharing": "all", "page_size": 4, "run_ahead": True},
-            {"page_size": 5, "max_rows": 64, "run_ahead": True},
-        ][seed]
         llm = load(paths[0], **options)
         stock_now = [stock[0]]
         with llm.stream(ragged(), GREEDY) as stream:
@@ -298,18 +298,19 @@ def test_searches_compute_their_nodes_again(
             (after,) = session.sample({last: 1})[last]
             session.backend.scheduler.check()
         prompt = llm.tokenizer(TRUNK).input_ids
-        for node in (child, below):
-            prompt += node.completion.tokens
-        versions = versions_of(last.completion)
-        assert versions[0] == 0 and versions[-1] == 1 == versions_of(after.completion)[0] - 1
+        of_child, of_below, of_last, of_after = (
+            node.completion for node in (child, below, last, after)
+        )
+        assert of_child and of_below and of_last and of_after
+        prompt = [*prompt, *of_child.tokens, *of_below.tokens]
+        versions = versions_of(of_last)
+        assert versions[0] == 0 and versions[-1] == 1 == versions_of(of_after)[0] - 1
         most = 1e-3 if family == "qwen3_next" else 2e-5
-        for node, mode_of in ((last, mode), (after, "all")):
-            tokens = node.completion.tokens
-            want = Reference([*stock, stock[1]], prompt, mode_of).logprobs(
-                tokens, versions_of(node.completion)
-            )
-            assert node.completion.logprobs == pytest.approx(want, abs=most)
-            prompt = [*prompt, *tokens]
+        for c, mode_of in ((of_last, mode), (of_after, "all")):
+            reference = Reference([*stock, stock[1]], prompt, mode_of)
+            want = reference.logprobs(c.tokens, versions_of(c))
+            assert c.logprobs == pytest.approx(want, abs=most)
+            prompt = [*prompt, *c.tokens]
 
 
 def test_kept_prefixes_follow_the_mode(saved: Callable[..., Path]) -> None:

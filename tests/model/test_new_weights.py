@@ -180,7 +180,8 @@ def test_tied_weights_are_given_once_or_equal(tmp_path: Path) -> None:
 
 
 def test_fp8_matrices_are_rounded_again(tmp_path: Path) -> None:
-    for family, sizes in (("llama", {}), ("mixtral", {"intermediate_size": 64})):
+    cases: dict[str, dict[str, Any]] = {"llama": {}, "mixtral": {"intermediate_size": 64}}
+    for family, sizes in cases.items():
         old, new = (
             save_tiny_model(tmp_path / f"{family}{seed}", family, seed=seed, **sizes)
             for seed in (0, 1)

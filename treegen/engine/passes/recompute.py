@@ -77,7 +77,9 @@ def _span(run: EngineRun, segment: LiveSegment) -> Span:
 
 def _compute_some(run: EngineRun, features: Features, spans: list[Span], chunk: int) -> list[Span]:
     """Compute a pass of spans; return what is left of them."""
-    room, now, later = chunk, [], []
+    room = chunk
+    now: list[Span] = []
+    later: list[Span] = []
     for span in spans:
         part, rest = _cut(run, span, room) if room else (None, span)
         if part is not None and now and len(part.tokens) > room:  # a block that is never cut

@@ -135,7 +135,9 @@ def _list_targets(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tenso
     hidden = {id(scale) for scale in scales.values()}
     state = module.state_dict(keep_vars=True)
     targets = {name: weight for name, weight in state.items() if id(weight) not in hidden}
-    required = {name: w for name, w in targets.items() if isinstance(w, nn.Parameter)}
+    required: dict[str, Tensor] = {
+        name: weight for name, weight in targets.items() if isinstance(weight, nn.Parameter)
+    }
     return targets, required, scales
 
 
