@@ -92,6 +92,11 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 )
 @option("--verifier-memory SIZE", "Its cache. Default: 1GiB.")
 @option(
+    "--weights-dir DIR",
+    "Folder of checkpoints that clients with a key may load by POST /v1/weights.",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@option(
     "--sampling",
     "Of requests that do not say: as the checkpoint's generation_config.json recommends, or "
     "temperature 1 without filters.",
@@ -125,11 +130,14 @@ def command(
     from treegen.common.formatting import parse_bytes
 
     nodes, api_keys = _node_limits(params), params.pop("api_keys")
+    weights_dir: Path | None = params.pop("weights_dir")
     search_limits, load_verifier = _search_limits(params), _verifier_loader(params)
     engine = make_engine(params)
     keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
     if not keys and host not in _LOCAL:
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
+    if weights_dir is not None and not keys:
+        raise InputError(f"{arg('weights_dir=')} needs a key; give {arg('api_key=')} too")
     _check_limits(max_waiting, max_image_pixels, tool_format)
     body_bytes = parse_bytes(max_body)
     name = served_model_name or Path(engine.model).name or engine.model
@@ -162,6 +170,7 @@ def command(
             verifier=verifier,
             searches=ChatSearches(verifier) if search_limits.max_searches else None,
             search_limits=search_limits,
+            weights_dir=weights_dir,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )
 

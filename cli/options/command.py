@@ -169,7 +169,7 @@ _GROUPS: Final = (
         "Server",
         True,
         "tool_format host port api_key api_keys served_model_name max_waiting max_body "
-        "max_image_pixels drain_seconds",
+        "max_image_pixels weights_dir drain_seconds",
     ),
     (
         "Nodes",

@@ -92,6 +92,10 @@ def _metrics(url: str) -> str:
     [
         ([], "--model is missing"),
         (["--model", "demo", "--host", "0.0.0.0"], "give --api-key too"),
+        (
+            ["--model", "demo", "--weights-dir", "/tmp"],
+            "--weights-dir needs a key; give --api-key too",
+        ),
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
         (["--model", "demo", "--max-nodes", "-1"], "--max-nodes must be at least 0"),
         (["--model", "demo", "--max-key-searches", "0"], "--max-key-searches must be at least 1"),

@@ -15,6 +15,10 @@ from treegen.errors import InputError, arg
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+CacheMode = Literal["keep", "shared", "all"]
+"""What an update of the weights computes again; see `LLM.update`."""
+CACHE_MODES: Final[tuple[CacheMode, ...]] = get_args(CacheMode)
+"""From the least to the most."""
 
 
 def check_number(name: str, value: object) -> None:
@@ -224,3 +228,9 @@ def _describe_annotation(kind: Any) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_cache_mode(mode: object) -> None:
+    """Raise InputError if `mode` is none of `CACHE_MODES`."""
+    if mode not in CACHE_MODES:
+        raise InputError(f"{arg('cache')} is one of {', '.join(CACHE_MODES)}, got {mode!r:.60}")

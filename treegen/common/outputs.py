@@ -112,6 +112,9 @@ class Completion:
     prompt_logprobs: Score | None = None
     """Log-probabilities of the prompt's tokens except the first, if requested by
     `SamplingParams.prompt_logprobs`. All samples of a prompt share one object."""
+    versions: tuple[tuple[int, int], ...] = ()
+    """The versions of the weights that drew its tokens, as (version, number of consecutive tokens)
+    pairs; empty if all were drawn by the weights that were loaded. See `LLM.update`."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:60]}..."

@@ -9,6 +9,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from treegen.common.checks import CacheMode
+from treegen.common.device import use_device
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.graph_pool import estimate_row_seconds
@@ -22,12 +26,14 @@ from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.speculative.drafter_factory import DrafterFactory
-from treegen.errors import CapacityError, InputError
+from treegen.engine.update_gate import UpdateGate
+from treegen.errors import CapacityError, InputError, arg
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
 from treegen.model.model_info import ModelInfo
 from treegen.model.options import EngineOptions
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype
+from treegen.model.training.weight_updates import StagedWeights
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import NO_STATE, StateCache
 from treegen.prompts.plan.cost_model import DEVICE_COSTS, Sharing
@@ -52,6 +58,7 @@ class Engine:
         prefill_chunk: Maximum number of tokens of a prefill pass.
         run_ahead: Whether runs launch each pass before the tokens of the previous one are known.
         searches_ahead: The same for searches.
+        gate: Separates steps from updates of the weights.
     """
 
     def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:
@@ -107,7 +114,8 @@ class Engine:
         if model.images is not None and model.tower is not None:
             self.encodings = EncoderCache(model.images, model.tower)
         self.kept = PrefixCache(self.cache, max_pages=self.cache.pool.num_pages // 2)
-        self._version = model.check_weights()
+        self._version: tuple[int, ...] = model.check_weights()
+        self.gate = UpdateGate()
         self._starting = threading.Lock()
         self._running: weakref.ref[Scheduler] | None = None
 
@@ -185,6 +193,7 @@ class Engine:
                 run_ahead=self.searches_ahead if searches else self.run_ahead,
                 expanded=self._expanded,
                 images=self.encodings,
+                gate=self.gate,
             )
             scheduler = Scheduler(
                 plan,
@@ -219,10 +228,46 @@ class Engine:
             raise InputError("another run of this LLM is not finished; use it up or close() it")
         if self._ranks is not None:
             self._ranks.check()
+        self.gate.check()
         version = self.model.check_weights()
         if version != self._version:  # kept prefixes were computed with the old weights
             self.kept.clear()
             self._version = version
+
+    def update(self, weights: StagedWeights, mode: CacheMode) -> int:
+        """Replace the weights between two steps; return their version.
+
+        Args:
+            weights: The weights.
+            mode: What is computed again; see `LLM.update`.
+
+        Raises:
+            InputError: the mode is not supported.
+        """
+        if mode == "shared" and self.align > 1 and self.model.spec.states:
+            raise InputError(
+                f"a reproducible LLM with recurrent layers cannot use {arg('cache', 'shared')}; "
+                f"give {arg('cache', 'all')}"
+            )
+        with self._starting, self.gate.update() as version, use_device(self.model.device):
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize()
+            weights.write()
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize()
+            if self.encodings is not None:
+                self.encodings.clear()
+            running = self._running() if self._is_running() and self._running else None
+            if running is not None:
+                running.note_update(mode)
+            elif mode != "keep":
+                self.kept.clear()
+            if mode != "keep":
+                self._version = ()  # so that a run that takes no more step leaves no old prefix
+            elif self._version:
+                self._version = self.model.check_weights()
+            self.model.fingerprint = weights.fingerprint
+        return version
 
     def _is_running(self) -> bool:
         running = self._running() if self._running is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from treegen.common.outputs import Usage
 from treegen.engine.compute.model_runner import ModelRunner
@@ -18,6 +18,7 @@ from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.table import RowTable
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.store import SegmentStore
+from treegen.engine.update_gate import UpdateGate
 from treegen.model.batch import ForwardModel
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.plan.plan import Plan
@@ -46,6 +47,8 @@ class EngineResources:
     """Which segments get expanded keys and values in addition to latents; None for none."""
     images: EncoderCache | None = None
     """Image embeddings of prompts; None for a model that takes no images."""
+    gate: UpdateGate = field(default_factory=UpdateGate)
+    """Separates steps from updates of the weights."""
 
 
 def new_run(
@@ -96,7 +99,10 @@ def new_run(
             ),
         ),
         param_sets=ParamTable(first),
+        gate=resources.gate,
     )
+    if run.gate.version:
+        run.rows.record_versions()
     if any(param_set.params.reports_signals for param_set in param_sets):
         run.rows.record_signals()
     for param_set in further:

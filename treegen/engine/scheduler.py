@@ -26,11 +26,13 @@ from contextlib import suppress
 import numpy as np
 import torch
 
+from treegen.common.checks import CACHE_MODES, CacheMode
 from treegen.common.device import use_device
 from treegen.common.outputs import Completion, Status
 from treegen.engine.param_set import ParamSet
 from treegen.engine.passes.decode import DecodeSteps, DeferredStep, InFlightStep
 from treegen.engine.passes.prefill import InFlightPrefill, PrefillPasses
+from treegen.engine.passes.recompute import recompute_segments
 from treegen.engine.requests.admission import AdmissionController
 from treegen.engine.requests.output_processor import GeneratedSegment, OutputProcessor
 from treegen.engine.requests.pass_results import (
@@ -97,9 +99,11 @@ class Scheduler:
         self.closed = False
         self._recorded: list[_InFlight] = []  # passes whose results this step has recorded
         self._verifies = False  # whether this step verifies draft tokens, if there are any
+        self._update: CacheMode | None = None  # how keys follow an update of the weights
         self._error: Exception | None = None  # raised once all samples that had ended are returned
         scouts = speculation.scouts if speculation else 0
         self.queue = queue = RowQueue(run, features.states, features.of_rows, scouts=scouts)
+        self._chunk = resources.prefill_chunk
         self._passes = PrefillPasses(run, queue, features, chunk=resources.prefill_chunk)
         self._steps = DecodeSteps(run, queue, features)
         self._speculation = (
@@ -186,7 +190,9 @@ class Scheduler:
         """
         if self._error is None:
             try:
-                with use_device(self.run.model.device):
+                with use_device(self.run.model.device), self.run.gate.step():
+                    if self._update is not None:
+                        self._follow_update()
                     self._step()
             except Exception as error:
                 self._error = translate_error(self.run, error)
@@ -206,6 +212,32 @@ class Scheduler:
             finally:
                 del failure  # it would keep the tensors of the pass that failed
         return finished
+
+    def note_update(self, mode: CacheMode) -> None:
+        """Make the next step begin with what an update of the weights requires.
+
+        Args:
+            mode: What is computed again; see `LLM.update`.
+        """
+        self._update = max(mode, self._update or mode, key=CACHE_MODES.index)
+
+    def _follow_update(self) -> None:
+        """Record versions from now on, and drop or compute again what the old weights computed."""
+        start, mode = time.perf_counter(), self._update
+        self._update = None
+        self.run.rows.record_versions()
+        self.run.pool.end_all_loans()  # keys and values that the old weights expanded from latents
+        if mode == "keep":
+            return
+        self._collect_results()
+        self._admission.drop_keys(of_rows=mode == "all")
+        if mode == "shared":
+            if not self.queue.states.can_leave_segments(self.queue.active()):
+                self._admission.drop_keys(of_rows=True)
+            recompute_segments(self.run, self.queue, self.features, self._chunk)
+        self._steps.forget()
+        self.usage.seconds += time.perf_counter() - start
+        self.usage.prefill_seconds += time.perf_counter() - start
 
     def take_finished(self) -> list[Completion]:
         """Return all samples that are known to have ended and were not returned yet."""

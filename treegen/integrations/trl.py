@@ -7,7 +7,7 @@ rollout's samples, for trainers that compute shared prefixes once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from treegen.common.checks import CacheMode, check_cache_mode
 from treegen.common.formatting import parse_bytes
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, ModelError
@@ -150,6 +151,43 @@ class Rollouts:
 
 rollout: Final = Rollouts()
 """The rollout function with default options."""
+
+
+class WeightTransfer:
+    """Loads a trainer's weights into an LLM; the `weight_transfer` of TRL's AsyncGRPOTrainer.
+
+    The LLM goes on sampling meanwhile. Weights that the trainer does not train stay.
+    """
+
+    def __init__(self, llm: LLM, *, cache: CacheMode = "keep") -> None:
+        """Set up the transfer.
+
+        Args:
+            llm: The LLM that samples. An AsyncLLM may serve it.
+            cache: As for `LLM.update`. Default: the keys of the old weights stay.
+
+        Raises:
+            InputError: there is no such mode.
+        """
+        check_cache_mode(cache)
+        self._llm, self._cache = llm, cache
+
+    def send_weights(self, iterator: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load the weights of the trainer.
+
+        Raises:
+            TreegenError: as for `LLM.update`.
+        """
+        stay = self._llm.model.module.state_dict()
+        self._llm.update({**stay, **dict(iterator)}, cache=self._cache)
+
+    def init_weight_transfer(self) -> None:
+        """Do nothing, because the LLM is in this process."""
+
+    def pause(self) -> None:
+        """Do nothing, because an update waits for the end of a step."""
+
+    resume = destroy = pause
 
 
 def _still_serves(llm: LLM, module: Any) -> bool:

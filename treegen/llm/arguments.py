@@ -46,6 +46,8 @@ _CALLS: Final = {
     "llm_engine": "call the methods of the LLM; llm.stream yields completions as they finish",
     "sleep": "close the LLM: llm.close()",
     "wake_up": "load the model again: LLM(model)",
+    "update": "an LLM in this process takes new weights; a server takes them by POST /v1/weights",
+    "update_weights": "load new weights: llm.update(weights)",
     "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",
 }
 """Calls of vLLM's `LLM` that treegen does not have, with advice."""

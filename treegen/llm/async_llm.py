@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from treegen.common.checks import CacheMode
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, check_params
@@ -15,6 +16,7 @@ from treegen.llm.arguments import read_prompts
 from treegen.llm.base import BaseLLM
 from treegen.llm.encoder import AsyncCall, NodeCall, Prompt, PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
+from treegen.model.training.weight_updates import NewWeights
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText
 from treegen.prompts.tree import Message, Parts, chat_arguments
@@ -313,6 +315,25 @@ class AsyncLLM(Closeable):
         """
         self._check_open()
         await self._encoder.prepare(params)
+
+    async def update(
+        self, weights: NewWeights, *, cache: CacheMode = "all", check_finite: bool = False
+    ) -> int:
+        """Load new weights between two steps, while calls are answered; see `LLM.update`.
+
+        The weights are read in another thread. If the caller is cancelled, they are still loaded.
+
+        Args:
+            weights: As for `LLM.update`.
+            cache: As for `LLM.update`.
+            check_finite: As for `LLM.update`.
+
+        Raises:
+            TreegenError: as for `LLM.update`.
+        """
+        self._check_open()
+        how: Any = {"cache": cache, "check_finite": check_finite}
+        return await asyncio.to_thread(self.llm.update, weights, **how)
 
     @property
     def num_waiting(self) -> int:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 
+from treegen.common.checks import CacheMode, check_cache_mode
 from treegen.common.drafter import DraftFunction
-from treegen.common.params import Params, SamplingParams, check_tree_params
+from treegen.common.params import Params, SamplingParams, check_bool, check_tree_params
 from treegen.engine.engine import Engine, insert_prefix, plan_prefix
 from treegen.engine.on_demand import OnDemandStream
 from treegen.engine.param_set import ParamSet, param_sets
@@ -22,9 +23,9 @@ from treegen.llm.base import BaseLLM
 from treegen.model.config import resolve_device
 from treegen.model.model import Model
 from treegen.model.model_info import ModelInfo
-from treegen.model.options import LOADING, EngineOptions, check_known
-from treegen.model.rank_processes import check_machine, load_from_options
-from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
+from treegen.model.options import EngineOptions, check_known
+from treegen.model.rank_processes import check_machine, load_with_tokenizer, prepare_loaded
+from treegen.model.training.weight_updates import NewWeights, stage_weights
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.bos_eos import end_ids
 from treegen.prompts.plan.cost_model import Sharing
@@ -163,9 +164,9 @@ class LLM(BaseLLM):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
         check_machine(options, model.device if isinstance(model, Model) else resolve_device(device))
         if isinstance(model, Model):
-            self.tokenizer, self.model = _prepare_loaded(model, tokenizer, options), model
+            self.tokenizer, self.model = prepare_loaded(model, tokenizer, options), model
         else:
-            self.tokenizer, self.model = _load(options)
+            self.tokenizer, self.model = load_with_tokenizer(options)
         ends = end_ids(self.model.spec.eos_token_ids, self.tokenizer)
         self.model.spec = replace(self.model.spec, eos_token_ids=ends)
         self.spec, self.images = self.model.spec, self.model.images
@@ -345,6 +346,50 @@ class LLM(BaseLLM):
             before=self._before,
         )
 
+    # New weights
+
+    @property
+    def weights_version(self) -> int:
+        """The number of updates of the weights so far."""
+        return self.engine.gate.version
+
+    def update(
+        self, weights: NewWeights, *, cache: CacheMode = "all", check_finite: bool = False
+    ) -> int:
+        """Load new weights between two steps, also while samples are drawn.
+
+        Any thread may call it. All weights are checked before the first one is written, so an error
+        leaves the old ones. Matrices in FP8 are rounded again. Tokens that are drawn afterwards
+        have the new version in `Completion.versions`.
+
+        Args:
+            weights: A module of transformers, also with LoRA adapters of PEFT or inside of DDP;
+                (name, tensor) pairs or a dict with the names of the module or of its checkpoints;
+                or the directory of a checkpoint. All weights must be given. Tensors may be on
+                another device and have another float type. They must not change until the call
+                returns.
+            cache: What is computed again with the new weights. "keep": nothing; later tokens read
+                the keys, values and recurrent states of the old weights, kept prefixes included.
+                "shared": prompts, and in searches also generated texts from which others branch;
+                the unfinished samples keep their own keys, values and states. "all": everything.
+                "shared" and "all" drop kept prefixes.
+            check_finite: Whether to check that all numbers are finite.
+
+        Returns:
+            The version of the new weights: 1 for the first update.
+
+        Raises:
+            InputError: the weights do not fit the model, or an argument cannot be used.
+            ModelError: the weights of this model cannot be updated, or the checkpoint cannot be
+                read.
+        """
+        check_cache_mode(cache)
+        check_bool("check_finite", check_finite)
+        staged = stage_weights(self.model, weights, check_finite=check_finite)
+        version = self.engine.update(staged, cache)
+        self.fingerprint = self.model.fingerprint
+        return version
+
     # Prefixes kept between calls
 
     def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
@@ -400,34 +445,3 @@ class LLM(BaseLLM):
         if not self.engine.kept.drop(name):
             names = ", ".join(sorted({kept for kept, _ in self.list_prefixes()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
-
-
-def _prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any:
-    """Prepare a loaded model for a new LLM, and return its tokenizer.
-
-    Raises:
-        InputError: an option is only for loading, or the chat template cannot be read.
-    """
-    usual = EngineOptions(model=options.model)
-    for name in LOADING:
-        if getattr(options, name) != getattr(usual, name):
-            raise InputError(
-                f"{arg(name + '=')} is for loading a model, and this one is loaded; leave it out"
-            )
-    if (template := read_chat_template(options.chat_template)) is not None:
-        tokenizer.chat_template = template
-    model.reset()
-    return tokenizer
-
-
-def _load(options: EngineOptions) -> tuple[Any, Model]:
-    """Return the tokenizer and the model that options name."""
-    tokenizer = load_tokenizer(options.model, **options.source, chat_template=options.chat_template)
-    # Loading the processor first reports its errors before weights are read.
-    processor = load_image_processor(options, tokenizer) if options.images else None
-    model = load_from_options(options)
-    if processor is not None:
-        model.images = processor.enable_images(
-            tokenizer, model.spec.vocab_size, keep_template=options.chat_template is not None
-        )
-    return tokenizer, model

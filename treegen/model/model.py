@@ -65,6 +65,7 @@ class Model:
         impl: The attention implementation.
         device: The device of the weights.
         uncompiled_because: Why the layers could not be compiled; empty if they were.
+        fixed_because: Why the weights cannot be updated; empty if they can.
         ranks: The processes of a tensor-parallel model; None if this process computes all of it.
         tower: The encoder of images; None for a model that was loaded for text only.
         images: The images of prompts; None if prompts have text only.
@@ -97,7 +98,7 @@ class Model:
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
-        self.uncompiled_because = ""
+        self.uncompiled_because = self.fixed_because = ""
         self._reproducible, self._stock_spec = False, spec
         self._grouped: GroupedLayers | None = None
         self._fixed: BatchInvariantLayers | None = None

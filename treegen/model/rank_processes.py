@@ -33,9 +33,10 @@ from treegen.model.linear.fp8 import check_device as check_fp8
 from treegen.model.load import load_model
 from treegen.model.memory import check_cache_bytes
 from treegen.model.model import Model
-from treegen.model.options import EngineOptions
+from treegen.model.options import LOADING, EngineOptions
 from treegen.model.parallel.ranks import check_free, join, leave
 from treegen.model.reproducible import check_reproducible
+from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.ops.attention.registry import check_reads_fp8, choose
 
 if TYPE_CHECKING:
@@ -357,6 +358,42 @@ def load_from_options(options: EngineOptions) -> Model:
     if size == 1:
         return load_model(options.model, impl=options.impl, **loading)
     return load_tensor_parallel(options.model, size, impl=options.impl, **loading)
+
+
+def prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any:
+    """Prepare a loaded model for a new LLM, and return its tokenizer.
+
+    Args:
+        model: The model, whose compiled layers are discarded.
+        tokenizer: Its tokenizer.
+        options: Options of the LLM.
+
+    Raises:
+        InputError: an option is only for loading, or the chat template cannot be read.
+    """
+    usual = EngineOptions(model=options.model)
+    for name in LOADING:
+        if getattr(options, name) != getattr(usual, name):
+            raise InputError(
+                f"{arg(name + '=')} is for loading a model, and this one is loaded; leave it out"
+            )
+    if (template := read_chat_template(options.chat_template)) is not None:
+        tokenizer.chat_template = template
+    model.reset()
+    return tokenizer
+
+
+def load_with_tokenizer(options: EngineOptions) -> tuple[Any, Model]:
+    """Return the tokenizer and the model that options name."""
+    tokenizer = load_tokenizer(options.model, **options.source, chat_template=options.chat_template)
+    # Loading the processor first reports its errors before weights are read.
+    processor = load_image_processor(options, tokenizer) if options.images else None
+    model = load_from_options(options)
+    if processor is not None:
+        model.images = processor.enable_images(
+            tokenizer, model.spec.vocab_size, keep_template=options.chat_template is not None
+        )
+    return tokenizer, model
 
 
 def check_machine(options: EngineOptions, device: torch.device) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import config_of, spread_weights, tiny_tokenizer
+from tiny_models import config_of, save_tiny_model, spread_weights, tiny_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from treegen import LLM, InputError, SamplingParams, from_module
-from treegen.integrations.trl import RolloutResult, Rollouts, rollout, tree_of
+from treegen.integrations.trl import RolloutResult, Rollouts, WeightTransfer, rollout, tree_of
 from treegen.model.load import patch_module
 
 trl = pytest.importorskip("trl.trainer", reason="needs trl")
@@ -307,3 +307,37 @@ def test_a_tree_of_texts_that_end_within_each_other() -> None:
         ((4,), None, (3,)),
     ]
     assert tree.last == (1, 0, 1, 3, 2)
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_weight_transfer_loads_what_an_async_trainer_sends(
+    is_adapted: bool, tmp_path: Path
+) -> None:
+    trainer = pytest.importorskip("trl.experimental.async_grpo.async_grpo_trainer")
+    path = save_tiny_model(tmp_path / "old", seed=0)
+    llm, params = LLM(str(path), check=False, memory="8MiB"), SamplingParams(temperature=0)
+    module: Any = tiny_module(seed=3)
+    module.model.embed_tokens.requires_grad_(False)  # frozen, so that it is not sent
+    if is_adapted:
+        peft = pytest.importorskip("peft")
+        module = peft.get_peft_model(module, peft.LoraConfig(r=4, target_modules=["q_proj"]))
+        for name, weight in module.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(weight, std=0.1)
+        module.merge_adapter()
+    transfer = WeightTransfer(llm, cache="all")
+    for call in ("init_weight_transfer", "pause", "resume", "destroy"):
+        getattr(transfer, call)()
+    transfer.send_weights(trainer._iter_vllm_named_params(module))
+    if is_adapted:
+        module.unmerge_adapter()
+        module = module.merge_and_unload()
+    else:
+        embeddings = llm.model.module.get_input_embeddings().weight
+        module.model.embed_tokens.weight.data.copy_(embeddings)
+    served = LLM(from_module(module, check=False), tokenizer=llm.tokenizer, memory="8MiB")
+    (got,), (want,) = llm.generate(PROMPTS[0], params)[0], served.generate(PROMPTS[0], params)[0]
+    assert got.tokens == want.tokens and got.versions == ((1, got.num_tokens),)
+    assert got.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+    with pytest.raises(InputError, match="cache is one of"):
+        WeightTransfer(llm, cache="none")  # type: ignore[arg-type]

@@ -72,6 +72,11 @@ class EncoderCache:
         tokens = self.table.restore_placeholders(inputs.tokens)
         return replace(inputs, images=images, tokens=tokens)
 
+    def clear(self) -> None:
+        """Drop all embeddings, after the weights of the tower have changed."""
+        self._encoded.clear()
+        self._num_bytes = 0
+
     def _get_or_encode(self, image: PlacedImage) -> ImageEmbedding:
         embedding = self._encoded.get(image.digest)
         if embedding is None:

@@ -191,6 +191,7 @@ class RecurrentRowStates(RowStates):
     def __init__(self, rows: RowTable, cache: StateCache) -> None:
         """Set up a run in which no row owns a slot."""
         self._rows, self._cache = rows, cache
+        self._left: list[int] = []  # slots of states that only rows still read
 
     def count_missing(self, more: int, *, has_row: bool) -> int:
         """Return how many slots are missing to start a request.
@@ -213,7 +214,8 @@ class RecurrentRowStates(RowStates):
             others: State slots of other owners.
         """
         owned, pages, windows = self.get_owned_slots(active)
-        self._cache.check([*others, owned], pages, windows)
+        left = np.array(self._left, dtype=np.int64)
+        self._cache.check([*others, owned, left], pages, windows)
 
     def _fit(self) -> None:
         """Grow the arrays to the length of the row table's."""

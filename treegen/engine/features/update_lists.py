@@ -11,6 +11,8 @@ state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from treegen.engine.compute.levels import Ints
@@ -18,7 +20,7 @@ from treegen.engine.compute.model_runner import StateInputs
 from treegen.engine.features.recurrent_states import RecurrentRowStates
 from treegen.engine.rows.feature import CountSiblings
 from treegen.engine.rows.table import RowTable
-from treegen.engine.segments.segment import StateSpan
+from treegen.engine.segments.segment import LiveSegment, StateSpan
 from treegen.model.recurrent.state_batch import fold_lists
 from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
 
@@ -111,6 +113,37 @@ class RowUpdateLists(RecurrentRowStates):
         self._cache.free_windows(windows)
         self._cache.free(own.tolist())
         self._forget(slots)
+        if self._left:
+            read = self.base[self.window > 0]
+            unread = [slot for slot in self._left if slot not in read]
+            self._cache.free(unread)
+            self._left = [slot for slot in self._left if slot in read]
+
+    def can_leave_segments(self, slots: Ints) -> bool:
+        """Return whether the slots suffice for `leave_segments`; `slots` are active rows."""
+        return len(self._read_bases(slots)) <= self._cache.num_free
+
+    def leave_segments(self, slots: Ints, segments: Sequence[LiveSegment]) -> None:
+        """Keep the states to which the lists of rows apply; the segments get other slots.
+
+        Args:
+            slots: Slots of the active rows.
+            segments: The segments.
+        """
+        read = set(self._read_bases(slots).tolist())
+        for segment in segments:
+            if segment.end_state in read:
+                new = self._cache.allocate_one()
+                waiting = slots[(self.base[slots] == segment.end_state) & (self.inputs[slots] == 0)]
+                self.base[waiting] = self.window_at[waiting] = new
+                self._left.append(segment.end_state)
+                segment.end_state = new
+
+    def _read_bases(self, slots: Ints) -> Ints:
+        """Return the slots of segments to whose states the lists of rows apply."""
+        self._fit()
+        begun = slots[self.inputs[slots] > 0]
+        return np.setdiff1d(self.base[begun], [*self.own[begun], *self._left])
 
     def _forget(self, slots: Ints) -> None:
         self.own[slots], self.window[slots], self.num_pages[slots] = NO_STATE, 0, 0
@@ -123,6 +156,7 @@ class RowUpdateLists(RecurrentRowStates):
     def clear(self) -> None:
         """Drop all rows; the caller has freed their slots, pages and windows."""
         self._forget(np.arange(len(self.base)))
+        self._left.clear()
 
     def step(self, order: Ints) -> StateInputs:
         """Return the state inputs of a decode step, and the lists to fold before it."""

@@ -28,7 +28,7 @@ from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.verify_input import VerifyInput
 from treegen.ops.attention import PreparedLevels
-from treegen.ops.sampling.draw import AsyncDraws
+from treegen.ops.sampling.draw import AsyncDraws, Draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class InFlightStep:
     """The draft tokens that the step verifies; None if each row draws once."""
     keys: int = 0
     """Number of keys read in each layer."""
+    version: int = 0
+    """The version of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +148,14 @@ class DecodeSteps:
         self._count(levels, len(order), keys, int(ends.sum()))
         if isinstance(draws, DeferredDraws):
             return DeferredStep(order, rows.serial[order], draws, number, None, keys)
-        return InFlightStep(order, rows.serial[order], AsyncDraws(draws), keys=keys)
+        return self._in_flight(order, rows.serial[order], draws, keys=keys)
 
     def draw(self, pending: DeferredStep) -> InFlightStep:
         """Draw from the logits of a deferred step, once the previous tokens are known."""
         slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
         masks = self._features.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
         draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
-        return InFlightStep(slots, pending.serials, AsyncDraws(draws), guesses, pending.keys)
+        return self._in_flight(slots, pending.serials, draws, guesses, pending.keys)
 
     def verify(
         self, order: Ints, counts: Ints, guesses: VerifyInput
@@ -213,8 +215,23 @@ class DecodeSteps:
         usage.drafted_tokens += num - len(order)
         if isinstance(draws, DeferredDraws):
             return DeferredStep(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
-        fetch = AsyncDraws(draws.first(num))
-        return InFlightStep(slots_T, rows.serial[slots_T], fetch, guesses, keys)
+        return self._in_flight(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
+
+    def _in_flight(
+        self,
+        slots: Ints,
+        serials: Ints,
+        draws: Draws,
+        guesses: VerifyInput | None = None,
+        keys: int = 0,
+    ) -> InFlightStep:
+        """Return a launched step; its arguments are fields of `InFlightStep`."""
+        version = self._run.gate.version
+        return InFlightStep(slots, serials, AsyncDraws(draws), guesses, keys, version)
+
+    def forget(self) -> None:
+        """Forget the inputs of the last step, after keys were computed again."""
+        self._state = None
 
     def look_ahead(self) -> None:
         """Prepare the inputs of the rows that are live now, unless the last step had the same."""

@@ -278,6 +278,11 @@ class PrefillPasses:
                 sampling = replace(sampling, masked=True)
             draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts, masks)
             slots = slots_PN.ravel()
-            flight = InFlightStep(slots, self._run.rows.serial[slots], AsyncDraws(draws))
+            flight = InFlightStep(
+                slots,
+                self._run.rows.serial[slots],
+                AsyncDraws(draws),
+                version=self._run.gate.version,
+            )
             drawn.append(FirstDraws(requests, at, flight))
         return drawn

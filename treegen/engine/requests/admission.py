@@ -236,12 +236,29 @@ class AdmissionController:
         idle = [r for r in self._open if r is not keep and r.index not in active]
         if not idle:
             return False
-        request = max(idle, key=lambda r: r.rank)
+        self._return_to_waiting(max(idle, key=lambda r: r.rank))
+        return True
+
+    def _return_to_waiting(self, request: LiveRequest) -> None:
         if request.slots is not None:
             self._queue.park(self._queue.select([request], RowPhase.READY))
         self._close(request, WAITING)
         self._waiting.appendleft(request)
-        return True
+
+    def drop_keys(self, *, of_rows: bool) -> None:
+        """Drop all keys and states except those of active rows and of the segments above them.
+
+        Args:
+            of_rows: Whether to drop those too.
+        """
+        if of_rows:
+            self._queue.preempt_all()
+        active = set(self._run.rows.request[self._queue.active()].tolist())
+        idle = [request for request in self._open if request.index not in active]
+        for request in sorted(idle, key=lambda r: r.rank, reverse=True):
+            self._return_to_waiting(request)
+        self._run.kept.clear()
+        self._run.store.free_idle()
 
     def add_rows(self, requests: Iterable[LiveRequest]) -> None:
         """Record that the first tokens of requests are drawn; their rows wait for pages."""

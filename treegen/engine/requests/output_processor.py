@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -214,12 +215,13 @@ class OutputProcessor:
             rows.sample[slots].tolist(),
             rows.seed[slots].tolist(),
             rows.logprobs(slots),
+            rows.versions(slots),
             _alternatives(rows, slots, param_sets),
             _signals(rows, slots, param_sets),
             strict=True,
         )
         by_slot: list[tuple[int, list[Completion]]] = []
-        for at, sample, seed, logprobs, top, (confidences, certainties) in per_row:
+        for at, sample, seed, logprobs, versions, top, (confidences, certainties) in per_row:
             request, (reason, stop, text) = requests[at], endings[at]
             num = len(tokens[at])  # a sample that failed has fewer tokens than its row
             param_set = param_sets[request.params]
@@ -240,11 +242,19 @@ class OutputProcessor:
                     certainties=certainties[:num],
                     thinking=thinking,
                     prompt_logprobs=request.score,
+                    versions=_runs(versions[:num]),
                 )
                 for sample_index, row_seed in _list_samples(param_set, request, sample, seed)
             ]
             by_slot.append((at, completions))
         return by_slot
+
+
+def _runs(versions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return runs of equal versions as (version, length) pairs; empty if all are 0."""
+    if not any(versions):
+        return ()
+    return tuple((version, len(list(run))) for version, run in groupby(versions))
 
 
 def _split_thinking(

@@ -151,6 +151,7 @@ class PassResultProcessor:
             draws_of_rows.top_logprobs,
             draws_of_rows.signals,
             guesses.place_T[draws] if guesses is not None else None,
+            flight.version,
         )
         tokens = draws_of_rows.tokens
         if is_last is not None:

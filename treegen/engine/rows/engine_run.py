@@ -15,6 +15,7 @@ from treegen.engine.rows.table import RowTable
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.segments.store import SegmentStore
+from treegen.engine.update_gate import UpdateGate
 from treegen.model.batch import ForwardModel
 from treegen.ops.cache.pool import PagedCache, PagePool
 from treegen.ops.sampling.batch import SamplingBatch
@@ -43,6 +44,8 @@ class EngineRun:
     """Tokens, pages and seconds used so far."""
     param_sets: ParamTable
     """Sampling parameters; requests refer to them by index. More may be added."""
+    gate: UpdateGate = field(default_factory=UpdateGate)
+    """Has the version of the weights, and separates steps from updates of the weights."""
     requests: dict[int, LiveRequest] = field(default_factory=dict)
     """The requests that are not over, by index."""
     scores: dict[int, Score] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.model_runner import StateInputs
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.token_store import grow_arrays
-from treegen.engine.segments.segment import LiveRequest, StateSpan
+from treegen.engine.segments.segment import LiveRequest, LiveSegment, StateSpan
 from treegen.ops.cache.state_cache import Slots
 
 CountSiblings = Callable[[Ints], Ints]
@@ -74,6 +74,18 @@ class RowStates:
 
     def release(self, slots: Ints) -> None:
         """Free what rows own that leave."""
+
+    def can_leave_segments(self, slots: Ints) -> bool:
+        """Return whether the slots suffice for `leave_segments`; `slots` are active rows."""
+        return True
+
+    def leave_segments(self, slots: Ints, segments: Sequence[LiveSegment]) -> None:
+        """Keep what rows have read of the states of segments that are about to be computed again.
+
+        Args:
+            slots: Slots of the active rows.
+            segments: The segments, which may get other slots for their states.
+        """
 
     def clear(self) -> None:
         """Drop all rows; the caller has freed what they own."""

@@ -293,6 +293,12 @@ class RowQueue:
         self._enqueue(last)
         return True
 
+    def preempt_all(self) -> None:
+        """Make all active rows ready and free their pages."""
+        active = self.active()
+        self._leave(active, READY)
+        self._enqueue(active)
+
     def end(self, slots: Ints) -> None:
         """End rows whose samples are over; their slots are released once these are reported.
 

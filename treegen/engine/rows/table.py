@@ -89,6 +89,10 @@ class RowTable:
         """Record confidence and self-certainty from now on."""
         self.generated.record_signals()
 
+    def record_versions(self) -> None:
+        """Record versions of the weights from now on; those of earlier tokens are 0."""
+        self.generated.record_versions()
+
     def add(self, num: int) -> NDArray[np.int64]:
         """Allocate `num` slots and return them; the caller fills them."""
         if num > len(self._free):
@@ -128,6 +132,7 @@ class RowTable:
         top_logprobs: NDArray[np.float32] | None = None,
         signals: NDArray[np.float32] | None = None,
         place: NDArray[np.int64] | None = None,
+        version: int = 0,
     ) -> None:
         """Record one generated token for each slot.
 
@@ -140,11 +145,14 @@ class RowTable:
             signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
             place: If a slot occurs several times in a row, the index of each token among the slot's
                 new tokens, [N]; None if each slot occurs once.
+            version: The version of the weights.
         """
         counts = self.count[slots]
         if place is not None:
             counts += place
-        self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals)
+        self.generated.append(
+            slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals, version
+        )
         self.last[slots] = tokens  # if a slot occurs several times, its last token stays
         self.count[slots] = counts + 1
 
@@ -164,6 +172,12 @@ class RowTable:
     def signals(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
         """Return the signals of all tokens of each slot, as one flat tuple per slot."""
         return self._numbers(slots, self.generated.signals)
+
+    def versions(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """Return the version of the weights for each token of each slot; empty if all are 0."""
+        if not self.generated.versions.shape[-1]:
+            return [()] * len(slots)
+        return self._numbers(slots, self.generated.versions)
 
     def alternatives(
         self, slots: NDArray[np.int64]

@@ -29,9 +29,11 @@ class TokenStore:
             alternatives.
         signals: [blocks, tokens of a block, 2], confidence and self-certainty; [.., .., 0] until
             `record_signals` is called.
+        versions: [blocks, tokens of a block, 1], the version of the weights that drew each token;
+            [.., .., 0] until `record_versions` is called.
     """
 
-    _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs", "signals")
+    _PER_TOKEN = ("tokens", "logprobs", "top_tokens", "top_logprobs", "signals", "versions")
 
     def __init__(self, num_logprobs: int) -> None:
         """Set up an empty store that records `num_logprobs` alternatives per token."""
@@ -40,6 +42,7 @@ class TokenStore:
         self.top_tokens = np.zeros((0, _BLOCK, num_logprobs), dtype=np.int32)
         self.top_logprobs = np.zeros((0, _BLOCK, num_logprobs), dtype=np.float32)
         self.signals = np.zeros((0, _BLOCK, 0), dtype=np.float32)
+        self.versions = np.zeros((0, _BLOCK, 0), dtype=np.int32)
         self._blocks = np.zeros((0, 4), dtype=np.int64)  # blocks of each slot, [slots, blocks]
         self._free = np.empty(0, dtype=np.int64)
 
@@ -63,6 +66,10 @@ class TokenStore:
         """Record signals from now on."""
         self.signals = grow_array(self.signals, *self.signals.shape[:2], NUM_SIGNALS)
 
+    def record_versions(self) -> None:
+        """Record versions from now on; those of earlier tokens are 0 unless they are recorded."""
+        self.versions = grow_array(self.versions, *self.versions.shape[:2], 1)
+
     def append(
         self,
         slots: _Ints,
@@ -72,6 +79,7 @@ class TokenStore:
         top_tokens: NDArray[np.int64] | None,
         top_logprobs: NDArray[np.float32] | None,
         signals: NDArray[np.float32] | None = None,
+        version: int = 0,
     ) -> None:
         """Record one more token for each slot.
 
@@ -83,6 +91,7 @@ class TokenStore:
             top_tokens: The likeliest tokens, [N, num_logprobs]; None without alternatives.
             top_logprobs: Log-probabilities of these, [N, num_logprobs]; None without alternatives.
             signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
+            version: The version of the weights.
         """
         column, within = counts >> _BITS, counts & (_BLOCK - 1)
         fresh = np.flatnonzero(within == 0)
@@ -98,6 +107,8 @@ class TokenStore:
             self.top_logprobs[block, within, :num] = top_logprobs
         if signals is not None:
             self.signals[block, within] = signals
+        if self.versions.shape[-1]:
+            self.versions[block, within] = version
 
     def release(self, slots: _Ints, counts: _Ints) -> None:
         """Free the blocks of slots, which have `counts` tokens."""

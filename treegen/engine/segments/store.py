@@ -388,6 +388,11 @@ class SegmentStore:
             self._free(awaited)
         return awaited is not None
 
+    def free_idle(self) -> None:
+        """Free the pages of all segments that no open request needs."""
+        for segment in list(self._idle.values()):
+            self._free(segment)
+
     def _mark_idle(self, segment: LiveSegment) -> None:
         """Mark a segment in memory as one that no open request needs."""
         segment.phase = check_transition(segment.phase, SegmentPhase.IDLE)

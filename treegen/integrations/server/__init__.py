@@ -8,9 +8,10 @@ parsing.py       bodies and budgets as models, with hints at misspelled fields
 metrics.py       metrics for Prometheus
 sockets.py       the socket that the server listens on
 run.py           the server process
+weights.py       new weights from checkpoints below one folder
 
 node_types.py    the protocol of nodes; its sampling parameters are in node_params.py
-node_routes.py   the routes of nodes; answers stored by idempotency.py
+node_routes.py   the routes of nodes; answers stored by idempotency keys
 node_batch.py    several operations of one request
 node_calls.py    the operations; prompts and appended text are in given_text.py
 node_answers.py  nodes as JSON

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import ExitStack, aclosing, suppress
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from starlette.routing import Route
 
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.integrations.server.errors import (
     cancel_on_disconnect,
     encode_event,
@@ -51,6 +52,7 @@ from treegen.integrations.server.requests import (
 from treegen.integrations.server.responses import CompletionResponse
 from treegen.integrations.server.search import SearchMethods, SearchService, SearchStream
 from treegen.integrations.server.search_requests import SearchLimits
+from treegen.integrations.server.weights import WeightUpdater
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
 
@@ -63,6 +65,7 @@ _ELSEWHERE: Final = {
     "/v1/responses": "set the client to chat completions, such as "
     "client.chat.completions.create(...); ",
     "/v1/search": "the base_url of a search is /v1/search/METHOD, for chat completions; ",
+    "/v1/weights": "start the server with --weights-dir DIR, and a key, to load weights; ",
     "/v1/embeddings": "it generates text and makes no embeddings; ",
 }
 
@@ -70,7 +73,7 @@ _ELSEWHERE: Final = {
 class Server:
     """The request handlers for one AsyncLLM, which is served under one name."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- users name these settings of a server
         self,
         served: AsyncLLM,
         *,
@@ -83,6 +86,7 @@ class Server:
         verifier: Verifier | None = None,
         searches: SearchMethods | None = None,
         search_limits: SearchLimits | None = None,
+        weights_dir: Path | None = None,
     ) -> None:
         """Create the handlers for one model.
 
@@ -99,9 +103,17 @@ class Server:
             searches: Prepares searches of chats, if `served` computes nodes. Default: there are no
                 searches.
             search_limits: Limits on searches. Default: those of `SearchLimits`.
+            weights_dir: Folder of checkpoints that clients may load in place of the weights.
+                Default: they may load none.
+
+        Raises:
+            InputError: there is a `weights_dir`, and no key or no such folder.
         """
         self._served, self._name = served, name
         self._api_keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
+        self._weights = WeightUpdater(served, weights_dir) if weights_dir is not None else None
+        if self._weights is not None and not self._api_keys:
+            raise InputError(f"{arg('weights_dir=')} needs a key; give {arg('api_key=')} too")
         self._max_body, self._body_seconds = max_body, body_seconds
         self._usual = dict(usual)
         self._started = int(time.time())
@@ -143,6 +155,11 @@ class Server:
                     for path, method, handler in (self._nodes.handlers() if self._nodes else ())
                 ),
                 *(self._search_routes() if self._searches is not None else ()),
+                *(
+                    [self._route("/v1/weights", self._update_weights, "POST")]
+                    if self._weights is not None
+                    else ()
+                ),
                 Route("/health", self._health),
                 Route("/openapi.json", self._openapi),
             ],
@@ -258,6 +275,10 @@ class Server:
                 return SearchStream(searches.stream(prepared), stack.pop_all())
             answer = await cancel_on_disconnect(request, searches.answer(prepared))
         return stream_json(await asyncio.to_thread(encode_json, answer))
+
+    async def _update_weights(self, request: Request) -> Response:
+        assert self._weights is not None
+        return json_response(await self._weights.update(await self._body(request)))
 
     def close(self) -> None:
         """End the thread of searches."""

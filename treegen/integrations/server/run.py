@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from socket import socket
 from threading import current_thread, main_thread
 from types import FrameType
@@ -169,6 +170,7 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
     verifier: Verifier | None = None,
     searches: SearchMethods | None = None,
     search_limits: SearchLimits | None = None,
+    weights_dir: Path | None = None,
     on_start: Callable[[str], None] = lambda url: None,
     **options: Any,
 ) -> None:
@@ -188,6 +190,8 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
         verifier: Computes rewards of nodes. Default: none.
         searches: Prepares searches of chats. Default: there are no searches.
         search_limits: Limits on searches. Default: those of `SearchLimits`.
+        weights_dir: Folder of checkpoints that clients may load in place of the weights, which
+            needs a key. Default: they may load none.
         on_start: Called with the URL once requests are accepted.
         options: `max_waiting` and `tool_format`, as for `AsyncLLM`. Requests above `max_waiting`
             get 429.
@@ -211,6 +215,7 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
             verifier=verifier,
             searches=searches,
             search_limits=search_limits,
+            weights_dir=weights_dir,
         )
         listening = _GracefulServer(config_of(server.app()), served, drain_seconds, on_start)
         try:

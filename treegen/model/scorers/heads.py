@@ -211,6 +211,10 @@ def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: s
     if any(weight.is_meta for weight in causal.parameters()):
         raise ModelError(f"{name} has other parts than its family's language model; take another")
     model = from_module(causal, name=name, check=False)
+    model.fixed_because = (
+        f"{name} has the head of a reward model, so its weights cannot be updated; load the new "
+        "model with load_verifier"
+    )
     # No token ends a text that it only scores.
     model.spec = replace(model.spec, vocab_size=2, eos_token_ids=())
     return model

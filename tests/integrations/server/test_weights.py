@@ -1,0 +1,133 @@
+"""POST /v1/weights, and AsyncLLM.update."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving import KEY, Running, listening
+from tiny_models import save_tiny_model
+
+from treegen import LLM, AsyncLLM, InputError, SamplingParams
+from treegen.model.load import load_model
+
+httpx2 = pytest.importorskip("httpx2")
+Server = pytest.importorskip("treegen.integrations.server.app").Server
+
+PROMPT = "Q: Ann has 3 apples and Bob 14."
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def load(path: Path) -> LLM:
+    return LLM(str(path), check=False, device="cpu", memory="8MiB")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of checkpoints, with links that lead out of it."""
+    outside = tmp_path_factory.mktemp("outside")
+    save_tiny_model(outside / "secret", seed=5)
+    folder = tmp_path_factory.mktemp("weights")
+    for step in range(3):
+        save_tiny_model(folder / "runs" / f"step-{step}", seed=step)
+    (folder / "link").symlink_to(outside / "secret")
+    (folder / "inside").symlink_to(folder / "runs" / "step-1")
+    leaking = shutil.copytree(folder / "runs" / "step-1", folder / "leaking")
+    (leaking / "model.safetensors").unlink()
+    (leaking / "model.safetensors").symlink_to(outside / "secret" / "model.safetensors")
+    broken = shutil.copytree(folder / "runs" / "step-1", folder / "broken")
+    os.truncate(broken / "model.safetensors", 5_000)
+    (folder / "file").write_text("no folder")
+    return folder
+
+
+@pytest.fixture
+def running(folder: Path) -> Iterator[Running]:
+    with listening(load(folder / "runs" / "step-0"), weights_dir=folder) as running:
+        yield running
+
+
+def text_of(running: Running) -> str:
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    text: str = running.post("completions", body).json()["choices"][0]["text"]
+    return text
+
+
+def test_a_checkpoint_below_the_folder_is_loaded(running: Running, folder: Path) -> None:
+    for version, path in enumerate(("runs/step-1", "./runs/../runs/step-2", "inside"), 1):
+        answer = running.post("weights", {"path": path, "cache": "shared"})
+        assert answer.status_code == 200
+        assert answer.json() == {"object": "weights", "path": path, "version": version}
+        want = load((folder / path).resolve()).generate(PROMPT, GREEDY)[0][0]
+        assert text_of(running) == want.text
+
+
+REFUSED = (
+    *("link", "leaking", "..", ".", "", "/", "/etc", "../outside0/secret", "absent", "file"),
+    *("runs", "broken", "runs/step-1/model.safetensors", "a\0b", "x" * 5_000),
+)
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_nothing_else_is_read(path: str, running: Running, folder: Path) -> None:
+    before = text_of(running)
+    answer = running.post("weights", {"path": path})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "path" and str(folder) not in error["message"]
+    assert text_of(running) == before and running.served.llm.weights_version == 0
+
+
+def test_bad_requests_change_nothing(running: Running) -> None:
+    for body, field in (
+        ({}, "path"),
+        ({"path": 3}, "path"),
+        ({"path": "inside", "cache": "none"}, "cache"),
+        ({"path": "inside", "more": 1}, "more"),
+    ):
+        answer = running.post("weights", body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+    url = f"{running.url}/v1/weights"
+    assert httpx2.post(url, json={"path": "inside"}).status_code == 401
+    assert httpx2.get(url, headers={"authorization": f"Bearer {KEY}"}).status_code == 405
+    assert running.served.llm.weights_version == 0
+
+
+def test_it_is_off_by_default_and_needs_a_key(folder: Path) -> None:
+    llm = load(folder / "runs" / "step-0")
+    with listening(llm) as running:
+        answer = running.post("weights", {"path": "inside"})
+        assert answer.status_code == 404 and "--weights-dir" in answer.json()["error"]["message"]
+    with AsyncLLM(llm) as served:
+        with pytest.raises(InputError, match="needs a key"):
+            Server(served, name="model", weights_dir=folder)
+        with pytest.raises(InputError, match="no folder"):
+            Server(served, name="model", api_key=KEY, weights_dir=folder / "file")
+
+
+def test_an_async_llm_updates_while_it_answers(folder: Path) -> None:
+    paths = [folder / "runs" / f"step-{step}" for step in range(2)]
+    params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+
+    async def ask(served: AsyncLLM) -> tuple[list[tuple[tuple[int, int], ...]], list[int]]:
+        calls = [asyncio.create_task(served.generate([PROMPT], params)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        module = load_model(paths[1], check=False, device="cpu").module
+        versions = [await served.update(module, cache=mode) for mode in ("keep", "shared", "all")]
+        with pytest.raises(InputError, match="lack"):
+            await served.update(list(module.named_parameters())[1:])
+        answers = [samples[0].versions for call in calls for samples in (await call)[1]]
+        (after,) = (await served.generate([PROMPT], GREEDY))[1][0]
+        assert after.versions == ((3, 8),)
+        assert after.tokens == load(paths[1]).generate(PROMPT, GREEDY)[0][0].tokens
+        served.check()
+        return answers, versions
+
+    with AsyncLLM(load(paths[0])) as served:
+        answers, versions = asyncio.run(ask(served))
+    assert versions == [1, 2, 3]
+    assert all(sum(num for _, num in spans) == 120 for spans in answers if spans)

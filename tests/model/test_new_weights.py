@@ -1,0 +1,254 @@
+"""New weights of a loaded model: which fit, and what stays when they do not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import save_tiny_model, tiny_tokenizer
+from torch import nn
+
+from treegen import LLM, SamplingParams
+from treegen.errors import InputError, ModelError
+from treegen.model.linear.fp4 import Fp4Linear
+from treegen.model.linear.merged import MergedLinears
+from treegen.model.load import from_module, load_model
+from treegen.model.scorers.heads import as_tree_model
+from treegen.model.training.weight_updates import stage_weights
+
+PROMPT = "Q: Ann has 3 apples and Bob 14."
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [save_tiny_model(tmp_path_factory.mktemp("llama"), seed=seed) for seed in (0, 1)]
+
+
+def load(path: Path, **options: Any) -> LLM:
+    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
+
+
+def draws(llm: LLM) -> Any:
+    (completion,) = llm.generate(PROMPT, GREEDY)[0]
+    return completion.tokens, completion.logprobs, completion.top_logprobs
+
+
+def stock_of(path: Path) -> Any:
+    return load_model(path, check=False, device="cpu").module
+
+
+@pytest.mark.parametrize("form", ["module", "pairs", "dict", "path", "bfloat16", "checkpoint"])
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_every_form_of_weights_gives_a_freshly_loaded_model(
+    form: str, family: str, tmp_path: Path
+) -> None:
+    old, new = (save_tiny_model(tmp_path / str(seed), family, seed=seed) for seed in (0, 1))
+    llm, fresh = load(old), load(new)
+    stock: Any = stock_of(new)
+    weights: Any = {
+        "module": stock,
+        "pairs": stock.named_parameters(),
+        "dict": dict(stock.state_dict()),
+        "path": new,
+        "bfloat16": {name: weight.bfloat16() for name, weight in stock.named_parameters()},
+        "checkpoint": load_file(new / "model.safetensors"),
+    }[form]
+    if form == "bfloat16":
+        fresh.update({name: weight.float() for name, weight in weights.items()})
+    assert draws(llm) != draws(fresh)
+    assert llm.update(weights) == 1 == llm.weights_version
+    assert draws(llm) == draws(fresh)
+    assert llm.fingerprint == (fresh.fingerprint if form == "path" else "")
+
+
+def failing(stock: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    for place, pair in enumerate(stock.named_parameters()):
+        if place == 3:
+            raise OSError("the trainer is gone")
+        yield pair
+
+
+def reusing(stock: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    memory = torch.empty(20_000)
+    for name, weight in stock.named_parameters():
+        yield name, memory[: weight.numel()].view(weight.shape).copy_(weight)
+
+
+def without(stock: Any, name: str) -> dict[str, Any]:
+    return {other: weight for other, weight in stock.named_parameters() if other != name}
+
+
+def changed(stock: Any, name: str, change: Callable[[Any], Any]) -> dict[str, Any]:
+    weights = dict(stock.named_parameters())
+    return {**weights, name: change(weights[name])}
+
+
+NORM = "model.norm.weight"
+WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "missing": (lambda m: without(m, NORM), InputError, "lack model.norm.weight"),
+    "unknown": (lambda m: {**dict(m.named_parameters()), "x": m.lm_head.weight}, InputError, "x"),
+    "shape": (lambda m: changed(m, NORM, lambda w: w[:-1]), InputError, r"\[31\].*\[32\]"),
+    "type": (lambda m: changed(m, NORM, lambda w: w.int()), InputError, "int32"),
+    "meta": (lambda m: changed(m, NORM, lambda w: w.to("meta")), InputError, "on meta"),
+    "no tensor": (lambda m: changed(m, NORM, lambda w: w.tolist()), InputError, "no tensor"),
+    "twice": (lambda m: [*m.named_parameters(), *m.named_parameters()], InputError, "two tensors"),
+    "no pairs": (lambda m: list(m.parameters()), InputError, "pairs"),
+    "number": (lambda m: 3, InputError, "got int"),
+    "raises": (failing, OSError, "gone"),
+    "reuses": (reusing, InputError, "yield clones"),
+    "part": (lambda m: m.model, InputError, "no weight named"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_failed_update_changes_nothing(wrong: str, paths: list[Path]) -> None:
+    llm = load(paths[0])
+    make, kind, message = WRONG[wrong]
+    llm.keep(PROMPT, name="kept")
+    want = draws(llm)
+    with pytest.raises(kind, match=message):
+        llm.update(make(stock_of(paths[1])))
+    assert draws(llm) == want and not llm.weights_version
+    assert llm.list_prefixes()[0][0] == "kept" and llm.fingerprint
+
+
+def test_files_that_cannot_be_used_change_nothing(paths: list[Path], tmp_path: Path) -> None:
+    llm = load(paths[0])
+    want = draws(llm)
+    broken = shutil.copytree(paths[1], tmp_path / "broken")
+    file = broken / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    other = save_tiny_model(tmp_path / "other", "qwen2")
+    for path in (broken, tmp_path / "absent", other):
+        with pytest.raises((InputError, ModelError)):
+            llm.update(path)
+    assert draws(llm) == want
+
+
+def test_numbers_are_checked_if_requested(paths: list[Path]) -> None:
+    llm = load(paths[0])
+    want = draws(llm)
+    weights = changed(stock_of(paths[1]), NORM, lambda w: w * torch.nan)
+    with pytest.raises(InputError, match="not finite"):
+        llm.update(weights, check_finite=True)
+    assert draws(llm) == want
+    with pytest.raises(InputError, match="cache is one of keep, shared, all"):
+        llm.update(weights, cache="none")  # type: ignore[arg-type]
+
+
+def test_an_interrupted_update_stops_sampling_until_the_next(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, stock = load(paths[0]), stock_of(paths[1])
+    copied: list[int] = []
+    stock_copy = torch.Tensor.copy_
+
+    def copy(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        copied.append(1)
+        if len(copied) == 5:
+            raise KeyboardInterrupt
+        return stock_copy(self, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", copy)
+        with pytest.raises(KeyboardInterrupt):
+            llm.update(stock)
+    with pytest.raises(ModelError, match="interrupted"):
+        draws(llm)
+    llm.update(stock)
+    assert draws(llm) == draws(load(paths[1]))
+
+
+def test_tied_weights_are_given_once_or_equal(tmp_path: Path) -> None:
+    old, new = (
+        save_tiny_model(tmp_path / str(seed), seed=seed, tie_word_embeddings=True)
+        for seed in (0, 1)
+    )
+    llm, stock = load(old), stock_of(new)
+    assert "lm_head.weight" not in dict(stock.named_parameters())
+    llm.update(stock.named_parameters())
+    assert draws(llm) == draws(load(new))
+    with pytest.raises(InputError, match="differ"):
+        llm.update({**stock.state_dict(), "lm_head.weight": torch.zeros(320, 32)})
+
+
+def test_fp8_matrices_are_rounded_again(tmp_path: Path) -> None:
+    cases: dict[str, dict[str, Any]] = {"llama": {}, "mixtral": {"intermediate_size": 64}}
+    for family, sizes in cases.items():
+        old, new = (
+            save_tiny_model(tmp_path / f"{family}{seed}", family, seed=seed, **sizes)
+            for seed in (0, 1)
+        )
+        llm, fresh = (load(path, quantization="fp8") for path in (old, new))
+        llm.update(stock_of(new))
+        assert draws(llm) == draws(fresh)
+
+
+def test_merged_layers_get_their_slices(paths: list[Path]) -> None:
+    llm, stock = load(paths[0]), stock_of(paths[1])
+    module = llm.model.module
+    once = SamplingParams(temperature=0, max_tokens=1)
+    merged = MergedLinears(module, lambda: llm.generate(PROMPT, once))
+    assert len(merged._parts) == 10
+    llm.update(stock)
+    fresh = load(paths[1])
+    want = draws(fresh)
+    got = draws(llm)
+    assert got[0] == want[0] and got[1] == pytest.approx(want[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "bamba"])
+def test_compiled_layers_read_the_new_weights(family: str, tmp_path: Path) -> None:
+    old, new = (save_tiny_model(tmp_path / str(seed), family, seed=seed) for seed in (0, 1))
+    llm = load(old)
+    states = llm.cache.states.layers if llm.cache.states is not None else ()
+    llm.model.compile_layers(llm.cache.layers, states, backend="eager")
+    draws(llm)
+    assert not llm.model.uncompiled_because
+    llm.update(stock_of(new))
+    got, want = draws(llm), draws(load(new))
+    assert not llm.model.uncompiled_because
+    assert got[0] == want[0] and got[1] == pytest.approx(want[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("trains_base", [False, True])
+def test_adapters_of_a_module_are_merged(trains_base: bool, paths: list[Path]) -> None:
+    llm = load(paths[0])
+    config = peft.LoraConfig(target_modules=["q_proj", "down_proj", "embed_tokens"], r=4)
+    torch.manual_seed(0)
+    trained: Any = peft.get_peft_model(stock_of(paths[1]), config)
+    for name, weight in trained.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(weight, std=0.1)
+    if trains_base:  # the LLM of a trainer's module, which has the adapter too
+        base = trained.get_base_model()
+        served = LLM(from_module(base, check=False), tokenizer=tiny_tokenizer(), memory="8MiB")
+        want = draws(served)
+        assert served.update(trained) == 1 and draws(served) == want
+    llm.update(trained)
+    merged = trained.merge_and_unload()
+    fresh = load(paths[1])
+    fresh.update(merged)
+    got, want = draws(llm), draws(fresh)
+    assert got[0] == want[0] and got[1] == pytest.approx(want[1], abs=1e-5)
+
+
+def test_weights_that_cannot_be_updated_are_refused_by_name(paths: list[Path]) -> None:
+    llm, stock = load(paths[0]), stock_of(paths[1])
+    part: Any = llm.model.module.get_submodule("model.layers.1.mlp.up_proj")
+    part.__class__ = Fp4Linear
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.*quantization='none'"):
+        llm.update(stock)
+    llm.model.ranks = object()  # type: ignore[assignment]
+    with pytest.raises(ModelError, match="tensor-parallel"):
+        llm.update(stock)
+    scorer = as_tree_model(stock, nn.Linear(32, 2), 0, "a verifier")
+    with pytest.raises(ModelError, match="head of a reward model"):
+        stage_weights(scorer, stock)

@@ -1,0 +1,78 @@
+"""New weights for the model, from checkpoints below one folder."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from treegen.common.checks import CacheMode
+from treegen.errors import InputError, ModelError
+from treegen.integrations.server.parsing import parse_model
+from treegen.integrations.server.requests import RequestError
+from treegen.llm.async_llm import AsyncLLM
+
+
+class WeightsRequest(BaseModel):
+    """The body of a request for new weights."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    path: str
+    """The directory of the checkpoint, relative to the server's folder."""
+    cache: CacheMode = "all"
+    """As in `LLM.update`."""
+
+
+class WeightUpdater:
+    """Loads checkpoints that clients name, one at a time."""
+
+    def __init__(self, served: AsyncLLM, folder: Path) -> None:
+        """Set up the updates of one model.
+
+        Args:
+            served: The model.
+            folder: The folder of all checkpoints.
+
+        Raises:
+            InputError: there is no such folder.
+        """
+        if not folder.is_dir():
+            raise InputError(f"{folder} is no folder; give one that has checkpoints")
+        self._served, self._folder = served, folder.resolve()
+        self._turn = asyncio.Lock()
+
+    async def update(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Load the weights that a request names, and return the answer.
+
+        Raises:
+            RequestError: there is no such checkpoint, or it does not fit the model.
+        """
+        wanted = parse_model(WeightsRequest, body)
+        async with self._turn:
+            directory = await asyncio.to_thread(self._find, wanted.path)
+            try:
+                version = await self._served.update(directory, cache=wanted.cache)
+            except (InputError, ModelError) as error:
+                told = str(error).replace(f"{self._folder}/", "")
+                raise RequestError(told, "path") from None
+        return {"object": "weights", "path": wanted.path, "version": version}
+
+    def _find(self, name: str) -> Path:
+        """Return a directory below the folder, all of whose files are below the folder too."""
+        try:
+            directory = (self._folder / name).resolve()
+            is_below = directory != self._folder and directory.is_relative_to(self._folder)
+            if is_below and directory.is_dir():
+                files = [path.resolve() for path in directory.rglob("*")]
+                if all(file.is_relative_to(self._folder) for file in files):
+                    return directory
+        except (OSError, ValueError):  # such as a name with a zero byte
+            pass
+        raise RequestError(
+            f"{name!r:.80} is no checkpoint below the server's folder of weights; give the path of "
+            "its directory, relative to that folder",
+            "path",
+        )

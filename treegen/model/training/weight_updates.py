@@ -1,0 +1,305 @@
+"""New weights for a loaded model: all are checked before the first one is written.
+
+A model reads its weights at fixed places, also through merged layers and CUDA graphs. So new
+weights are copied into the old ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from treegen.errors import InputError, ModelError, arg
+from treegen.model.checkpoint.files import check_weights, fingerprint, locate, summarize_error
+from treegen.model.checkpoint.load_report import quiet_loading
+from treegen.model.checkpoint.quantized import quantisation_of
+from treegen.model.config import read_config
+from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
+from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
+from treegen.model.linear.fp8_experts import Fp8Experts
+from treegen.model.model import Model
+from treegen.model.weights import LoadPlan, load_weights
+
+NewWeights = (
+    str | os.PathLike[str] | nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+)
+"""A checkpoint's directory, a module, or tensors with their names."""
+_SHOWN: Final = 3
+_BASE: Final = ".base_layer"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWeights:
+    """New weights that fit a model."""
+
+    writes: list[tuple[Tensor, Tensor]]
+    """Each weight of the model, and what to copy into it."""
+    fingerprint: str
+    """As `Model.fingerprint`."""
+
+    def write(self) -> None:
+        """Copy the new weights into those of the model."""
+        for target, source in self.writes:
+            with torch.inference_mode(target.is_inference()), torch.no_grad():
+                target.copy_(source)
+
+
+def stage_weights(
+    model: Model, weights: NewWeights, *, check_finite: bool = False
+) -> StagedWeights:
+    """Check new weights against the weights of a model, which stay as they are.
+
+    Args:
+        model: The model.
+        weights: As for `LLM.update`.
+        check_finite: Whether to check that all numbers are finite.
+
+    Returns:
+        The weights, ready to be written. Those in FP8 are rounded already.
+
+    Raises:
+        InputError: the weights do not fit the model.
+        ModelError: the model's weights cannot be updated, or the checkpoint cannot be read.
+    """
+    _refuse(model)
+    targets, required, scales = _list_targets(model.module)
+    digest = ""
+    if isinstance(weights, nn.Module):
+        given = _tensors_of(weights, targets)
+    elif isinstance(weights, str | os.PathLike):
+        given, digest = _read(model, weights)
+    else:
+        given = _collect(weights, targets)
+        if any(name not in targets for name in _used(given, targets, model)):
+            given = _convert(model, given)
+    given = {name: given[name] for name in _used(given, targets, model)}
+    _check_names(given, targets, required)
+    sources: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in given.items():
+        target = targets[name]
+        _check_tensor(name, tensor, target, check_finite)
+        other, before = sources.setdefault(id(target), (name, tensor))
+        if before is not tensor and not _is_equal(before, tensor):
+            raise InputError(
+                f"{other} and {name} differ, and the model has one weight for both; give one"
+            )
+    writes: list[tuple[Tensor, Tensor]] = []
+    for name, tensor in sources.values():
+        target, scale = targets[name], scales.get(id(targets[name]))
+        if scale is None:
+            if tensor.data_ptr() != target.data_ptr():
+                writes.append((target, tensor))
+            continue
+        rows = tensor.to(model.dtype).flatten(0, -2)
+        rounded, scale_R = quantize_in_chunks(rows, tensor.device)
+        writes += [(target, rounded.view(target.shape)), (scale, scale_R.view(scale.shape))]
+    return StagedWeights(writes, digest)
+
+
+def _refuse(model: Model) -> None:
+    """Raise ModelError if a model has weights that cannot be updated."""
+    if model.fixed_because:
+        raise ModelError(model.fixed_because)
+    if model.ranks is not None:
+        raise ModelError(
+            "the weights of a tensor-parallel model cannot be updated: each process has a part of "
+            "them; load the new weights with another LLM"
+        )
+    for name, part in model.module.named_modules():
+        if isinstance(part, Fp4Linear | FourBitExperts):
+            raise ModelError(
+                f"the weights in 4 bits of {name} cannot be updated; load the model with "
+                f"{arg('quantization', 'none')}"
+            )
+
+
+def _list_targets(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[int, Any]]:
+    """Return the weights of a module by name, those that must be given, and scales of FP8 weights.
+
+    The scales are by id of the weight. Buffers need not be given.
+    """
+    scales: dict[int, Any] = {}
+    for part in module.modules():
+        if isinstance(part, Fp8Linear):
+            scales[id(part.weight)] = part.scale
+        elif isinstance(part, Fp8Experts):
+            for name in (part.treegen_up, part.treegen_down):
+                scales[id(getattr(part, name))] = getattr(part, f"{name}_scale")
+    hidden = {id(scale) for scale in scales.values()}
+    state = module.state_dict(keep_vars=True)
+    targets = {name: weight for name, weight in state.items() if id(weight) not in hidden}
+    required: dict[str, Tensor] = {
+        name: weight for name, weight in targets.items() if isinstance(weight, nn.Parameter)
+    }
+    return targets, required, scales
+
+
+def _used(given: Mapping[str, Tensor], targets: Mapping[str, Tensor], model: Model) -> list[str]:
+    """Return the names outside of the parts that the model was loaded without."""
+    return [name for name in given if name in targets or not name.startswith(_dropped(model))]
+
+
+def _dropped(model: Model) -> tuple[str, ...]:
+    return tuple(f"{part}." for part in model.spec.unreached)
+
+
+def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return named tensors as a dict; what a generator yields stays in memory."""
+    if isinstance(weights, Mapping):
+        return dict(weights)
+    given: dict[str, Tensor] = {}
+    places: dict[int, str] = {}
+    if not isinstance(weights, Iterable):
+        raise InputError(
+            "update takes a checkpoint's directory, a module, or named tensors, got "
+            f"{type(weights).__name__}"
+        )
+    for pair in weights:
+        match pair:
+            case (str(name), Tensor() as tensor):
+                pass
+            case _:
+                raise InputError(f"update takes pairs of a name and a tensor, got {pair!r:.60}")
+        if name in given:
+            raise InputError(f"there are two tensors named {name}; give one")
+        other = places.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
+        if other != name and targets.get(name) is not targets.get(other, tensor):
+            raise InputError(
+                f"{other} and {name} are in the same memory, so one has overwritten the other; "
+                "yield clones"
+            )
+        given[name] = tensor
+    return given
+
+
+def _check_names(
+    given: Mapping[str, Tensor], targets: Mapping[str, Tensor], required: Mapping[str, Tensor]
+) -> None:
+    if unknown := [name for name in given if name not in targets]:
+        raise InputError(f"the model has no weight named {_list(unknown)}; leave it out")
+    covered = {id(targets[name]) for name in given}
+    if missing := [name for name, weight in required.items() if id(weight) not in covered]:
+        raise InputError(f"the new weights lack {_list(missing)}; give all weights of the model")
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def _check_tensor(name: str, tensor: Any, target: Tensor, check_finite: bool) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name} is no tensor, but {type(tensor).__name__}")
+    if hasattr(tensor, "full_tensor"):
+        raise InputError(f"{name} is sharded over processes; give {name}.full_tensor()")
+    if tensor.shape != target.shape:
+        raise InputError(
+            f"{name} is {list(tensor.shape)}, and the model's is {list(target.shape)}; give "
+            "weights of the same model"
+        )
+    is_wide = tensor.is_floating_point() and tensor.itemsize > 1
+    if (target.is_floating_point() and not is_wide) or tensor.is_meta or tensor.is_sparse:
+        raise InputError(
+            f"{name} is in {tensor.dtype} on {tensor.device}; give numbers of 16 bits or more"
+        )
+    if check_finite and target.is_floating_point() and not tensor.isfinite().all():
+        raise InputError(f"{name} has numbers that are not finite; the old weights stay")
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() or torch.equal(one, other.to(one.device, one.dtype))
+
+
+def _tensors_of(module: nn.Module, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a module, with adapters of PEFT merged into copies of them."""
+    part: Any = getattr(module, "_orig_mod", module)  # torch.compile
+    if isinstance(part, DistributedDataParallel):
+        part = part.module
+    if hasattr(part, "get_base_model"):
+        part = part.get_base_model()
+    state: dict[str, Tensor] = part.state_dict(keep_vars=True)
+    if any(_BASE in name for name in targets) or not any(_BASE in name for name in state):
+        return {name: tensor.detach() for name, tensor in state.items()}
+    for path, layer in part.named_modules():
+        if hasattr(layer, "get_delta_weight"):
+            inside = [name for name in state if name.startswith(f"{path}.")]
+            own = {name: state.pop(name) for name in inside}
+            for name, tensor in own.items():
+                if name.startswith(f"{path}{_BASE}."):
+                    state[name.replace(_BASE, "", 1)] = tensor
+            state[f"{path}.weight"] = _merge(path, layer)
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+@torch.no_grad()
+def _merge(path: str, layer: Any) -> Tensor:
+    """Return the weight of a layer with the LoRA adapters that are active."""
+    weight: Tensor = layer.get_base_layer().weight
+    if layer.merged or layer.disable_adapters:
+        return weight
+    for name in layer.active_adapters:
+        if name not in layer.scaling:
+            continue
+        if layer.use_dora.get(name) or layer.lora_bias.get(name):
+            raise InputError(f"the adapter of {path} is not plain LoRA; merge it into the weights")
+        weight = weight.float() + layer.get_delta_weight(name).float()
+    return weight
+
+
+def _read(model: Model, path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], str]:
+    """Return the weights of a checkpoint as the model's own were loaded, and their fingerprint."""
+    directory = locate(path, None, weights=True)
+    config = read_config(path, directory, revision=None, trust_remote_code=False)
+    check_weights(directory)
+    plan = LoadPlan(
+        directory=directory,
+        config=config,
+        spec=model.spec,
+        dtype=model.dtype,
+        device=torch.device("cpu"),
+        stored=quantisation_of(config),
+        quantization="none",
+        adapter=None,
+        images=model.tower is not None,
+        ranks=None,
+        trust_remote_code=False,
+    )
+    return load_weights(plan).state_dict(), fingerprint(directory)
+
+
+def _convert(model: Model, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with the names and shapes of the model's, from those of its checkpoints."""
+    stock = cast(Any, type(model.module))
+    config = copy.deepcopy(model.module.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with quiet_loading():
+        try:
+            loaded, info = stock.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(given),
+                dtype=model.dtype,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise InputError(
+                f"the new weights do not fit the model: {summarize_error(error)}; give those of "
+                "the module or of a checkpoint of the same model"
+            ) from None
+    for kind in ("mismatched", "unexpected", "missing"):
+        names = sorted(map(str, info[f"{kind}_keys"]))
+        if names := [name for name in names if not name.startswith(_dropped(model))]:
+            raise InputError(
+                f"the new weights do not fit the model: {kind} {_list(names)}; give those of the "
+                "module or of a checkpoint of the same model"
+            )
+    return cast(dict[str, Tensor], loaded.state_dict())
