@@ -342,6 +342,33 @@ def test_memory_follows_distinct_tokens() -> None:
     assert ours < theirs / 3
 
 
+def test_a_compiled_module_gives_the_same_gradients() -> None:
+    module = tiny_module()
+    want = gradients(module, torch.cat(tree_logprobs(module, random_tree(3, depth=2))).sum())
+    compiled = torch.compile(module, backend="eager")
+    got = gradients(module, torch.cat(tree_logprobs(compiled, random_tree(3, depth=2))).sum())
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_the_loss_of_a_router_is_left_out() -> None:
+    tree = random_tree(3, depth=2)
+    plain, asked = tiny_module("qwen3_moe"), tiny_module("qwen3_moe", output_router_logits=True)
+    want = gradients(plain, torch.cat(tree_logprobs(plain, tree)).sum())
+    got = gradients(asked, torch.cat(tree_logprobs(asked, tree)).sum())
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_a_branch_at_every_token() -> None:
+    """Short segments share blocks, and later tokens see some of a block's keys alone."""
+    generator = torch.Generator().manual_seed(0)
+    trunk = torch.randint(3, 160, (150,), generator=generator).tolist()
+    tree = tree_of([[*trunk[:num], 160 + num] for num in range(1, 151)])
+    assert len(tree.segments) > 290
+    compare(tiny_module(), tree)
+    compare(tiny_module("mistral_swa"), tree)
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -362,6 +389,12 @@ def refusals() -> Iterator[tuple[str, Any, str]]:
         torch.zeros(48, 32, dtype=torch.int8), requires_grad=False
     )
     yield "quantised weights", quantised, "quantised weights"
+    spread: Any = tiny_module()
+    spread.model.layers[1].to("meta")
+    yield "weights on several devices", spread, "are on cpu, meta.*without device_map"
+    noisy: Any = tiny_module()
+    noisy.model.embed_tokens.neftune_noise_alpha = 5
+    yield "noise of embeddings", noisy, r"embed_tokens .*neftune_noise_alpha 5"
 
 
 @pytest.mark.parametrize(

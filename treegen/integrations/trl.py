@@ -19,6 +19,7 @@ from treegen.common.checks import CacheMode, check_cache_mode
 from treegen.common.formatting import parse_bytes
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, ModelError
+from treegen.integrations.trl_loss import with_tree_loss as with_tree_loss
 from treegen.llm import LLM
 from treegen.model.load import from_module, patch_module
 from treegen.model.options import check_known

@@ -45,7 +45,9 @@ that reads the layer number is compiled anew for each layer."""
 _OTHER: Final = "its numbers would be wrong; use another model"
 
 # Some families pass these keywords to the function. They do not change its result.
-_HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
+_HARMLESS: Final = frozenset(
+    {"position_ids", "cache_position", "logits_to_keep", "output_router_logits"}
+)
 _SELECTIONS: Final = frozenset({"indices", "block_indices"})
 """Keywords of sparse attention that hold the selected keys; None or an empty tensor means all keys.
 Some layers pass the positions of selected keys in place of a mask."""

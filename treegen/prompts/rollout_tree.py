@@ -80,8 +80,11 @@ class RolloutTree:
         Raises:
             InputError: a number is missing, or is not between 1 and the length of the sample.
         """
-        num = len(self.last)
-        totals = [len(self.text(sample)) for sample in range(num)]
+        num, stops = len(self.last), list[int]()
+        for segment in self.segments:
+            start = 0 if segment.parent is None else stops[segment.parent]
+            stops.append(start + len(segment.tokens))
+        totals = [stops[at] for at in self.last]
         if prompt_lengths is None:
             return [min(1, total) for total in totals]
         if len(prompt_lengths) != num:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -62,7 +63,7 @@ def tree_logprobs(
     lengths = tree.check_prompt_lengths(prompt_lengths)
     packed = pack_tree(tree)
     spec = check_trainable(base)
-    _check_tokens(packed, spec.vocab_size, spec.context_length)
+    check_tokens(packed.tokens, packed.positions, spec.vocab_size, spec.context_length)
     targets = [sample[first:] for sample, first in zip(packed.samples, lengths, strict=True)]
     before = [
         sample[first - 1 : -1] if first < len(sample) else sample[:0]
@@ -82,14 +83,28 @@ def tree_logprobs(
     return list(values_N[places].split([len(each) for each in targets]))
 
 
-def _check_tokens(packed: PackedTree, vocab_size: int, context_length: int) -> None:
-    longest = max(map(len, packed.samples), default=0)
-    if longest > context_length:
+def check_tokens(
+    tokens_T: NDArray[np.int64], positions_T: NDArray[np.int64], vocab_size: int, context: int
+) -> None:
+    """Check the tokens of a packed tree.
+
+    Args:
+        tokens_T: The token ids [T].
+        positions_T: Their positions [T].
+        vocab_size: Number of token ids of the model.
+        context: The longest text of the model.
+
+    Raises:
+        ContextError: a text is longer.
+        InputError: a token has no embedding.
+    """
+    longest = int(positions_T.max(initial=-1)) + 1
+    if longest > context:
         raise ContextError(
             f"a sample of the tree has {longest:,} tokens, and the model's context is "
-            f"{context_length:,}; leave it out or cut it"
+            f"{context:,}; leave it out or cut it"
         )
-    wrong = packed.tokens[(packed.tokens < 0) | (packed.tokens >= vocab_size)]
+    wrong = tokens_T[(tokens_T < 0) | (tokens_T >= vocab_size)]
     if len(wrong):
         raise InputError(
             f"the tree has token {wrong[0]}, and the model's ids are 0 to {vocab_size - 1}; use "

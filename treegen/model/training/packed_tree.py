@@ -51,8 +51,10 @@ def pack_tree(tree: RolloutTree) -> PackedTree:
     starts[order] = np.cumsum(lengths[order]) - lengths[order]
     layout = TreeLayout(starts[order], (starts + totals)[order], depths[order], int(lengths.sum()))
     tokens = [token for at in order for token in tree.segments[at].tokens]
-    samples = []
-    for sample in range(len(tree.last)):
-        parts = [starts[at] + np.arange(lengths[at]) for at in tree.path(sample)]
-        samples.append(np.concatenate(parts))
-    return PackedTree(np.array(tokens, dtype=np.int64), layout.positions(), layout, tuple(samples))
+    places: list[NDArray[np.int64]] = []  # of the tokens of each segment and of those before it
+    for at, segment in enumerate(tree.segments):
+        here = starts[at] + np.arange(lengths[at])
+        before = () if segment.parent is None else (places[segment.parent],)
+        places.append(np.concatenate([*before, here]))
+    samples = tuple(places[at] for at in tree.last)
+    return PackedTree(np.array(tokens, dtype=np.int64), layout.positions(), layout, samples)

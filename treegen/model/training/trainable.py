@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -22,25 +23,30 @@ from treegen.model.chunked import is_scaling_layer
 from treegen.model.load import from_module, patch_module
 
 _REPEAT: Final = "compute the loss from a batch of repeated prompts instead"
-_RANDOM: Final = ("drop", "jitter")
+_RANDOM: Final = ("drop", "jitter", "noise")
 """Parts of the names of attributes that make the forward pass random if they are above 0."""
-_DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _specs: WeakKeyDictionary[nn.Module, ModelSpec] = WeakKeyDictionary()
 
 
 def unwrap(module: Any) -> PreTrainedModel:
-    """Return the transformers module inside of DDP and of PEFT adapters.
+    """Return the transformers module inside of DDP, `torch.compile` and PEFT adapters.
 
     Raises:
         InputError: there is none, or an adapter learns prompts.
     """
-    if isinstance(module, DistributedDataParallel):
-        module = module.module
+    while isinstance(module, DistributedDataParallel) or hasattr(module, "_orig_mod"):
+        is_ddp = isinstance(module, DistributedDataParallel)
+        module = module.module if is_ddp else module._orig_mod
     if hasattr(module, "get_base_model"):
         if any(config.is_prompt_learning for config in module.peft_config.values()):
             raise InputError(
                 "adapters that learn prompts are not supported; LoRA and the like are; use one of "
                 "those"
+            )
+        if module.training and any(c.peft_type == "PVERA" for c in module.peft_config.values()):
+            raise InputError(
+                "PVeRA adapters draw random numbers for each token in training, and the tree has "
+                "shared tokens once; use another kind of adapter"
             )
         module = module.get_base_model()
     if not isinstance(module, PreTrainedModel):
@@ -76,6 +82,11 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
             f"this {name} model has quantised weights, which the tree loss does not support; "
             f"load it in bfloat16 or float32, or {_REPEAT}"
         )
+    if len(devices := {str(weight.device) for weight in module.parameters()}) > 1:
+        raise ModelError(
+            f"the weights of this {name} model are on {', '.join(sorted(devices))}; the tree loss "
+            "needs all on one device: load the model without device_map"
+        )
     refuse_family(config)
     if types := recurrent_types(config):
         raise ModelError(
@@ -104,20 +115,21 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
 def _check_dropout(module: nn.Module) -> None:
     """Raise ModelError if a part of the module would drop or change activations at random."""
     for part in module.modules():
-        if not part.training:
-            continue
-        values = vars(part).items()
-        noisy = [
-            key
-            for key, value in values
-            if isinstance(value, float) and value > 0 and any(word in key for word in _RANDOM)
-        ]
-        if isinstance(part, _DROPOUT) and part.p > 0:
-            noisy.append("p")
-        if noisy:
+        for name, value in _random_settings(part) if part.training else ():
             path = next(path for path, other in module.named_modules() if other is part)
             raise ModelError(
-                f"{path or 'the model'} ({type(part).__name__}) has {noisy[0]} "
-                f"{getattr(part, noisy[0])}: all samples below a shared token would get the same "
-                "random numbers; set it to 0, or call eval() on the module"
+                f"{path or 'the model'} ({type(part).__name__}) has {name} {value}: all samples "
+                "below a shared token would get the same random numbers; set it to 0, or call "
+                "eval() on the module"
             )
+
+
+def _random_settings(part: nn.Module) -> Iterator[tuple[str, float]]:
+    """Yield the names and values of a part's settings that make its outputs random."""
+    for name, setting in vars(part).items():
+        # Layers of an adapter have one setting for each adapter.
+        for value in setting.values() if isinstance(setting, dict) else (setting,):
+            is_rate = name == "p" and "Dropout" in type(part).__name__
+            is_rate |= any(word in name for word in _RANDOM)
+            if is_rate and type(value) in (int, float) and value > 0:
+                yield name, value

@@ -27,6 +27,7 @@ TREE: Final = "treegen_tree"
 _CHECKPOINTING: Final = "_gradient_checkpointing_func"
 
 
+@torch.compiler.disable  # a compiled module would compile the blocks of each new tree
 def _attention(
     module: nn.Module, *tensors: Any, treegen: TreeLayout | None = None, **options: Any
 ) -> tuple[Tensor, None]:

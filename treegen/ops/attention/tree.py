@@ -30,24 +30,27 @@ from treegen.ops.attention.types import AttentionOptions, Window
 _KEYS: Final = 512
 """Maximum number of keys of a block."""
 _PACKED: Final = 128
-"""Maximum number of tokens of small subtrees that share a block."""
+"""Maximum number of tokens of small subtrees and short segments that share a block."""
+_SHORT: Final = 32
+"""Maximum number of tokens of a short segment."""
 _SCORES: Final = {"cpu": 2**19, "cuda": 2**26}
 """Maximum number of scores of a block, by type of device."""
 
 
 class _Tile(NamedTuple):
-    """Keys that the same query rows see: a part of a segment, or several whole subtrees."""
+    """Keys in a row: a part of a long segment, or whole small subtrees and short segments."""
 
     start: int
     stop: int
-    below: int  # the tokens from `stop` to here see all keys of the tile
+    keys: NDArray[np.int64]  # those that tokens behind the tile see
+    below: int  # the end of the tokens that see them
 
 
 class _Block(NamedTuple):
     """Query rows and keys whose scores are computed in one product."""
 
     rows: slice | Tensor
-    keys: slice
+    keys: slice | Tensor
     mask: tuple[Tensor, Tensor] | None  # the indices of the rows [N] and of the keys [L], if masked
 
 
@@ -114,42 +117,60 @@ class TreeLayout:
         after = np.searchsorted(self.starts, self.stops)  # the first segment after each subtree
         segment = 0
         while segment < num:
-            start, end = int(starts[segment]), segment
-            while end < num and self.stops[end] <= start + _PACKED:
-                end = max(int(after[end]), end + 1)
+            start, end, short = int(starts[segment]), segment, []
+            while end < num and starts[end + 1] <= start + _PACKED:
+                if self.stops[end] <= start + _PACKED:
+                    end = max(int(after[end]), end + 1)
+                elif starts[end + 1] - starts[end] <= _SHORT:
+                    short.append(end)
+                    end += 1
+                else:
+                    break
             if end > segment:
-                yield _Tile(start, int(starts[end]), int(starts[end]))
+                stop = int(starts[end])
+                keys = [np.arange(starts[at], starts[at + 1]) for at in short]
+                below = int(self.stops[short].max(initial=stop))
+                yield _Tile(start, stop, np.concatenate([*keys, np.arange(0)]), below)
                 segment = end
                 continue
             stop = int(starts[segment + 1])
             for at in range(start, stop, _KEYS):
-                yield _Tile(at, min(at + _KEYS, stop), int(self.stops[segment]))
+                end = min(at + _KEYS, stop)
+                yield _Tile(at, end, np.arange(at, end), int(self.stops[segment]))
             segment += 1
 
     def _iter_blocks(
         self, most: int, window: Window | None, device: torch.device
     ) -> Iterator[_Block]:
-        positions_T = self.positions()
+        positions_T, stops_T = self.positions(), self._repeat(self.stops)
         indices_T = torch.arange(self.num_tokens, device=device)
-        for start, stop, below in self._iter_tiles():
+        for start, stop, keys_L, below in self._iter_tiles():
             step = max(1, most // max(1, stop - start))
             for at in range(start, stop, step):
                 keys = slice(start, min(at + step, stop))
                 rows = slice(at, keys.stop)
                 yield _Block(rows, keys, (indices_T[rows], indices_T[keys]))
-            keys = slice(start, stop)
-            if window is None:
-                for at in range(stop, below, step):
-                    yield _Block(slice(at, min(at + step, below)), keys, None)
+            if not len(keys_L):
                 continue
-            # The tile is a part of one segment, so its positions are consecutive.
-            near = stop + np.flatnonzero(
-                window.start(positions_T[stop:below]) <= positions_T[stop - 1]
-            )
-            for part in np.split(near, range(step, len(near), step)) if len(near) else ():
-                rows_N = torch.from_numpy(part).to(device)
-                is_whole = window.start(positions_T[part]).max() <= positions_T[start]
-                yield _Block(rows_N, keys, None if is_whole else (rows_N, indices_T[keys]))
+            rows_N = np.arange(stop, below)
+            if window is not None:
+                rows_N = rows_N[window.start(positions_T[rows_N]) <= positions_T[keys_L].max()]
+            is_seen = (stops_T[keys_L] >= below).all()
+            key_places = torch.from_numpy(keys_L).to(device)
+            for part in np.split(rows_N, range(step, len(rows_N), step)) if len(rows_N) else ():
+                is_whole = is_seen and (
+                    window is None
+                    or window.start(positions_T[part]).max() <= positions_T[keys_L].min()
+                )
+                row_places = torch.from_numpy(part).to(device)
+                mask = None if is_whole else (row_places, key_places)
+                yield _Block(_as_slice(part, row_places), _as_slice(keys_L, key_places), mask)
+
+
+def _as_slice(places: NDArray[np.int64], tensor: Tensor) -> slice | Tensor:
+    """Return ascending places as a slice, or as a tensor if some are left out."""
+    first, last = int(places[0]), int(places[-1])
+    return slice(first, last + 1) if last - first + 1 == len(places) else tensor
 
 
 def attend_tree(
