@@ -7,6 +7,7 @@ same numbers from a packed tree, and compute their loss from them as always.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -45,9 +46,12 @@ def with_tree_loss(trainer_class: type[Trainer]) -> type[Trainer]:
     Raises:
         InputError: It is another class.
     """
-    from trl import GRPOTrainer, RLOOTrainer, SFTTrainer
-
-    mixins = {SFTTrainer: _TreeSFT, GRPOTrainer: _TreeGRPO, RLOOTrainer: _TreeRLOO}
+    trl: Any = import_module("trl")
+    mixins = {
+        trl.SFTTrainer: _TreeSFT,
+        trl.GRPOTrainer: _TreeGRPO,
+        trl.RLOOTrainer: _TreeRLOO,
+    }
     for base, mixin in mixins.items():
         if isinstance(trainer_class, type) and issubclass(trainer_class, base):
             return type(trainer_class.__name__, (mixin, trainer_class), {})
@@ -189,7 +193,7 @@ class _PackedBatch:
             is_first |= is_text & (positions_BL.cpu().numpy() == 0)
         keys, keys_N = np.unique(_join(ids, next_ids)[is_text], return_inverse=True)
         texts = np.split(keys_N, np.flatnonzero(is_first[is_text]))[1:]
-        packed = pack_tree(tree_of(texts))
+        packed = pack_tree(tree_of([text.tolist() for text in texts]))
         self.layout, self.positions = packed.layout, packed.positions
         self.tokens, self.next_tokens = _split(keys[packed.tokens])
         places_N = np.concatenate([*packed.samples, np.zeros(0, np.int64)])

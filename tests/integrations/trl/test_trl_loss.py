@@ -170,6 +170,7 @@ def test_adapters_train_and_dropout_is_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
+@pytest.mark.filterwarnings("ignore:.label_smoothing_factor. is deprecated:FutureWarning")
 def test_what_a_tree_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"GRPOTrainer, RLOOTrainer, SFTTrainer.*got int"):
         with_tree_loss(int)

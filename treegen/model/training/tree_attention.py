@@ -27,7 +27,6 @@ TREE: Final = "treegen_tree"
 _CHECKPOINTING: Final = "_gradient_checkpointing_func"
 
 
-@torch.compiler.disable  # a compiled module would compile the blocks of each new tree
 def _attention(
     module: nn.Module, *tensors: Any, treegen: TreeLayout | None = None, **options: Any
 ) -> tuple[Tensor, None]:
@@ -59,7 +58,8 @@ def _attention(
     return out_HTV.transpose(0, 1)[None].contiguous(), None
 
 
-AttentionInterface.register(TREE, _attention)
+# A compiled module would compile the blocks of each new tree.
+AttentionInterface.register(TREE, torch.compiler.disable(_attention))
 
 
 @contextmanager
