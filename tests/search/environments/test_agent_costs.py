@@ -1,7 +1,7 @@
 """What agents run and store: actions once, few live worlds, no snapshot left, budgets in order."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from agent_cases import call_text, machines, policy, search, turns
@@ -12,10 +12,12 @@ from treegen.search.budget import Budget
 from treegen.search.environments.agent import Agent, step_of
 from treegen.search.environments.protocol import Environment, Observation, Traits
 from treegen.search.environments.replay import ReplayEnvironment
+from treegen.search.evaluate import rollouts
 from treegen.search.event_loop import gather
 from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.strategies.beam import beam, dvts
 from treegen.search.strategies.best_of_n import best_of_n
+from treegen.search.strategies.lats import lats
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
 from treegen.search.tree.node import SearchFn, SearchNode
@@ -79,7 +81,7 @@ def test_branches_share_the_actions_and_tokens_before_they_part() -> None:
         (tree,) = search(together, by_seed)
         assert len({node.path_text for node in ends}) == 8
         assert tree.usage.actions == len(ran) == 24
-        assert agent.usage.snapshots <= 2 and agent.usage.stored == 0
+    assert agent.usage.snapshots <= 2 and agent.usage.stored == 0
     environment, ran = tracks()
     with Agent(environment, turns=turns()) as agent:
         trials = search(apart, by_seed, prompts=["Go."] * 8)
@@ -138,6 +140,10 @@ def begun(agent: Agent, fn: Callable[[SearchNode], object]) -> Callable[[SearchN
     return whole
 
 
+async def no_lesson(end: SearchNode, reward: float) -> str:
+    return ""
+
+
 METHODS: dict[str, Make] = {
     "best-of-n": lambda agent: begun(
         agent, lambda root: best_of_n(root, 6, agent.evaluate, play=agent.play, done=agent.done)
@@ -165,6 +171,30 @@ METHODS: dict[str, Make] = {
             agent.done,
             iterations=12,
             batch=3,
+            state=agent.state,
+        ),
+    ),
+    "mcts with episodes": lambda agent: begun(
+        agent,
+        lambda root: mcts(
+            root,
+            agent.propose(2),
+            rollouts(2, agent.done, agent.evaluate, play=agent.play),
+            agent.done,
+            iterations=5,
+        ),
+    ),
+    "lats": lambda agent: begun(
+        agent,
+        lambda root: lats(
+            root,
+            lambda node, lessons: agent.step(node, 2),
+            lambda nodes, lessons: agent.evaluate(nodes),
+            agent.done,
+            agent.evaluate,
+            no_lesson,
+            iterations=4,
+            depth=4,
             state=agent.state,
         ),
     ),
@@ -209,6 +239,27 @@ def test_trees_do_not_depend_on_timing(method: str, budget: Budget | None) -> No
     assert any(result.usage.actions for result in kept)
     if budget is None:
         assert all(result.best is not None for result in kept)
+
+
+def test_rewards_may_come_from_the_environment_and_a_verifier() -> None:
+    environment, _ = tracks()
+
+    async def verify(nodes: Sequence[SearchNode]) -> list[float]:
+        return [10.0] * len(nodes)
+
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        children = await agent.act(root, 2)
+        assert await agent.evaluate(children) == [1.0, 1.0]
+        assert await agent.evaluate_with(verify)(children) == [5.5, 5.5]
+        assert await agent.evaluate_with(verify, max)(children) == [10.0, 10.0]
+        assert await agent.rewards([root]) == [None]
+        assert await agent.evaluate([root]) == [0.0]
+        assert await agent.evaluate_with(verify)([root]) == [10.0]
+        assert await agent.observe(children[0]) == Observation()
+
+    with Agent(environment, turns=turns()) as agent:
+        search(fn, always)
 
 
 def test_environments_without_snapshots_are_forked_by_replay() -> None:

@@ -73,7 +73,7 @@ def test_a_model_calls_a_tool_and_answers_by_its_result(tmp_path: Path, writer: 
         (result,) = llm.search(fn, [question], params, tools=ADD)
         assert result.error is None, result.exception
         assert result.usage.actions == 1
-        assert agent.usage.started == 1 and agent.usage.stored == agent.usage.live == 0
+    assert agent.usage.started == 1 and agent.usage.stored == agent.usage.live == 0
     chat = [
         *question,
         {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
@@ -131,7 +131,7 @@ def test_a_random_model_that_is_forced_to_call_searches_a_machine(tmp_path: Path
                 SamplingParams(seed=0),
                 tools=tools,
             )
-            assert agent.usage.live == agent.usage.stored == 0
+        assert agent.usage.live == agent.usage.stored == 0
         for result in results:
             assert result.error is None, result.exception
         assert sum(result.usage.actions for result in results) == len(ran) > 8
@@ -139,6 +139,30 @@ def test_a_random_model_that_is_forced_to_call_searches_a_machine(tmp_path: Path
 
     assert run(8) == run(1)
     assert nodes
+
+
+def test_branches_prefill_as_few_tokens_as_one_trial(tmp_path: Path) -> None:
+    llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
+
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        (child,) = await agent.act(root)
+        ends = await agent.act(child, int(root.search.name))
+        assert len(ends) == int(root.search.name)
+
+    usage = {}
+    for name in ("1", "8"):
+        problem = (name, [{"role": "user", "content": QUESTION}])
+        params = SamplingParams(temperature=0.01, max_tokens=96, seed=0)
+        with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
+            (result,) = llm.search(fn, [problem], params, tools=ADD)
+        assert result.error is None, result.exception
+        usage[name] = result.usage
+    one, eight = usage["1"], usage["8"]
+    assert eight.tokens_prefilled <= one.tokens_prefilled
+    num_answer = (eight.tokens_decoded - one.tokens_decoded) // 7
+    assert eight.tokens_decoded == one.tokens_decoded + 7 * num_answer
+    assert one.actions == eight.actions == 1
 
 
 def test_sessions_take_steps_too(tmp_path: Path) -> None:

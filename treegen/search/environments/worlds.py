@@ -418,8 +418,15 @@ class LiveWorlds(Closeable):
 
     async def _call(self, call: Awaitable[T], what: str) -> T:
         """Await a call of the environment, for a limited time."""
+
+        async def guarded() -> T:
+            try:
+                return await call
+            except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+                raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+
         try:
-            return await asyncio.wait_for(call, self._max_seconds)
+            return await asyncio.wait_for(guarded(), self._max_seconds)
         except TimeoutError as error:
             raise WorldError(f"{what} took more than {self._max_seconds:g} seconds") from error
 
