@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -53,7 +54,7 @@ TEMPLATE = (
 
 def chat_tokenizer() -> Any:
     """Return the tokenizer of the tiny models, with a chat template that shows tools."""
-    tokenizer = tiny_tokenizer()
+    tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens(
         {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
     )

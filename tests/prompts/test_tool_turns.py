@@ -61,7 +61,7 @@ def test_results_are_what_they_add_to_the_chat(name: str, result: str) -> None:
             continue
         calls, results = CALLS[:num], [result] * size
         added = turns.render_results(calls, results, stop)
-        shown: list[dict[str, Any]] = []
+        shown: list[str] = []
         for is_whole in (False, True):
             functions: list[dict[str, Any]] = [
                 {"name": call.name, "arguments": call.arguments} for call in calls[:size]

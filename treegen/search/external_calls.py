@@ -292,6 +292,7 @@ async def await_external(node: NodeLike, futures: Sequence[ConcurrentFuture[T]])
     if running_loop() is None:  # a session drives the coroutine, and nothing else could run
         return [future.result() for future in futures]
     work = asyncio.gather(*(asyncio.shield(asyncio.wrap_future(future)) for future in futures))
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may read it
     queue = _aside()
     if queue is None:
         return await work

@@ -1,5 +1,7 @@
 """Agents in environments: a step samples, runs the calls, and appends the results."""
 
+from typing import Any
+
 import pytest
 from agent_cases import Machine, chat_tokenizer, drawn, machines, policy, search, turns
 
@@ -55,7 +57,7 @@ def check_replays(salt: int) -> None:
     assert steps and agent.usage.stored == agent.usage.live == 0
     for node, _ in steps:
         machine = Machine((0, salt))
-        messages = [{"role": "user", "content": "Go."}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
         for above in node.path:
             step = step_of(above)
             if step is None:

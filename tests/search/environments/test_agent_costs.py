@@ -132,10 +132,10 @@ def test_pure_calls_run_once_in_one_state() -> None:
 Make = Callable[[Agent], SearchFn]
 
 
-def begun(agent: Agent, fn: Callable[[SearchNode], object]) -> Callable[[SearchNode], object]:
+def begun(agent: Agent, fn: SearchFn) -> SearchFn:
     async def whole(root: SearchNode) -> object:
         agent.begin(root, root.search.name)
-        return await fn(root)  # type: ignore[misc]
+        return await fn(root)
 
     return whole
 
@@ -204,7 +204,7 @@ METHODS: dict[str, Make] = {
             root, agent.step, agent.evaluate, agent.done, iterations=12, batch=3, state=agent.state
         ),
     ),
-}  # type: ignore[assignment]
+}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -69,7 +69,7 @@ def test_a_model_calls_a_tool_and_answers_by_its_result(tmp_path: Path, writer: 
 
     with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
         question = [{"role": "user", "content": QUESTION}]
-        params = SamplingParams(temperature=0.01, max_tokens=96, seed=0)
+        params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
         (result,) = llm.search(fn, [question], params, tools=ADD)
         assert result.error is None, result.exception
         assert result.usage.actions == 1
@@ -153,7 +153,7 @@ def test_branches_prefill_as_few_tokens_as_one_trial(tmp_path: Path) -> None:
     usage = {}
     for name in ("1", "8"):
         problem = (name, [{"role": "user", "content": QUESTION}])
-        params = SamplingParams(temperature=0.01, max_tokens=96, seed=0)
+        params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
         with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
             (result,) = llm.search(fn, [problem], params, tools=ADD)
         assert result.error is None, result.exception
@@ -167,7 +167,7 @@ def test_branches_prefill_as_few_tokens_as_one_trial(tmp_path: Path) -> None:
 
 def test_sessions_take_steps_too(tmp_path: Path) -> None:
     llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
-    params = SamplingParams(temperature=0.01, max_tokens=96, seed=0)
+    params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
     with (
         Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent,
         llm.session(params) as session,

@@ -20,7 +20,8 @@ from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, StepEnd
 from treegen.search.environments.observations import call_key
 from treegen.search.environments.protocol import Environment, Observation
-from treegen.search.environments.worlds import LiveWorlds, Outcome, WorldUsage
+from treegen.search.environments.states import Outcome, WorldUsage
+from treegen.search.environments.worlds import LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import await_external

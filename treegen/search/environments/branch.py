@@ -9,7 +9,8 @@ from typing import Any, Literal
 from treegen.prompts.replies.types import Reply
 from treegen.search.environments.observations import observation_json
 from treegen.search.environments.protocol import Observation
-from treegen.search.environments.worlds import LiveWorlds, Outcome, WorldState
+from treegen.search.environments.states import Outcome, WorldState
+from treegen.search.environments.worlds import LiveWorlds
 
 StepEnd = Literal["", "answer", "done", "failed"]
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from treegen.common.checks import check_int, check_number
@@ -27,65 +26,12 @@ from treegen.search.environments.observations import (
 )
 from treegen.search.environments.protocol import Environment, Observation, World
 from treegen.search.environments.replay import ReplayEnvironment
+from treegen.search.environments.states import Outcome, WorldState, WorldUsage
 
 T = TypeVar("T")
 
 _CLOSING_SECONDS: Final = 30.0
 """Longest time to wait for the end of everything when an environment is closed."""
-
-
-@dataclass(slots=True, eq=False)
-class WorldState:
-    """A state of a world, for nodes to act from; only the loop of its `LiveWorlds` changes it."""
-
-    world: World | None = None
-    """A live world in this state; None if there is none."""
-    snapshot: str | None = None
-    """The id of a snapshot of the state; None if there is none."""
-    failure: str = ""
-    """Why the state is lost; "" if it is not."""
-    is_released: bool = False
-    """Whether nothing will act from it any more."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while its world is used."""
-    shown: Observation | None = None
-    """What `World.observe` has returned; None if it was not called."""
-    pure: dict[str, Observation] = field(default_factory=dict)
-    """The observations of pure calls, by `call_key`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the calls of one reply have done."""
-
-    observations: tuple[Observation, ...]
-    """One for each call that ended, in order."""
-    state: WorldState | None = None
-    """The state after them; None if the episode is over."""
-    failure: str = ""
-    """Why the branch ends here by a failure; "" if there was none."""
-    reward: float | None = None
-    """The world's last judgement; None if it has none."""
-    num_run: int = 0
-    """Actions that were run."""
-
-
-@dataclass(slots=True)
-class WorldUsage:
-    """What an environment has done for all searches so far."""
-
-    started: int = 0
-    """Worlds started for problems."""
-    restored: int = 0
-    """Worlds restored from snapshots."""
-    snapshots: int = 0
-    """Snapshots made."""
-    most_live: int = 0
-    """Most worlds that were live at once."""
-    live: int = 0
-    """Worlds that are live."""
-    stored: int = 0
-    """Snapshots that exist."""
 
 
 class LiveWorlds(Closeable):
@@ -116,7 +62,7 @@ class LiveWorlds(Closeable):
         self._max_live, self._max_seconds = max_live, max_seconds
         self._pure = environment.traits.pure_tools
         self._idle: dict[WorldState, None] = {}  # states whose world nobody uses, oldest first
-        self._room = asyncio.Condition()
+        self._waiting: list[asyncio.Future[None]] = []  # for room for a world
         self._calls: set[Future[Any]] = set()
         self._endings: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -249,7 +195,7 @@ class LiveWorlds(Closeable):
     async def _run_pure(self, state: WorldState, call: ToolCall) -> tuple[Observation, bool]:
         """Return the observation of a call that changes nothing, and whether it had to run."""
         key = call_key(call)
-        async with state.lock:
+        async with self._using(state):
             if key in state.pure:
                 return state.pure[key], False
             world = await self._revive(state)
@@ -268,7 +214,7 @@ class LiveWorlds(Closeable):
 
     async def _look(self, state: WorldState) -> Observation:
         """Return what a state shows."""
-        async with state.lock:
+        async with self._using(state):
             if state.shown is None:
                 world = await self._revive(state)
                 try:
@@ -286,7 +232,7 @@ class LiveWorlds(Closeable):
 
     async def _fork(self, state: WorldState, is_last: bool) -> World:
         """Return a world in a state that the caller may change."""
-        async with state.lock:
+        async with self._using(state):
             if state.world is None or not is_last:
                 world = await self._revive(state)
                 if state.snapshot is None:
@@ -333,24 +279,25 @@ class LiveWorlds(Closeable):
 
     async def _open(self, make: Callable[[], Awaitable[World]]) -> World:
         """Return a new world, once there is room for one."""
-        async with self._room:
-            while self.usage.live >= self._max_live and not await self._make_room():
-                await self._room.wait()
-            self.usage.live += 1
-            self.usage.most_live = max(self.usage.most_live, self.usage.live)
+        while self.usage.live >= self._max_live and not await self._make_room():
+            room = self._loop.create_future()
+            self._waiting.append(room)
+            await room
+        self.usage.live += 1
+        self.usage.most_live = max(self.usage.most_live, self.usage.live)
         try:
             return await self._call(make(), "starting a world")
         except BaseException:
-            await self._free_place()
+            self._free_place()
             raise
 
     async def _make_room(self) -> bool:
         """Snapshot and close the world that has been idle for longest; False if none is idle."""
-        state = next((state for state in self._idle if not state.lock.locked()), None)
+        state = next((state for state in self._idle if not state.num_users), None)
         if state is None:
             return False
         del self._idle[state]
-        async with state.lock:
+        async with self._using(state):
             world = state.world
             assert world is not None
             if state.snapshot is None:
@@ -360,8 +307,19 @@ class LiveWorlds(Closeable):
                     state.failure = describe_failure(error)
             state.world = None
             await self._close_world(world)
-            self.usage.live -= 1
-        return True
+        self._free_place()
+        return self.usage.live < self._max_live
+
+    @asynccontextmanager
+    async def _using(self, state: WorldState) -> AsyncIterator[None]:
+        """Use the world of a state alone."""
+        state.num_users += 1
+        try:
+            async with state.lock:
+                yield
+        finally:
+            state.num_users -= 1
+            self._wake()
 
     def _keep(self, world: World) -> WorldState:
         """Return a state for a live world that nobody uses now."""
@@ -372,20 +330,23 @@ class LiveWorlds(Closeable):
     def _set_idle(self, state: WorldState, world: World) -> None:
         state.world = world
         self._idle[state] = None
-        self._spawn(self._notify())
+        self._wake()
 
-    async def _notify(self) -> None:
-        async with self._room:
-            self._room.notify_all()
-
-    async def _free_place(self) -> None:
+    def _free_place(self) -> None:
         self.usage.live -= 1
-        await self._notify()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the coroutines that wait for room look again."""
+        for room in self._waiting:
+            if not room.done():
+                room.set_result(None)
+        self._waiting.clear()
 
     async def _discard(self, world: World) -> None:
         """Close a world, whatever happens."""
         await self._close_world(world)
-        await self._free_place()
+        self._free_place()
 
     def _discard_later(self, world: World) -> None:
         self._spawn(self._discard(world))
@@ -400,7 +361,7 @@ class LiveWorlds(Closeable):
             self._spawn(self._end(state))
 
     async def _end(self, state: WorldState) -> None:
-        async with state.lock:
+        async with self._using(state):
             self._idle.pop(state, None)
             world, snapshot = state.world, state.snapshot
             state.world = state.snapshot = None
