@@ -74,7 +74,7 @@ class Agent(Closeable):
             max_seconds: Longest time of one action, snapshot or restoration. A longer one ends its
                 branch.
             max_steps: Maximum number of steps of an episode of `play`.
-            forces_calls: Whether each reply has to call a tool.
+            forces_calls: Whether each reply has to call a tool, once.
             **overrides: Sampling parameters of replies, as for `SearchNode.sample`.
         """
         check_int("max_steps", max_steps, least=1)
@@ -137,7 +137,7 @@ class Agent(Closeable):
         turns = self._turns_of(node)
         params = {**self._overrides, **overrides}
         if self._forces_calls:
-            params["grammar"] = turns.replies.call_grammar(turns.tools)
+            params["grammar"] = turns.replies.call_grammar(turns.tools, is_single=True)
         before = _last_tokens(node)
         samples = await node.sample(n, **params)
         if branch.state is None:  # the node was dropped meanwhile

@@ -61,6 +61,7 @@ class LiveWorlds(Closeable):
         self.usage = WorldUsage()
         self._max_live, self._max_seconds = max_live, max_seconds
         self._pure = environment.traits.pure_tools
+        self._states: set[WorldState] = set()  # all that may have a world or a snapshot
         self._idle: dict[WorldState, None] = {}  # states whose world nobody uses, oldest first
         self._waiting: list[asyncio.Future[None]] = []  # for room for a world
         self._calls: set[Future[Any]] = set()
@@ -324,6 +325,7 @@ class LiveWorlds(Closeable):
     def _keep(self, world: World) -> WorldState:
         """Return a state for a live world that nobody uses now."""
         state = WorldState()
+        self._states.add(state)
         self._set_idle(state, world)
         return state
 
@@ -363,6 +365,7 @@ class LiveWorlds(Closeable):
     async def _end(self, state: WorldState) -> None:
         async with self._using(state):
             self._idle.pop(state, None)
+            self._states.discard(state)
             world, snapshot = state.world, state.snapshot
             state.world = state.snapshot = None
             if world is not None:
@@ -396,7 +399,7 @@ class LiveWorlds(Closeable):
         deadline = self._loop.time() + _CLOSING_SECONDS
         while (left := asyncio.all_tasks() - {own}) and self._loop.time() < deadline:
             await asyncio.wait(left, timeout=max(0.0, deadline - self._loop.time()))
-        for state in list(self._idle):
+        for state in list(self._states):
             await self._end(state)
         await self._call(self.environment.close(), "closing the environment")
         await self._loop.shutdown_asyncgens()
