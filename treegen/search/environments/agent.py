@@ -137,7 +137,9 @@ class Agent(Closeable):
         turns = self._turns_of(node)
         params = {**self._overrides, **overrides}
         if self._forces_calls:
-            params["grammar"] = turns.replies.call_grammar(turns.tools, is_single=True)
+            grammar = turns.replies.call_grammar(turns.tools, is_single=True)
+            # A sample below one of the same grammar would continue that one's text.
+            params["grammar"] = f"{grammar}\n// turn {node.depth // 2 % 2}"
         before = _last_tokens(node)
         samples = await node.sample(n, **params)
         if branch.state is None:  # the node was dropped meanwhile
