@@ -20,7 +20,12 @@ from treegen.search.propose import Propose
 from treegen.search.tree.node import SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
 
-_LIMITS: Final = {"tokens": "tokens_decoded", "calls": "calls", "nodes": "nodes"}
+_LIMITS: Final = {
+    "tokens": "tokens_decoded",
+    "calls": "calls",
+    "nodes": "nodes",
+    "actions": "actions",
+}
 """For each limit of a budget, the field of the usage that it bounds."""
 T = TypeVar("T")
 
@@ -187,6 +192,11 @@ class Costs:
         self._num[kind] += num
         self._taken[kind].update(self._read_usage() - before)
         return returned
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the budget has a limit other than seconds."""
+        return bool(self._limits)
 
     def fits_budget(self, **nums: int) -> bool:
         """Return whether the budget has room for `nums` items of each kind, at their mean costs.

@@ -1,0 +1,64 @@
+"""States of worlds, what calls in them have done, and what an environment has done so far."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from treegen.search.environments.protocol import Observation, World
+
+
+@dataclass(slots=True, eq=False)
+class WorldState:
+    """A state of a world, for nodes to act from; only the loop of its `LiveWorlds` changes it."""
+
+    world: World | None = None
+    """A live world in this state; None if there is none."""
+    snapshot: str | None = None
+    """The id of a snapshot of the state; None if there is none."""
+    failure: str = ""
+    """Why the state is lost; "" if it is not."""
+    is_released: bool = False
+    """Whether nothing will act from it any more."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its world is used."""
+    num_users: int = 0
+    """Coroutines that hold the lock or wait for it."""
+    shown: Observation | None = None
+    """What `World.observe` has returned; None if it was not called."""
+    pure: dict[str, Observation] = field(default_factory=dict)
+    """The observations of pure calls, by `call_key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the calls of one reply have done."""
+
+    observations: tuple[Observation, ...]
+    """One for each call that ended, in order."""
+    state: WorldState | None = None
+    """The state after them; None if the episode is over."""
+    failure: str = ""
+    """Why the branch ends here by a failure; "" if there was none."""
+    reward: float | None = None
+    """The world's last judgement; None if it has none."""
+    num_run: int = 0
+    """Actions that were run."""
+
+
+@dataclass(slots=True)
+class WorldUsage:
+    """What an environment has done for all searches so far."""
+
+    started: int = 0
+    """Worlds started for problems."""
+    restored: int = 0
+    """Worlds restored from snapshots."""
+    snapshots: int = 0
+    """Snapshots made."""
+    most_live: int = 0
+    """Most worlds that were live at once."""
+    live: int = 0
+    """Worlds that are live."""
+    stored: int = 0
+    """Snapshots that exist."""
