@@ -72,6 +72,8 @@ class SearchUsage:
     """When the search began, on the clock of `time.monotonic`."""
     seconds: float = 0.0
     """Wall time, once the search has ended."""
+    actions: int = 0
+    """Actions that environments have run for agents; actions that forks repeat do not count."""
 
     def elapsed_seconds(self) -> float:
         """Return the seconds since the search began, or that it took if it has ended."""
@@ -101,6 +103,8 @@ class Budget:
     """Wall time."""
     nodes: int | None = None
     """Children, including those of given text."""
+    actions: int | None = None
+    """Actions that environments run for agents. A reply whose calls do not all fit runs none."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -117,6 +121,7 @@ class Budget:
             ("tokens", usage.tokens_decoded),
             ("calls", usage.calls),
             ("nodes", usage.nodes),
+            ("actions", usage.actions),
         ):
             limit = getattr(self, name)
             if limit is not None and spent >= limit:

@@ -43,6 +43,7 @@ class BudgetedSearch(NonCopyable):
         is_abandoned: Whether the search was given up, because it kept making calls despite every
             error.
         num_asked: Pending calls for samples and scores.
+        num_acting: Pending actions of environments.
     """
 
     def __init__(self, name: str, budget: Budget | None, origin: str | None) -> None:
@@ -60,7 +61,8 @@ class BudgetedSearch(NonCopyable):
         self.line = CallQueue.of(self.budget, self.usage)
         self.stopped: BudgetReached | None = None
         self.is_abandoned = False
-        self.num_asked = self._num_drawing = self._num_refused = self._num_ended = 0
+        self.num_asked = self.num_acting = 0
+        self._num_drawing = self._num_refused = self._num_ended = 0
 
     def origin_of(self, key: str) -> str:
         """Return the origin of the seeds of a node's samples."""
@@ -126,6 +128,15 @@ class BudgetedSearch(NonCopyable):
             yield
         finally:
             self.num_asked -= 1
+
+    def fits_actions(self, num: int) -> bool:
+        """Return whether the budget has room for `num` actions, besides the pending ones."""
+        limit = self.budget.actions
+        return limit is None or self.usage.actions + self.num_acting + num <= limit
+
+    def refuse_actions(self) -> NoReturn:
+        """Raise BudgetReached, because the budget has no room for further actions."""
+        self._refuse(self.budget.describe_limit("actions"))
 
     def check_room(self, *names: Literal["nodes", "tokens"]) -> int:
         """Return how many samples the named limits have room for, besides the pending ones.
@@ -196,7 +207,7 @@ class CallQueue:
     @staticmethod
     def of(budget: Budget, usage: SearchUsage) -> CallQueue | None:
         """Return the queue of a search; None if its budget has no limit but seconds."""
-        limits = (budget.tokens, budget.calls, budget.nodes)
+        limits = (budget.tokens, budget.calls, budget.nodes, budget.actions)
         return None if all(limit is None for limit in limits) else CallQueue(budget, usage)
 
     @property

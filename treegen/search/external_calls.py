@@ -13,6 +13,7 @@ import contextvars
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future as ConcurrentFuture
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -274,6 +275,26 @@ async def in_thread(
     if queue is None:
         return await loop.run_in_executor(threads, call)
     work = loop.run_in_executor(threads or queue.threads(), call)
+    return await queue.run_call(node.search, work, place_of(node), by_itself=True)
+
+
+async def await_external(node: NodeLike, futures: Sequence[ConcurrentFuture[T]]) -> list[T]:
+    """Return the results of work of other threads about a node, in order, once all have arrived.
+
+    The work is not cancelled with the code that awaits it.
+
+    Args:
+        node: The node that the work is about.
+        futures: The results to come.
+    """
+    if not futures:
+        return []
+    if running_loop() is None:  # a session drives the coroutine, and nothing else could run
+        return [future.result() for future in futures]
+    work = asyncio.gather(*(asyncio.shield(asyncio.wrap_future(future)) for future in futures))
+    queue = _aside()
+    if queue is None:
+        return await work
     return await queue.run_call(node.search, work, place_of(node), by_itself=True)
 
 

@@ -112,6 +112,17 @@ class ReplyReader:
             return Reply(completion.text, [])
         return reply
 
+    def read_text(self, text: str, tools: Sequence[Any] | None = None) -> Reply:
+        """Split a reply of which only the text is known, with the marks of calls in it.
+
+        Args:
+            text: The text.
+            tools: The tools that the chat template received.
+        """
+        self._warn(tools)
+        is_opened = self._tags.close in text and not text.lstrip().startswith(self._tags.open)
+        return _reply(self._parser(is_opened, tools).end(text))
+
     def call_grammar(
         self, tools: Sequence[Any], name: str | None = None, *, is_single: bool = False
     ) -> str:

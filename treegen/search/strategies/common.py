@@ -20,7 +20,12 @@ from treegen.search.propose import Propose
 from treegen.search.tree.node import SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
 
-_LIMITS: Final = {"tokens": "tokens_decoded", "calls": "calls", "nodes": "nodes"}
+_LIMITS: Final = {
+    "tokens": "tokens_decoded",
+    "calls": "calls",
+    "nodes": "nodes",
+    "actions": "actions",
+}
 """For each limit of a budget, the field of the usage that it bounds."""
 T = TypeVar("T")
 

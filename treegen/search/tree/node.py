@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams, check_int
@@ -145,14 +145,24 @@ class Search(BudgetedSearch):
         self.backend.cancel(self)
 
 
+class Releasable(Protocol):
+    """Something that holds memory or other resources."""
+
+    def release(self) -> None:
+        """Release them; a second call does nothing."""
+        ...
+
+
 class SearchNode(TextNode):
     """A piece of text in a search tree, which a model can continue.
 
     Attributes:
         search: The search that it belongs to.
+        branch: What an agent keeps for it, which is released with the node's cache; None without
+            an agent.
     """
 
-    __slots__ = ("_context", "_num_drawn", "_num_extended", "search")
+    __slots__ = ("_context", "_num_drawn", "_num_extended", "branch", "search")
 
     def __init__(
         self,
@@ -178,6 +188,7 @@ class SearchNode(TextNode):
         restart: int = search.restart if parent is not None else 0
         super().__init__(parent, key, text, completion, order, restart)
         self.search = search
+        self.branch: Releasable | None = None
         self._context: Context | None = context
         self._num_drawn = self._num_extended = 0
 
@@ -391,6 +402,8 @@ class SearchNode(TextNode):
     def free(self) -> None:
         """Free the pages as `drop` does, without a mark in the tree that the node was dropped."""
         for node in list(self.walk())[::-1]:
+            if node.branch is not None:
+                node.branch.release()
             if node._context is not None:
                 node.search.backend.release(node._context)
                 node._context = None

@@ -194,6 +194,8 @@ class SearchResult:
         record = {name: getattr(self, name) for name in ("name", "best", "stopped", "error")}
         usage = asdict(self.usage)
         del usage["started"]
+        if not self.usage.actions:  # as in searches without an environment
+            del usage["actions"]
         return {
             **record,
             "candidates": list(self.candidates),

@@ -1,0 +1,419 @@
+"""Agents: models that act in environments by tool calls, as steps of a search.
+
+A step samples a reply, runs the tool calls in it, and appends their results. The node that it
+returns has the model's cache and the environment's state, so both fork at any node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from treegen.common.checks import check_int
+from treegen.common.lifetimes import Closeable
+from treegen.errors import InputError
+from treegen.prompts.replies.types import Reply
+from treegen.prompts.tool_turns import ToolTurns
+from treegen.prompts.tree import Parts
+from treegen.search.budgeted_search import BudgetedSearch
+from treegen.search.environments.branch import Branch, SharedRun, SharedState, Step, StepEnd
+from treegen.search.environments.protocol import Environment, Observation
+from treegen.search.environments.worlds import LiveWorlds, Outcome, WorldUsage, call_key
+from treegen.search.evaluate import Evaluate, evaluate_nodes
+from treegen.search.event_loop import gather
+from treegen.search.external_calls import await_external
+from treegen.search.propose import Propose
+from treegen.search.tree.node import SearchNode
+
+
+class Agent(Closeable):
+    """A model that acts in an environment by tool calls.
+
+        async def search(root):
+            agent.begin(root, problems[root.search.name])
+            return await beam(root, agent.propose(4), agent.evaluate, agent.done,
+                              width=4, depth=10, state=agent.state)
+
+        with Agent(environment) as agent:
+            results = llm.search(search, prompts, tools=environment.tools)
+
+    Equal calls from one state run once, and their replies share the result. So a world is forked
+    only for distinct calls, and worlds count as functions of their actions.
+
+    A step whose environment fails, or whose reply was cut off, ends its branch: the node stays in
+    the tree, pruned, with the failure in its `data`. So does a step that takes too long.
+
+    Attributes:
+        environment: The environment.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        turns: ToolTurns | None = None,
+        template: Mapping[str, Any] | None = None,
+        max_live: int = 8,
+        max_seconds: float = 300.0,
+        max_steps: int = 30,
+        forces_calls: bool = False,
+        **overrides: Any,
+    ) -> None:
+        """Create an agent; one serves many searches.
+
+        Args:
+            environment: Starts the worlds. `close` closes it.
+            turns: Reads calls and renders results. By default the tokenizer of the search's model
+                and its chat template do.
+            template: Further variables of the chat template, as for the prompts. Default: none.
+            max_live: Maximum number of live worlds. Worlds that wait for the model give way to
+                others: they are snapshotted and closed.
+            max_seconds: Longest time of one action, snapshot or restoration. A longer one ends its
+                branch.
+            max_steps: Maximum number of steps of an episode of `play`.
+            forces_calls: Whether each reply has to call a tool.
+            **overrides: Sampling parameters of replies, as for `SearchNode.sample`.
+        """
+        check_int("max_steps", max_steps, least=1)
+        if overrides.get("stop"):
+            raise InputError("an agent's replies end by themselves; leave out stop")
+        self.environment, self._turns, self._template = environment, turns, template
+        self._worlds = LiveWorlds(environment, max_live=max_live, max_seconds=max_seconds)
+        self._max_steps, self._forces_calls = max_steps, forces_calls
+        self._overrides = {"stop": (), **overrides}
+
+    @property
+    def usage(self) -> WorldUsage:
+        """What the environment has done so far, for all searches."""
+        return self._worlds.usage
+
+    def close(self) -> None:
+        """Close all worlds, delete all snapshots, and close the environment."""
+        self._worlds.close()
+
+    def begin(self, root: SearchNode, problem: Any = None) -> SearchNode:
+        """Start an episode at a node, and return the node; its world starts with the first call.
+
+        Args:
+            root: The node, whose text has the problem and shows the tools.
+            problem: What `Environment.start` gets. Default: None.
+        """
+        if root.branch is not None:
+            raise InputError(f"node {root.key!r} is part of an episode; begin at another node")
+        root.branch = Branch(state=SharedState(self._worlds, self._worlds.start(problem)))
+        return root
+
+    # Steps
+
+    async def act(
+        self, node: SearchNode, n: int = 1, *, keep: bool = True, **overrides: Any
+    ) -> list[SearchNode]:
+        """Take n steps from a node: sample replies, run their calls, and append the results.
+
+        A reply without a call ends the episode, and is returned as it is. Failed steps are in the
+        tree, but they are not returned.
+
+        Args:
+            node: A node with which an episode begins (`begin`) or that a step has returned.
+            n: Steps to take.
+            keep: Whether further steps may be taken from the node later. If not, its world can go
+                on without a snapshot.
+            **overrides: Sampling parameters that replace those of the agent.
+
+        Raises:
+            BudgetReached: As for `SearchNode.sample`; also if the budget has no room for the calls
+                of a reply.
+            InputError: The episode is over, or has not begun.
+            WorldError: The world of the episode cannot be started.
+        """
+        branch = _branch_of(node)
+        if branch.step is not None and branch.step.end:
+            raise InputError(f"the episode ended at node {node.key!r}; act from a node before it")
+        if branch.state is None:
+            raise InputError(f"node {node.key!r} was dropped; act from a node that is kept")
+        turns = self._turns_of(node)
+        params = {**self._overrides, **overrides}
+        if self._forces_calls:
+            params["grammar"] = turns.replies.call_grammar(turns.tools)
+        before = _last_tokens(node)
+        samples = await node.sample(n, **params)
+        if branch.state is None:  # the node was dropped meanwhile
+            return []
+        state = branch.state.add_owner()
+        try:
+            replies = [_read(turns, sample, before) for sample in samples]
+            runs, is_refused = self._run_calls(node.search, state, replies, keep=keep)
+            try:
+                await await_external(node, [run.outcome for run in runs.values()])
+            finally:
+                _count(node.search, runs)
+            children = []
+            for sample, reply in zip(samples, replies, strict=True):
+                calls = _keys(reply)
+                if reply.calls and calls not in runs:
+                    continue  # the budget has no room for them
+                outcome = runs[calls].outcome.result() if calls else None
+                step = _step(sample, reply, outcome)
+                if step.failure:
+                    _end_failed(sample, step)
+                    continue
+                child, after = sample, None
+                if outcome is None:
+                    after = state.add_owner()
+                else:
+                    child = sample.extend(_results(turns, reply, outcome, sample))
+                    if outcome.state is not None:
+                        after = state.follow(calls, runs[calls], outcome.state)
+                child.branch = Branch((*branch.actions, *calls), step, after)
+                child.data = step.to_json()
+                children.append(child)
+            if is_refused:
+                node.search.refuse_actions()
+        finally:
+            state.release()
+            if not keep:
+                branch.release()
+        return children
+
+    def _run_calls(
+        self,
+        search: BudgetedSearch,
+        state: SharedState,
+        replies: Sequence[Reply],
+        *,
+        keep: bool,
+    ) -> tuple[dict[tuple[str, ...], SharedRun], bool]:
+        """Start the distinct calls of replies; return them, and whether the budget refused some.
+
+        Args:
+            search: The search, whose budget counts the actions.
+            state: The state from which they run.
+            replies: The replies.
+            keep: Whether the state may be used later.
+        """
+        groups = {_keys(reply): reply.calls for reply in replies if reply.calls}
+        # The node and this call own the state.
+        is_last = not keep and state.num_owners == 2 and len({*map(_keys, replies)}) == 1
+        runs: dict[tuple[str, ...], SharedRun] = {}
+        for key, calls in groups.items():
+            run = state.runs.get(key)
+            if run is None:
+                if not search.fits_actions(len(calls)):
+                    return runs, True
+                search.num_acting += len(calls)
+                run = SharedRun(self._worlds.run(state.state, calls, is_last=is_last))
+                state.runs[key] = run
+            runs[key] = run
+        return runs, False
+
+    async def play(self, node: SearchNode, n: int = 1) -> list[SearchNode]:
+        """Play n episodes from a node to their ends, and return the last node of each.
+
+        An episode of `max_steps` steps is cut off; its last node is no end. Failed episodes are not
+        returned.
+
+        Args:
+            node: The node.
+            n: Episodes to play.
+        """
+
+        async def go_on(last: SearchNode) -> list[SearchNode]:
+            for _ in range(self._max_steps - 1):
+                if self.done(last):
+                    break
+                following = await self.act(last, keep=False)
+                if not following:
+                    return []
+                (last,) = following
+            return [last]
+
+        ends = await gather(map(go_on, await self.act(node, n)))
+        return [last for end in ends for last in end]
+
+    # What strategies take
+
+    def propose(self, n: int) -> Propose:
+        """Return a function that takes n steps from a node."""
+        check_int("n", n, least=1)
+
+        async def propose(node: SearchNode) -> Sequence[SearchNode]:
+            return await self.step(node, n)
+
+        return propose
+
+    async def step(self, node: SearchNode, n: int) -> list[SearchNode]:
+        """Take n steps from a node; none where the episode is over."""
+        return [] if self.done(node) else await self.act(node, n)
+
+    def done(self, node: SearchNode) -> bool:
+        """Return whether the episode is over at a node, other than by a failure."""
+        step = step_of(node)
+        return step is not None and step.end in ("answer", "done")
+
+    def state(self, node: SearchNode) -> Hashable:
+        """Return the state of a node: the actions before it, and the answer if it has one."""
+        branch = _branch_of(node)
+        step = branch.step
+        answer = step.reply.text if step is not None and step.end == "answer" else None
+        return branch.actions, answer
+
+    async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
+        """Return the rewards of nodes: what the environment thinks of their states; 0 if nothing.
+
+        Raises:
+            WorldError: A state cannot be observed.
+        """
+        return [0.0 if reward is None else reward for reward in await self.rewards(nodes)]
+
+    def evaluate_with(
+        self,
+        evaluate: Evaluate,
+        combine: Callable[[float, float], float] = lambda reward, value: (reward + value) / 2,
+    ) -> Evaluate:
+        """Return an evaluation by the environment's rewards and by another one, such as a verifier.
+
+        Args:
+            evaluate: The other evaluation; it alone counts where the environment gives no reward.
+            combine: Combines the reward and the other value. Default: their mean.
+        """
+
+        async def evaluate_both(nodes: Sequence[SearchNode]) -> list[float]:
+            values = await evaluate_nodes(nodes, evaluate)
+            return [
+                value if reward is None else combine(reward, value)
+                for reward, value in zip(await self.rewards(nodes), values, strict=True)
+            ]
+
+        return evaluate_both
+
+    async def rewards(self, nodes: Sequence[SearchNode]) -> list[float | None]:
+        """Return the reward of each node; None where the environment gives none."""
+        futures: dict[SharedState, Future[Observation]] = {}
+        for node in nodes:
+            state = _branch_of(node).state
+            if _last_reward(node) is None and state is not None and state not in futures:
+                futures[state] = self._worlds.observe(state.state)
+        shown: dict[SharedState, Observation] = {}
+        if futures:
+            results = await await_external(nodes[0], list(futures.values()))
+            shown = dict(zip(futures, results, strict=True))
+        rewards = []
+        for node in nodes:
+            reward, state = _last_reward(node), _branch_of(node).state
+            if reward is None and state in shown:
+                reward = shown[state].reward
+            rewards.append(None if reward is None else float(reward))
+        return rewards
+
+    async def observe(self, node: SearchNode) -> Observation:
+        """Return what the environment shows at a node where the episode goes on."""
+        state = _branch_of(node).state
+        if state is None:
+            raise InputError(f"node {node.key!r} has no world any more")
+        (shown,) = await await_external(node, [self._worlds.observe(state.state)])
+        return shown
+
+    def _turns_of(self, node: SearchNode) -> ToolTurns:
+        if self._turns is None:
+            tokenizer = getattr(node.search.backend, "tokenizer", None)
+            if tokenizer is None:
+                raise InputError(
+                    "this search has no tokenizer, which tool calls need; give the agent "
+                    "turns=ToolTurns(tokenizer, environment.tools)"
+                )
+            self._turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
+        return self._turns
+
+
+def step_of(node: SearchNode) -> Step | None:
+    """Return the step that led to a node; None at a root and outside of episodes."""
+    return node.branch.step if isinstance(node.branch, Branch) else None
+
+
+def _branch_of(node: SearchNode) -> Branch:
+    if not isinstance(node.branch, Branch):
+        raise InputError(
+            f"node {node.key!r} is not part of an episode; call agent.begin(root, problem)"
+        )
+    return node.branch
+
+
+def _last_tokens(node: SearchNode) -> Sequence[int]:
+    """Return the last token ids before a sample; none if they are not known."""
+    tail = getattr(node._context, "tail", None)
+    return () if tail is None else [int(token) for token in tail()]
+
+
+def _keys(reply: Reply) -> tuple[str, ...]:
+    return tuple(map(call_key, reply.calls))
+
+
+def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
+    completion = sample.completion
+    assert completion is not None
+    if completion.finish_reason != "stop":  # a call at the end may be cut off
+        return Reply(completion.text, [])
+    return turns.read(completion, before)
+
+
+def _step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> Step:
+    """Return the step of a sample.
+
+    Args:
+        sample: The sample.
+        reply: The sample as a reply.
+        outcome: What its calls have done; None if it has none.
+    """
+    if sample.finish_reason != "stop":
+        cut = f"the reply was cut off ({sample.finish_reason})"
+        return Step(reply=reply, end="failed", failure=cut)
+    if outcome is None:
+        return Step(reply=reply, end="answer")
+    end: StepEnd = "failed" if outcome.failure else "done" if outcome.state is None else ""
+    return Step(
+        reply=reply,
+        observations=outcome.observations,
+        end=end,
+        failure=outcome.failure,
+        reward=outcome.reward,
+    )
+
+
+def _end_failed(sample: SearchNode, step: Step) -> None:
+    """Prune a sample whose step failed."""
+    sample.branch, sample.data = Branch(step=step), step.to_json()
+    sample.pruned, sample.pruned_because = True, f"failed: {step.failure}"[:200]
+    sample.free()
+
+
+def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNode) -> str | Parts:
+    """Return the results of a reply's calls, as text or parts to append to the sample."""
+    shown = outcome.observations
+    text = turns.render_results(reply.calls, [each.text for each in shown], sample.stop)
+    if not any(each.images for each in shown):
+        return text
+    parts: list[Mapping[str, Any]] = []
+    for each in shown:
+        if each.images:
+            before, separator, text = text.partition(each.text)
+            parts.append({"type": "text", "text": before + separator})
+            parts += [{"type": "image", "image": image} for image in each.images]
+    return [*parts, {"type": "text", "text": text}]
+
+
+def _last_reward(node: SearchNode) -> float | None:
+    step = step_of(node)
+    return None if step is None else step.reward
+
+
+def _count(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) -> None:
+    """Count the actions of runs for a search, those of each run once."""
+    for key, run in runs.items():
+        if run.is_counted:
+            continue
+        run.is_counted = True
+        search.num_acting -= len(key)
+        outcome = run.outcome
+        is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
+        search.usage.actions += outcome.result().num_run if is_over else len(key)

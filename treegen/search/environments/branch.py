@@ -1,0 +1,137 @@
+"""What an agent keeps for the nodes of a search: steps, and states of worlds that nodes share."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from treegen.prompts.replies.types import Reply
+from treegen.search.environments.protocol import Observation
+from treegen.search.environments.worlds import LiveWorlds, Outcome, WorldState
+
+StepEnd = Literal["", "answer", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of an agent: a reply, and what its calls have shown."""
+
+    reply: Reply
+    """The model's reply."""
+    observations: tuple[Observation, ...] = ()
+    """One for each call that ended, in the order of `reply.calls`."""
+    end: StepEnd = ""
+    """What ended the episode: "answer" for a reply without calls, "done" for the environment,
+    "failed" for a failure of either; "" if it goes on."""
+    failure: str = ""
+    """What failed; "" if nothing did."""
+    reward: float | None = None
+    """The environment's judgement of the state after the step, if it came with the step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the step as a JSON object, without fields that are empty."""
+        calls = [{"name": call.name, "arguments": call.arguments} for call in self.reply.calls]
+        record = {
+            "thoughts": self.reply.thoughts,
+            "text": self.reply.text,
+            "calls": calls,
+            "observations": [_observation_json(shown) for shown in self.observations],
+            "end": self.end,
+            "failure": self.failure,
+        }
+        record = {name: value for name, value in record.items() if value}
+        return record if self.reward is None else {**record, "reward": self.reward}
+
+
+def _observation_json(shown: Observation) -> dict[str, Any]:
+    record: dict[str, Any] = {"text": shown.text}
+    if shown.images:
+        record["num_images"] = len(shown.images)
+    for name in ("exit_status", "reward"):
+        if (value := getattr(shown, name)) is not None:
+            record[name] = value
+    for name in ("is_done", "failure"):
+        if value := getattr(shown, name):
+            record[name] = value
+    return record
+
+
+@dataclass(slots=True, eq=False)
+class SharedState:
+    """A state of a world, and the nodes that may act from it."""
+
+    worlds: LiveWorlds
+    """Runs the world."""
+    state: Future[WorldState]
+    """The state, to come."""
+    above: tuple[SharedState, tuple[str, ...]] | None = None
+    """The state that it follows from, and its place in the `runs` of that state."""
+    num_owners: int = 1
+    """Nodes that hold it; without any it is released."""
+    runs: dict[tuple[str, ...], SharedRun] = field(default_factory=dict)
+    """The calls that were run from it, by their keys."""
+
+    def add_owner(self) -> SharedState:
+        """Return the state for one more node."""
+        self.num_owners += 1
+        return self
+
+    def release(self) -> None:
+        """Take a node away from the owners."""
+        self.num_owners -= 1
+        if self.num_owners:
+            return
+        if self.above is not None:
+            self.above[0].runs.pop(self.above[1], None)
+        for run in self.runs.values():
+            if run.after is None:
+                self.worlds.cancel(run.outcome, self.state)
+        self.worlds.release(self.state)
+
+    def follow(self, keys: tuple[str, ...], run: SharedRun, after: WorldState) -> SharedState:
+        """Return the state after calls, for one more node.
+
+        Args:
+            keys: The keys of the calls.
+            run: The calls.
+            after: The state, which is this one if the calls change nothing.
+        """
+        if after is self.state.result():
+            return self.add_owner()
+        if run.after is not None:
+            return run.after.add_owner()
+        future: Future[WorldState] = Future()
+        future.set_result(after)
+        run.after = SharedState(self.worlds, future, (self, keys))
+        return run.after
+
+
+@dataclass(slots=True, eq=False)
+class SharedRun:
+    """Calls that run from a state once, for all replies that make them."""
+
+    outcome: Future[Outcome]
+    """What they have done, to come."""
+    after: SharedState | None = None
+    """The state after them, once a node has it."""
+    is_counted: bool = False
+    """Whether the search has counted its actions."""
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """What an agent keeps for a node."""
+
+    actions: tuple[str, ...] = ()
+    """The keys of all actions from the root."""
+    step: Step | None = None
+    """The step that led here; None at the root."""
+    state: SharedState | None = None
+    """The state of the world; None if the episode is over."""
+
+    def release(self) -> None:
+        """Release the state; a second call does nothing."""
+        if (state := self.state) is not None:
+            self.state = None
+            state.release()

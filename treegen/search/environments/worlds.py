@@ -1,0 +1,475 @@
+"""The live worlds of an environment: at most so many, in an event loop of their own.
+
+A `WorldState` is a state of a world that nodes can act from. It is a live world, a snapshot, or
+both. A state that waits for the model keeps its world while there is room; otherwise its world is
+snapshotted and closed. All coroutines of the environment run in one loop in a background thread, so
+that they block neither the model nor each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from treegen.common.checks import check_int, check_number
+from treegen.common.lifetimes import Closeable
+from treegen.errors import InputError, WorldError
+from treegen.prompts.replies.types import ToolCall
+from treegen.search.environments.protocol import Environment, Observation, World
+from treegen.search.environments.replay import ReplayEnvironment
+
+T = TypeVar("T")
+
+_CLOSING_SECONDS: Final = 30.0
+"""Longest time to wait for the end of everything when an environment is closed."""
+
+
+@dataclass(slots=True, eq=False)
+class WorldState:
+    """A state of a world, for nodes to act from; only the loop of its `LiveWorlds` changes it."""
+
+    world: World | None = None
+    """A live world in this state; None if there is none."""
+    snapshot: str | None = None
+    """The id of a snapshot of the state; None if there is none."""
+    failure: str = ""
+    """Why the state is lost; "" if it is not."""
+    is_released: bool = False
+    """Whether nothing will act from it any more."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its world is used."""
+    shown: Observation | None = None
+    """What `World.observe` has returned; None if it was not called."""
+    pure: dict[str, Observation] = field(default_factory=dict)
+    """The observations of pure calls, by `call_key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the calls of one reply have done."""
+
+    observations: tuple[Observation, ...]
+    """One for each call that ended, in order."""
+    state: WorldState | None = None
+    """The state after them; None if the episode is over."""
+    failure: str = ""
+    """Why the branch ends here by a failure; "" if there was none."""
+    reward: float | None = None
+    """The world's last judgement; None if it has none."""
+    num_run: int = 0
+    """Actions that were run."""
+
+
+@dataclass(slots=True)
+class WorldUsage:
+    """What an environment has done for all searches so far."""
+
+    started: int = 0
+    """Worlds started for problems."""
+    restored: int = 0
+    """Worlds restored from snapshots."""
+    snapshots: int = 0
+    """Snapshots made."""
+    most_live: int = 0
+    """Most worlds that were live at once."""
+    live: int = 0
+    """Worlds that are live."""
+    stored: int = 0
+    """Snapshots that exist."""
+
+
+class LiveWorlds(Closeable):
+    """Runs the worlds of an environment.
+
+    Attributes:
+        environment: The environment; one without snapshots is forked by replay.
+        usage: What it has done so far.
+    """
+
+    def __init__(self, environment: Environment, *, max_live: int, max_seconds: float) -> None:
+        """Create an object without worlds.
+
+        Args:
+            environment: Starts and restores worlds.
+            max_live: Maximum number of live worlds.
+            max_seconds: Longest time of one call of the environment, such as an action.
+        """
+        check_int("max_live", max_live, least=1)
+        check_number("max_seconds", max_seconds)
+        if not max_seconds > 0:
+            raise InputError(f"max_seconds must be more than 0, got {max_seconds!r}")
+        has_snapshots = environment.traits.has_snapshots
+        self.environment: Environment = (
+            environment if has_snapshots else ReplayEnvironment(environment)
+        )
+        self.usage = WorldUsage()
+        self._max_live, self._max_seconds = max_live, max_seconds
+        self._pure = environment.traits.pure_tools
+        self._idle: dict[WorldState, None] = {}  # states whose world nobody uses, oldest first
+        self._room = asyncio.Condition()
+        self._calls: set[Future[Any]] = set()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="treegen-worlds", daemon=True
+        )
+        self._thread.start()
+
+    # Calls from the threads of searches
+
+    def start(self, problem: Any) -> Future[WorldState]:
+        """Return the first state of a problem, to come."""
+        return self._submit(self._start(problem))
+
+    def run(
+        self, state: Future[WorldState], calls: Sequence[ToolCall], *, is_last: bool
+    ) -> Future[Outcome]:
+        """Run calls in order from a state, which does not change; return their outcome, to come.
+
+        Args:
+            state: The state.
+            calls: The calls; those after one that ends the episode do not run.
+            is_last: Whether nothing else will act from the state, so that its world may go on.
+        """
+        return self._submit(self._run(state, tuple(calls), is_last))
+
+    def observe(self, state: Future[WorldState]) -> Future[Observation]:
+        """Return what a state shows, to come."""
+        return self._submit(self._observe(state))
+
+    def release(self, state: Future[WorldState]) -> None:
+        """Close the world of a state and delete its snapshot, once it is there."""
+        if not self._loop.is_closed():
+            state.add_done_callback(self._on_released)
+            state.cancel()
+
+    def _on_released(self, state: Future[WorldState]) -> None:
+        if state.cancelled() or state.exception() is not None or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._end_later, state.result())
+
+    def cancel(self, outcome: Future[Outcome], state: Future[WorldState]) -> None:
+        """Cancel calls, or release the state after them, which nothing will act from.
+
+        Args:
+            outcome: What the calls have done, to come.
+            state: The state from which they run.
+        """
+        outcome.cancel()
+        if outcome.cancelled() or outcome.exception() is not None or self._loop.is_closed():
+            return
+        after = outcome.result().state
+        if after is not None and after is not state.result():
+            self._loop.call_soon_threadsafe(self._end_later, after)
+
+    def close(self) -> None:
+        """Close all worlds, delete all snapshots, and close the environment."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for call in list(self._calls):
+            call.cancel()
+        try:
+            asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._is_closed:
+            call.close()
+            raise InputError("the agent is closed, and its worlds are gone; make another one")
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return future
+
+    # Coroutines of the loop
+
+    async def _start(self, problem: Any) -> WorldState:
+        world = await self._open(lambda: self.environment.start(problem))
+        self.usage.started += 1
+        return self._keep(world)
+
+    async def _run(
+        self, future: Future[WorldState], calls: tuple[ToolCall, ...], is_last: bool
+    ) -> Outcome:
+        state = await _settled(future)
+        shown: list[Observation] = []
+        num_run = 0
+        world: World | None = None
+        try:
+            for call in calls:
+                if world is None and call.name in self._pure:
+                    observation, is_new = await self._run_pure(state, call)
+                    num_run += is_new
+                else:
+                    world = world or await self._fork(state, is_last)
+                    num_run += 1
+                    observation = await self._call(world.run(call), f"the action {call.name}")
+                    _check(observation)
+                shown.append(observation)
+                if observation.is_done or observation.failure:
+                    break
+        except Exception as error:
+            if world is not None:
+                await self._discard(world)
+            return Outcome(tuple(shown), failure=_describe(error), num_run=num_run)
+        except BaseException:
+            if world is not None:
+                self._discard_later(world)
+            raise
+        last = shown[-1]
+        if not last.is_done and not last.failure:
+            after = state if world is None else self._keep(world)
+            return Outcome(tuple(shown), after, reward=last.reward, num_run=num_run)
+        reward, failure = last.reward, last.failure
+        if reward is None and not failure:
+            try:
+                ended = await self._show(world) if world is not None else await self._look(state)
+                reward = ended.reward
+            except Exception as error:
+                failure = _describe(error)
+        if world is not None:
+            await self._discard(world)
+        return Outcome(tuple(shown), failure=failure, reward=reward, num_run=num_run)
+
+    async def _run_pure(self, state: WorldState, call: ToolCall) -> tuple[Observation, bool]:
+        """Return the observation of a call that changes nothing, and whether it had to run."""
+        key = call_key(call)
+        async with state.lock:
+            if key in state.pure:
+                return state.pure[key], False
+            world = await self._revive(state)
+            try:
+                shown = await self._call(world.run(call), f"the action {call.name}")
+                _check(shown)
+            except BaseException:
+                await self._drop_world(state)
+                raise
+            self._set_idle(state, world)
+            state.pure[key] = shown
+            return shown, True
+
+    async def _observe(self, future: Future[WorldState]) -> Observation:
+        return await self._look(await _settled(future))
+
+    async def _look(self, state: WorldState) -> Observation:
+        """Return what a state shows."""
+        async with state.lock:
+            if state.shown is None:
+                world = await self._revive(state)
+                try:
+                    state.shown = await self._show(world)
+                except BaseException:
+                    await self._drop_world(state)
+                    raise
+                self._set_idle(state, world)
+            return state.shown
+
+    async def _show(self, world: World) -> Observation:
+        shown = await self._call(world.observe(), "observing a world")
+        _check(shown)
+        return shown
+
+    async def _fork(self, state: WorldState, is_last: bool) -> World:
+        """Return a world in a state that the caller may change."""
+        async with state.lock:
+            if state.world is None or not is_last:
+                world = await self._revive(state)
+                if state.snapshot is None:
+                    try:
+                        state.snapshot = await self._snapshot(world)
+                    except BaseException:
+                        await self._drop_world(state)
+                        raise
+            else:
+                world = state.world
+                self._idle.pop(state, None)
+                state.failure = "its world went on"
+            state.world = None
+            return world
+
+    async def _revive(self, state: WorldState) -> World:
+        """Return the live world of a state, restored if need be; it is not idle any more."""
+        if state.failure or state.is_released:
+            raise WorldError(f"a state cannot be used: {state.failure or 'it was released'}")
+        self._idle.pop(state, None)
+        if state.world is None:
+            snapshot = state.snapshot
+            if snapshot is None:
+                raise WorldError("a state cannot be used: its world is lost")
+            state.world = await self._open(lambda: self.environment.restore(snapshot))
+            self.usage.restored += 1
+        return state.world
+
+    async def _drop_world(self, state: WorldState) -> None:
+        """Discard the world of a state after a failure; the state stays if it has a snapshot."""
+        world, state.world = state.world, None
+        if state.snapshot is None:
+            state.failure = state.failure or "its world failed"
+        if world is not None:
+            await self._discard(world)
+
+    async def _snapshot(self, world: World) -> str:
+        name = await self._call(world.snapshot(), "a snapshot")
+        if not isinstance(name, str):
+            raise WorldError(f"the environment returned {name!r:.80} as the id of a snapshot")
+        self.usage.snapshots += 1
+        self.usage.stored += 1
+        return name
+
+    async def _open(self, make: Callable[[], Awaitable[World]]) -> World:
+        """Return a new world, once there is room for one."""
+        async with self._room:
+            while self.usage.live >= self._max_live and not await self._make_room():
+                await self._room.wait()
+            self.usage.live += 1
+            self.usage.most_live = max(self.usage.most_live, self.usage.live)
+        try:
+            return await self._call(make(), "starting a world")
+        except BaseException:
+            await self._free_place()
+            raise
+
+    async def _make_room(self) -> bool:
+        """Snapshot and close the world that has been idle for longest; False if none is idle."""
+        state = next((state for state in self._idle if not state.lock.locked()), None)
+        if state is None:
+            return False
+        del self._idle[state]
+        async with state.lock:
+            world = state.world
+            assert world is not None
+            if state.snapshot is None:
+                try:
+                    state.snapshot = await self._snapshot(world)
+                except Exception as error:
+                    state.failure = _describe(error)
+            state.world = None
+            await self._close_world(world)
+            self.usage.live -= 1
+        return True
+
+    def _keep(self, world: World) -> WorldState:
+        """Return a state for a live world that nobody uses now."""
+        state = WorldState()
+        self._set_idle(state, world)
+        return state
+
+    def _set_idle(self, state: WorldState, world: World) -> None:
+        state.world = world
+        self._idle[state] = None
+        self._spawn(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._room:
+            self._room.notify_all()
+
+    async def _free_place(self) -> None:
+        self.usage.live -= 1
+        await self._notify()
+
+    async def _discard(self, world: World) -> None:
+        """Close a world, whatever happens."""
+        await self._close_world(world)
+        await self._free_place()
+
+    def _discard_later(self, world: World) -> None:
+        self._spawn(self._discard(world))
+
+    async def _close_world(self, world: World) -> None:
+        with suppress(Exception):  # the environment closes it at the end, if it can
+            await self._call(world.close(), "closing a world")
+
+    def _end_later(self, state: WorldState) -> None:
+        if not state.is_released:
+            state.is_released = True
+            self._spawn(self._end(state))
+
+    async def _end(self, state: WorldState) -> None:
+        async with state.lock:
+            self._idle.pop(state, None)
+            world, snapshot = state.world, state.snapshot
+            state.world = state.snapshot = None
+            if world is not None:
+                await self._discard(world)
+            if snapshot is not None:
+                with suppress(Exception):  # the environment deletes it at the end, if it can
+                    await self._call(self.environment.delete(snapshot), "deleting a snapshot")
+                    self.usage.stored -= 1
+
+    def _spawn(self, call: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(call)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _call(self, call: Awaitable[T], what: str) -> T:
+        """Await a call of the environment, for a limited time."""
+        try:
+            return await asyncio.wait_for(call, self._max_seconds)
+        except TimeoutError as error:
+            raise WorldError(f"{what} took more than {self._max_seconds:g} seconds") from error
+
+    async def _close_all(self) -> None:
+        own = asyncio.current_task()
+        deadline = self._loop.time() + _CLOSING_SECONDS
+        while (left := asyncio.all_tasks() - {own}) and self._loop.time() < deadline:
+            await asyncio.wait(left, timeout=max(0.0, deadline - self._loop.time()))
+        for state in list(self._idle):
+            await self._end(state)
+        await self._call(self.environment.close(), "closing the environment")
+        await self._loop.shutdown_asyncgens()
+
+
+async def _settled(future: Future[T]) -> T:
+    """Return the result of a future, which is not cancelled with the caller."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def call_key(call: ToolCall) -> str:
+    """Return a text that equal calls share."""
+    return json.dumps([call.name, call.arguments], sort_keys=True, ensure_ascii=False)
+
+
+def _check(shown: object) -> None:
+    """Raise WorldError unless a value is an observation that can be used."""
+    if not isinstance(shown, Observation):
+        raise WorldError(f"the environment returned {shown!r:.80}, which is no Observation")
+    wrong = [
+        name
+        for name, kinds in _KINDS.items()
+        if not isinstance(getattr(shown, name), kinds)
+        or (isinstance(getattr(shown, name), bool) and bool not in kinds)
+    ]
+    if not wrong and shown.reward is not None and not math.isfinite(shown.reward):
+        wrong = ["reward"]
+    if wrong:
+        value = getattr(shown, wrong[0])
+        raise WorldError(
+            f"the environment returned an Observation whose {wrong[0]} is {value!r:.80}"
+        )
+
+
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "text": (str,),
+    "images": (tuple, list),
+    "exit_status": (int, type(None)),
+    "reward": (int, float, type(None)),
+    "is_done": (bool,),
+    "failure": (str,),
+}
+
+
+def _describe(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, WorldError) else f"{type(error).__name__}: {text}".rstrip(": ")
