@@ -29,6 +29,8 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
     from treegen.search.budget import BudgetReached
     from treegen.search.tree.result import SearchOutcome
 
+    if on.acts:
+        return await _play(on, 1)
     if not on.checkable:
         (only,) = await on.root.sample(1)
         return SearchOutcome(only, (only,))
@@ -45,7 +47,22 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
 async def _best_of_n(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.best_of_n import best_of_n
 
+    if on.acts:
+        return await _play(on, on.knobs.num_samples)
     return await best_of_n(on.root, on.knobs.num_samples, on.evaluate)
+
+
+async def _play(on: MethodContext, num: int) -> "SearchOutcome":
+    """Play some episodes of an agent, and rank them by their values."""
+    from treegen.search.budget import BudgetReached
+    from treegen.search.strategies.common import collect_outcome
+
+    stopped = ""
+    try:
+        await on.finish(on.root, num)
+    except BudgetReached as end:
+        stopped = str(end)
+    return await collect_outcome(on.root, lambda node: True, on.evaluate, stopped)
 
 
 async def _majority(on: MethodContext) -> "SearchOutcome":
@@ -114,7 +131,7 @@ _TREE: Final = ("width", "depth", "expand", "propose", "evaluate")
 METHODS: Final[Mapping[str, Method]] = {
     "sample": Method(_sample, ("width",)),
     "best-of-n": Method(_best_of_n, ("num_samples", "evaluate")),
-    "majority": Method(_majority, ("num_samples", "width"), votes=True),
+    "majority": Method(_majority, ("num_samples", "width"), votes=True, needs_text=True),
     "beam": Method(_beam, _TREE),
     "dvts": Method(_dvts, _TREE, ends_early=False),
     "rebase": Method(_rebase, ("width", "depth", "expand", "evaluate"), on_scale=True),
@@ -137,10 +154,17 @@ METHODS: Final[Mapping[str, Method]] = {
         rstar,
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         votes=True,
+        needs_text=True,
         on_scale=True,
         arguments=read_signature(rstar),
     ),
-    "self-refine": Method(self_refine, (), joins_path=False, arguments=read_signature(self_refine)),
+    "self-refine": Method(
+        self_refine,
+        (),
+        joins_path=False,
+        arguments=read_signature(self_refine),
+        needs_text=True,
+    ),
 }
 
 
