@@ -7,6 +7,8 @@ step with `LLM.session`, or against a model of your own with `AskTell`.
 # Unlike the names of the treegen package, these are not imported lazily. Some functions have the
 # names of their modules, which would hide them. Nothing here imports torch.
 from treegen.prompts.expansion import Expand as Expand
+from treegen.prompts.replies.types import ToolCall as ToolCall
+from treegen.prompts.tool_turns import ToolTurns as ToolTurns
 from treegen.search.ask_tell import MODEL_END as MODEL_END
 from treegen.search.ask_tell import AskTell as AskTell
 from treegen.search.ask_tell import SampleRequest as SampleRequest
@@ -16,6 +18,15 @@ from treegen.search.budget import Budget as Budget
 from treegen.search.budget import BudgetReached as BudgetReached
 from treegen.search.budget import SearchUsage as SearchUsage
 from treegen.search.budget import StopReason as StopReason
+from treegen.search.environments.agent import Agent as Agent
+from treegen.search.environments.agent import step_of as step_of
+from treegen.search.environments.branch import AgentStep as AgentStep
+from treegen.search.environments.memory import MemoryEnvironment as MemoryEnvironment
+from treegen.search.environments.protocol import Environment as Environment
+from treegen.search.environments.protocol import Observation as Observation
+from treegen.search.environments.protocol import Traits as Traits
+from treegen.search.environments.protocol import World as World
+from treegen.search.environments.replay import ReplayEnvironment as ReplayEnvironment
 from treegen.search.evaluate import Evaluate as Evaluate
 from treegen.search.evaluate import along_path as along_path
 from treegen.search.evaluate import by_function as by_function

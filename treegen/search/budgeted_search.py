@@ -135,8 +135,10 @@ class BudgetedSearch(NonCopyable):
         return limit is None or self.usage.actions + self.num_acting + num <= limit
 
     def refuse_actions(self) -> NoReturn:
-        """Raise BudgetReached, because the budget has no room for further actions."""
-        self._refuse(self.budget.describe_limit("actions"))
+        """Raise BudgetReached, because the budget has no room for the calls of a reply."""
+        reason = self.budget.describe_limit("actions")
+        self.stopped = self.stopped or BudgetReached(reason)
+        self._refuse(reason)
 
     def check_room(self, *names: Literal["nodes", "tokens"]) -> int:
         """Return how many samples the named limits have room for, besides the pending ones.

@@ -195,7 +195,12 @@ def read_choice(text: str, num: int) -> int | None:
 
 @check_argument_types
 def rollouts(
-    n: int, done: Callable[[SearchNode], bool], evaluate: Evaluate, **overrides: Any
+    n: int,
+    done: Callable[[SearchNode], bool],
+    evaluate: Evaluate,
+    *,
+    play: Callable[[SearchNode, int], Awaitable[Sequence[SearchNode]]] | None = None,
+    **overrides: Any,
 ) -> Evaluate:
     """Play n samples to their ends from each node; the value is the mean value of the ends.
 
@@ -206,16 +211,20 @@ def rollouts(
         n: Samples per node.
         done: Whether a node ends a solution.
         evaluate: Gives the values of the ends.
+        play: Plays samples of several steps, such as `Agent.play`. A node from which none reaches
+            an end has the value 0. Default: one sample each.
         **overrides: Sampling parameters as for `SearchNode.sample`, such as stop=() and a larger
-            max_tokens.
+            max_tokens; not with `play`.
     """
     check_int("n", n, least=1)
 
-    async def play(node: SearchNode) -> list[SearchNode]:
-        return [node] if done(node) or is_ended(node) else await node.sample(n, **overrides)
+    async def go_on(node: SearchNode) -> Sequence[SearchNode]:
+        if done(node) or is_ended(node):
+            return [node]
+        return await (node.sample(n, **overrides) if play is None else play(node, n))
 
     async def estimate(nodes: Sequence[SearchNode]) -> list[float]:
-        ends = await gather(play(node) for node in nodes)
+        ends = await gather(go_on(node) for node in nodes)
         values = iter(await evaluate_nodes([end for group in ends for end in group], evaluate))
         means = []
         for node, group in zip(nodes, ends, strict=True):
@@ -224,7 +233,7 @@ def rollouts(
                 if end is not node:
                     end.value = value
                     end.free()
-            means.append(fmean(worth))
+            means.append(fmean(worth) if worth else 0.0)
         return means
 
     return estimate

@@ -1,16 +1,10 @@
 """Agents in environments: a step samples, runs the calls, and appends the results."""
 
-import random
-
 import pytest
 from agent_cases import Machine, chat_tokenizer, drawn, machines, policy, search, turns
 
-from treegen.errors import InputError
-from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.agent import Agent, step_of
-from treegen.search.environments.replay import ReplayEnvironment
 from treegen.search.strategies.beam import beam
-from treegen.search.strategies.mcts import mcts
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome, SearchResult
 

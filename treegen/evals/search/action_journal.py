@@ -17,7 +17,7 @@ from treegen.evals.problem import Problem
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import RecordFile
 from treegen.search.environments.protocol import Environment, Observation, Traits, World
-from treegen.search.environments.worlds import call_key
+from treegen.search.environments.observations import call_key
 
 LOCK_FILE: Final = "actions.lock"
 _OBSERVE: Final = ToolCall("", {})

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 async def _sample(on: MethodContext) -> "SearchOutcome":
     """Draw one solution; if the task can be checked, draw `width` solutions at once."""
     from treegen.search.budget import BudgetReached
+    from treegen.search.strategies.best_of_n import best_of_n
     from treegen.search.tree.result import SearchOutcome
 
     if on.acts:
-        return await _play(on, 1)
+        return await best_of_n(on.root, 1, on.evaluate, play=on.finish)
     if not on.checkable:
         (only,) = await on.root.sample(1)
         return SearchOutcome(only, (only,))
@@ -47,22 +48,8 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
 async def _best_of_n(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.best_of_n import best_of_n
 
-    if on.acts:
-        return await _play(on, on.knobs.num_samples)
-    return await best_of_n(on.root, on.knobs.num_samples, on.evaluate)
-
-
-async def _play(on: MethodContext, num: int) -> "SearchOutcome":
-    """Play some episodes of an agent, and rank them by their values."""
-    from treegen.search.budget import BudgetReached
-    from treegen.search.strategies.common import collect_outcome
-
-    stopped = ""
-    try:
-        await on.finish(on.root, num)
-    except BudgetReached as end:
-        stopped = str(end)
-    return await collect_outcome(on.root, lambda node: True, on.evaluate, stopped)
+    play = on.finish if on.acts else None
+    return await best_of_n(on.root, on.knobs.num_samples, on.evaluate, play=play)
 
 
 async def _majority(on: MethodContext) -> "SearchOutcome":

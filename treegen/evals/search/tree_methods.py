@@ -166,29 +166,8 @@ def _choose_evaluator(on: "MethodContext") -> "Evaluate":
     from treegen.search.evaluate import rollouts
 
     num = on.knobs.rollouts
-    if num and on.acts:
-        return _play_episodes(on, num)
-    return rollouts(num, on.done, on.chance) if num else on.chance
-
-
-def _play_episodes(on: "MethodContext", num: int) -> "Evaluate":
-    """Return the evaluation of states by the mean value of `num` episodes from each."""
-    from treegen.search.event_loop import gather
-
-    async def estimate(nodes: "Sequence[SearchNode]") -> list[float]:
-        ends = await gather(on.finish(node, num) for node in nodes)
-        values = iter(await on.chance([end for group in ends for end in group]))
-        means = []
-        for node, group in zip(nodes, ends, strict=True):
-            worth = [next(values) for _ in group]
-            for end, value in zip(group, worth, strict=True):
-                if end is not node:
-                    end.value = value
-                    end.path[node.depth + 1].free()
-            means.append(sum(worth) / len(worth) if worth else 0.0)
-        return means
-
-    return estimate
+    play = on.finish if on.acts else None
+    return rollouts(num, on.done, on.chance, play=play) if num else on.chance
 
 
 def get_tree_limits(on: "MethodContext") -> dict[str, Any]:

@@ -17,9 +17,10 @@ from treegen.prompts.replies.types import Reply
 from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import Parts
 from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.environments.branch import Branch, SharedRun, SharedState, Step, StepEnd
+from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, StepEnd
+from treegen.search.environments.observations import call_key
 from treegen.search.environments.protocol import Environment, Observation
-from treegen.search.environments.worlds import LiveWorlds, Outcome, WorldUsage, call_key
+from treegen.search.environments.worlds import LiveWorlds, Outcome, WorldUsage
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import await_external
@@ -326,7 +327,7 @@ class Agent(Closeable):
         return self._turns
 
 
-def step_of(node: SearchNode) -> Step | None:
+def step_of(node: SearchNode) -> AgentStep | None:
     """Return the step that led to a node; None at a root and outside of episodes."""
     return node.branch.step if isinstance(node.branch, Branch) else None
 
@@ -357,7 +358,7 @@ def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
     return turns.read(completion, before)
 
 
-def _step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> Step:
+def _step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> AgentStep:
     """Return the step of a sample.
 
     Args:
@@ -367,11 +368,11 @@ def _step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> Step:
     """
     if sample.finish_reason != "stop":
         cut = f"the reply was cut off ({sample.finish_reason})"
-        return Step(reply=reply, end="failed", failure=cut)
+        return AgentStep(reply=reply, end="failed", failure=cut)
     if outcome is None:
-        return Step(reply=reply, end="answer")
+        return AgentStep(reply=reply, end="answer")
     end: StepEnd = "failed" if outcome.failure else "done" if outcome.state is None else ""
-    return Step(
+    return AgentStep(
         reply=reply,
         observations=outcome.observations,
         end=end,
@@ -380,7 +381,7 @@ def _step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> Step:
     )
 
 
-def _end_failed(sample: SearchNode, step: Step) -> None:
+def _end_failed(sample: SearchNode, step: AgentStep) -> None:
     """Prune a sample whose step failed."""
     sample.branch, sample.data = Branch(step=step), step.to_json()
     sample.pruned, sample.pruned_because = True, f"failed: {step.failure}"[:200]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treegen.prompts.replies.types import Reply
+from treegen.search.environments.observations import observation_json
 from treegen.search.environments.protocol import Observation
 from treegen.search.environments.worlds import LiveWorlds, Outcome, WorldState
 
@@ -14,7 +15,7 @@ StepEnd = Literal["", "answer", "done", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class AgentStep:
     """One step of an agent: a reply, and what its calls have shown."""
 
     reply: Reply
@@ -36,25 +37,12 @@ class Step:
             "thoughts": self.reply.thoughts,
             "text": self.reply.text,
             "calls": calls,
-            "observations": [_observation_json(shown) for shown in self.observations],
+            "observations": [observation_json(shown) for shown in self.observations],
             "end": self.end,
             "failure": self.failure,
         }
         record = {name: value for name, value in record.items() if value}
         return record if self.reward is None else {**record, "reward": self.reward}
-
-
-def _observation_json(shown: Observation) -> dict[str, Any]:
-    record: dict[str, Any] = {"text": shown.text}
-    if shown.images:
-        record["num_images"] = len(shown.images)
-    for name in ("exit_status", "reward"):
-        if (value := getattr(shown, name)) is not None:
-            record[name] = value
-    for name in ("is_done", "failure"):
-        if value := getattr(shown, name):
-            record[name] = value
-    return record
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +113,7 @@ class Branch:
 
     actions: tuple[str, ...] = ()
     """The keys of all actions from the root."""
-    step: Step | None = None
+    step: AgentStep | None = None
     """The step that led here; None at the root."""
     state: SharedState | None = None
     """The state of the world; None if the episode is over."""

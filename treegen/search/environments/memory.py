@@ -171,10 +171,10 @@ async def in_daemon(function: Callable[..., T], *args: Any) -> T:
             return
         if error is None:
             future.set_result(result)  # type: ignore[arg-type]
-        elif isinstance(error, StopIteration):  # a future cannot have it
-            future.set_exception(RuntimeError("the function raised StopIteration"))
-        else:
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
+        else:  # a future cannot have it, or it would end the loop
+            future.set_exception(WorldError(f"{type(error).__name__}: {error}".rstrip(": ")))
 
     def work() -> None:
         try:

@@ -9,8 +9,6 @@ that they block neither the model nor each other.
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -22,6 +20,11 @@ from treegen.common.checks import check_int, check_number
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, WorldError
 from treegen.prompts.replies.types import ToolCall
+from treegen.search.environments.observations import (
+    call_key,
+    check_observation,
+    describe_failure,
+)
 from treegen.search.environments.protocol import Environment, Observation, World
 from treegen.search.environments.replay import ReplayEnvironment
 
@@ -216,14 +219,14 @@ class LiveWorlds(Closeable):
                     world = world or await self._fork(state, is_last)
                     num_run += 1
                     observation = await self._call(world.run(call), f"the action {call.name}")
-                    _check(observation)
+                    check_observation(observation)
                 shown.append(observation)
                 if observation.is_done or observation.failure:
                     break
         except Exception as error:
             if world is not None:
                 await self._discard(world)
-            return Outcome(tuple(shown), failure=_describe(error), num_run=num_run)
+            return Outcome(tuple(shown), failure=describe_failure(error), num_run=num_run)
         except BaseException:
             if world is not None:
                 self._discard_later(world)
@@ -238,7 +241,7 @@ class LiveWorlds(Closeable):
                 ended = await self._show(world) if world is not None else await self._look(state)
                 reward = ended.reward
             except Exception as error:
-                failure = _describe(error)
+                failure = describe_failure(error)
         if world is not None:
             await self._discard(world)
         return Outcome(tuple(shown), failure=failure, reward=reward, num_run=num_run)
@@ -252,7 +255,7 @@ class LiveWorlds(Closeable):
             world = await self._revive(state)
             try:
                 shown = await self._call(world.run(call), f"the action {call.name}")
-                _check(shown)
+                check_observation(shown)
             except BaseException:
                 await self._drop_world(state)
                 raise
@@ -278,7 +281,7 @@ class LiveWorlds(Closeable):
 
     async def _show(self, world: World) -> Observation:
         shown = await self._call(world.observe(), "observing a world")
-        _check(shown)
+        check_observation(shown)
         return shown
 
     async def _fork(self, state: WorldState, is_last: bool) -> World:
@@ -354,7 +357,7 @@ class LiveWorlds(Closeable):
                 try:
                     state.snapshot = await self._snapshot(world)
                 except Exception as error:
-                    state.failure = _describe(error)
+                    state.failure = describe_failure(error)
             state.world = None
             await self._close_world(world)
             self.usage.live -= 1
@@ -415,8 +418,15 @@ class LiveWorlds(Closeable):
 
     async def _call(self, call: Awaitable[T], what: str) -> T:
         """Await a call of the environment, for a limited time."""
+
+        async def guarded() -> T:
+            try:
+                return await call
+            except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+                raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+
         try:
-            return await asyncio.wait_for(call, self._max_seconds)
+            return await asyncio.wait_for(guarded(), self._max_seconds)
         except TimeoutError as error:
             raise WorldError(f"{what} took more than {self._max_seconds:g} seconds") from error
 
@@ -434,42 +444,3 @@ class LiveWorlds(Closeable):
 async def _settled(future: Future[T]) -> T:
     """Return the result of a future, which is not cancelled with the caller."""
     return await asyncio.shield(asyncio.wrap_future(future))
-
-
-def call_key(call: ToolCall) -> str:
-    """Return a text that equal calls share."""
-    return json.dumps([call.name, call.arguments], sort_keys=True, ensure_ascii=False)
-
-
-def _check(shown: object) -> None:
-    """Raise WorldError unless a value is an observation that can be used."""
-    if not isinstance(shown, Observation):
-        raise WorldError(f"the environment returned {shown!r:.80}, which is no Observation")
-    wrong = [
-        name
-        for name, kinds in _KINDS.items()
-        if not isinstance(getattr(shown, name), kinds)
-        or (isinstance(getattr(shown, name), bool) and bool not in kinds)
-    ]
-    if not wrong and shown.reward is not None and not math.isfinite(shown.reward):
-        wrong = ["reward"]
-    if wrong:
-        value = getattr(shown, wrong[0])
-        raise WorldError(
-            f"the environment returned an Observation whose {wrong[0]} is {value!r:.80}"
-        )
-
-
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
-    "text": (str,),
-    "images": (tuple, list),
-    "exit_status": (int, type(None)),
-    "reward": (int, float, type(None)),
-    "is_done": (bool,),
-    "failure": (str,),
-}
-
-
-def _describe(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, WorldError) else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -193,6 +193,11 @@ class Costs:
         self._taken[kind].update(self._read_usage() - before)
         return returned
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the budget has a limit other than seconds."""
+        return bool(self._limits)
+
     def fits_budget(self, **nums: int) -> bool:
         """Return whether the budget has room for `nums` items of each kind, at their mean costs.
 

@@ -1,0 +1,250 @@
+"""Environments that fail: a failure ends its branch or is an error, and is never a normal end."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from agent_cases import TOOLS, Machine, call_text, machines, policy, search, turns
+
+from treegen.common.params import SamplingParams
+from treegen.errors import InputError, WorldError
+from treegen.prompts.replies.types import ToolCall
+from treegen.search.ask_tell import AskTell
+from treegen.search.budget import Budget
+from treegen.search.environments.agent import Agent
+from treegen.search.environments.memory import MemoryEnvironment
+from treegen.search.environments.protocol import Observation, Traits
+from treegen.search.environments.replay import ReplayEnvironment
+from treegen.search.strategies.beam import beam
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import SearchOutcome
+
+
+def two_ways(context: str, seed: int) -> str:
+    """Goes left or right, by the seed."""
+    return call_text(ToolCall("left" if seed % 2 else "right", {"by": 1}))
+
+
+class Fragile(Machine):
+    """A machine that fails where it is told to, when it goes left."""
+
+    how = ""
+
+    def run(self, action: ToolCall) -> Any:
+        if action.name != "left":
+            return Observation(text="fine", reward=0.5)
+        if self.how == "raises":
+            raise ValueError("the wheel\n came off")
+        if self.how == "stops":
+            raise StopIteration
+        if self.how == "exits":
+            raise SystemExit(3)
+        if self.how == "text":
+            return 17
+        if self.how == "reward":
+            return Observation(text="fine", reward=float("nan"))
+        if self.how == "flag":
+            return Observation(text="fine", is_done="yes")  # type: ignore[arg-type]
+        if self.how == "says so":
+            return Observation(text="half of it", failure="the disk is full")
+        threading.Event().wait(60)
+        raise AssertionError
+
+    def fork(self) -> "Fragile":
+        return self.__class__(self.salt, self.ran)
+
+
+def fragile(how: str) -> MemoryEnvironment:
+    kind = type("Kind", (Fragile,), {"how": how})
+    return MemoryEnvironment(lambda problem: kind(0), TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "ValueError: the wheel came off"),
+        ("stops", "StopIteration"),
+        ("exits", "SystemExit: 3"),
+        ("text", "the environment returned 17, which is no Observation"),
+        ("reward", "the environment returned an Observation whose reward is nan"),
+        ("flag", "the environment returned an Observation whose is_done is 'yes'"),
+        ("says so", "the disk is full"),
+        ("hangs", "the action left took more than 0.3 seconds"),
+    ],
+)
+def test_a_failed_action_ends_its_branch_only(how: str, said: str) -> None:
+    async def fn(root: SearchNode) -> SearchOutcome:
+        agent.begin(root)
+        return await beam(
+            root, agent.propose(6), agent.evaluate, agent.done, width=4, depth=2, state=agent.state
+        )
+
+    with Agent(fragile(how), turns=turns(), max_seconds=0.3) as agent:
+        (result,) = search(fn, two_ways)
+    assert agent.usage.live == agent.usage.stored == 0
+    failed = [node for node in result.tree.nodes if node.pruned_because.startswith("failed")]
+    assert failed and {node.pruned_because for node in failed} == {f"failed: {said}"}
+    for node in failed:
+        assert isinstance(node.data, dict)
+        assert node.data["end"] == "failed" and node.data["failure"] == said
+        assert node.score is None and node.leaf
+    going = [node for node in result.tree.nodes if node.score is not None]
+    assert going and not result.candidates
+
+
+def test_a_world_that_cannot_start_is_an_error_of_the_search() -> None:
+    def make(problem: Any) -> Machine:
+        if problem == "0":
+            raise OSError("no such image")
+        return Machine(0)
+
+    async def fn(root: SearchNode) -> SearchNode:
+        agent.begin(root, root.search.name)
+        (child,) = await agent.act(root)
+        return child
+
+    with Agent(MemoryEnvironment(make, TOOLS), turns=turns()) as agent:
+        searches = AskTell(fn, ["a", "b"], SamplingParams(seed=1))
+        while not searches.done:
+            for request in searches.ask():
+                searches.tell(request, [two_ways("", 2)])
+        bad, good = searches.results
+    assert bad is not None and bad.error == "OSError: no such image" and bad.best is None
+    assert good is not None and good.error is None and good.best is not None
+
+
+class NoCopies(Machine):
+    def fork(self) -> Machine:
+        raise OSError("disk full")
+
+
+def test_a_state_that_cannot_be_forked_ends_its_branches() -> None:
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        assert await agent.act(root, 8) == []
+        assert {child.pruned_because for child in root.children} <= {
+            "failed: OSError: disk full",
+            "failed: a state cannot be used: its world failed",
+        }
+
+    with Agent(MemoryEnvironment(lambda problem: NoCopies(0), TOOLS), turns=turns()) as agent:
+        search(fn, two_ways)
+
+
+def test_a_state_that_cannot_be_observed_is_an_error() -> None:
+    class Blind(Machine):
+        def observe(self) -> Observation:
+            raise OSError("dark")
+
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        (end,) = await agent.act(root)
+        with pytest.raises(OSError, match="dark"):
+            await agent.evaluate([end])
+
+    with Agent(MemoryEnvironment(lambda problem: Blind(0), TOOLS), turns=turns()) as agent:
+        search(fn, lambda context, seed: "An answer.")
+
+
+def test_replies_that_were_cut_off_fail() -> None:
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        assert await agent.act(root) == []
+        assert root.children[0].pruned_because == "failed: the reply was cut off (length)"
+
+    environment, ran = machines()
+    with Agent(environment, turns=turns()) as agent:
+        search(fn, lambda context, seed: call_text(ToolCall("left", {})) + " and" * 99)
+    assert not ran
+
+
+class Forgetful(Machine):
+    """A machine that does something else each time."""
+
+    times = 0
+
+    def run(self, action: ToolCall) -> Observation:
+        type(self).times += 1
+        return Observation(text=f"time {self.times}")
+
+
+def test_a_replay_that_differs_is_an_error_that_says_so() -> None:
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        (node,) = await agent.act(root)
+        children = await agent.act(node, 8)
+        assert children
+        failed = [child.pruned_because for child in node.children if child.pruned]
+        assert failed
+        assert all("shows 'time " in reason for reason in failed)
+        assert all("when it runs again" in reason for reason in failed)
+
+    environment = MemoryEnvironment(lambda problem: Forgetful(0), TOOLS)
+    environment.traits = Traits(has_snapshots=False)
+    with Agent(environment, turns=turns()) as agent:
+        search(fn, two_ways)
+
+
+def test_snapshots_that_are_gone_are_input_errors() -> None:
+    environment, _ = machines()
+
+    async def check() -> None:
+        for each in (environment, ReplayEnvironment(environment)):
+            world = await each.start(None)
+            name = await world.snapshot()
+            await each.delete(name)
+            await each.delete(name)
+            with pytest.raises(InputError, match="there is no snapshot"):
+                await each.restore(name)
+            await world.close()
+            await world.close()
+            await each.close()
+        world = await environment.start(None)
+        await environment.close()
+        with pytest.raises(InputError, match="this world is closed"):
+            await world.observe()
+        with pytest.raises(WorldError, match=r"no method run\(action\)"):
+            await MemoryEnvironment(lambda problem: object(), TOOLS).start(0)  # type: ignore
+
+    asyncio.run(check())
+    with pytest.raises(InputError, match="none of the tools"):
+        machines(pure_tools=["fly"])
+
+
+@pytest.mark.parametrize("how", ["error", "seconds", "actions", "closed"])
+def test_nothing_is_left_when_a_search_ends_early(how: str) -> None:
+    environment, _ = machines()
+
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root, root.search.name)
+        nodes = await agent.act(root, 4)
+        for node in nodes:
+            if not agent.done(node):
+                await agent.act(node, 2)
+        if how == "error":
+            raise RuntimeError("mine")
+        if how == "seconds":
+            await asyncio.sleep(60)
+
+    budget = {"seconds": Budget(seconds=0.5), "actions": Budget(actions=3)}.get(how)
+    with Agent(environment, turns=turns(), max_live=2) as agent:
+        searches = AskTell(fn, ["a", "b", "c"], SamplingParams(seed=1), budget=budget)
+        for _ in range(2 if how == "closed" else 50):
+            for request in searches.ask():
+                reply = policy(3, ends=0)
+                searches.tell(
+                    request, [reply(request.context.text, seed) for seed in request.seeds]
+                )
+            if searches.done:
+                break
+        searches.close()
+    assert agent.usage.live == agent.usage.stored == 0
+    assert not environment._worlds and not environment._objects
+    stops = {"error": None, "closed": None, "seconds": "budget", "actions": "budget"}
+    for result in searches.results:
+        assert (result is None) == (how == "closed")
+        if result is not None and stops[how] is not None:
+            assert result.stopped_by is not None and result.stopped_by.value == stops[how]
+    with pytest.raises(InputError, match="the agent is closed"):
+        agent._worlds.start(None)

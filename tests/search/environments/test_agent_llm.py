@@ -1,0 +1,180 @@
+"""Agents over tiny models: the text of a path is that of the whole chat, and so are its tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from agent_cases import TEMPLATE, TOOLS, machines
+from tool_model import ANSWER, CALL, QUESTION, save_tool_model
+from tool_texts import WRITERS
+
+from treegen import LLM, SamplingParams
+from treegen.prompts.replies.types import ToolCall
+from treegen.search.environments.agent import Agent, step_of
+from treegen.search.environments.memory import MemoryEnvironment
+from treegen.search.environments.protocol import Observation
+from treegen.search.strategies.beam import beam
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import SearchOutcome
+
+ADD = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+            },
+        },
+    }
+]
+
+
+class Adder:
+    def run(self, action: ToolCall) -> Observation:
+        return Observation(text=str(sum(action.arguments.values())))
+
+    def observe(self) -> Observation:
+        return Observation(reward=1.0)
+
+
+def ids_of(node: SearchNode) -> list[int]:
+    context: Any = node._live()
+    return [int(token) for token in context.segment.path_tokens()]
+
+
+@pytest.mark.parametrize("writer", ["hermes", "llama", "qwen3_coder"])
+def test_a_model_calls_a_tool_and_answers_by_its_result(tmp_path: Path, writer: str) -> None:
+    assert writer in WRITERS
+    llm = LLM(str(save_tool_model(tmp_path, writer)), memory="32MiB", dtype="float32")
+    seen: list[list[int]] = []
+
+    async def fn(root: SearchNode) -> SearchNode:
+        agent.begin(root)
+        first, second = await agent.act(root, 2)
+        step = step_of(first)
+        assert step is not None and [call.name for call in step.reply.calls] == ["add"]
+        assert step.reply.calls[0].arguments == CALL["arguments"]
+        assert step.observations == (Observation(text="42"),)
+        seen.append(ids_of(first))
+        (end,) = await agent.act(second)
+        assert agent.done(end) and end.text == ANSWER
+        assert await agent.evaluate([end]) == [1.0]
+        return end
+
+    with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
+        question = [{"role": "user", "content": QUESTION}]
+        params = SamplingParams(temperature=0.01, max_tokens=96, seed=0)
+        (result,) = llm.search(fn, [question], params, tools=ADD)
+        assert result.error is None, result.exception
+        assert result.usage.actions == 1
+    assert agent.usage.started == 1 and agent.usage.stored == agent.usage.live == 0
+    chat = [
+        *question,
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
+        {"role": "tool", "content": "42"},
+    ]
+    whole = llm.tokenizer.apply_chat_template(
+        chat, tools=ADD, tokenize=False, add_generation_prompt=True
+    )
+    assert seen == [llm.tokenizer(whole, add_special_tokens=False)["input_ids"]]
+
+
+def test_a_random_model_that_is_forced_to_call_searches_a_machine(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    tiny_models.save_tiny_model(tmp_path, "llama", seed=0)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE.replace("<|im_end|>", "</s>"))
+    llm = LLM(str(tmp_path), check=False, device="cpu", memory="32MiB")
+    tools = json.loads(json.dumps(TOOLS))
+    for tool in tools:
+        tool["function"]["parameters"] = {
+            "type": "object",
+            "properties": {"by": {"enum": [0, 1]}},
+            "required": ["by"],
+            "additionalProperties": False,
+        }
+    nodes: list[tuple[list[int], str]] = []
+
+    def run(max_live: int) -> Any:
+        environment, ran = machines()
+        environment.tools = tools
+
+        async def fn(root: SearchNode) -> SearchOutcome:
+            agent.begin(root, root.search.name)
+            outcome = await beam(
+                root,
+                agent.propose(4),
+                agent.evaluate,
+                agent.done,
+                width=2,
+                depth=3,
+                state=agent.state,
+            )
+            nodes.extend(
+                (ids_of(node), node.path[0].text + node.path_text)
+                for node in root.walk()
+                if step_of(node) is not None and node.is_live
+            )
+            return outcome
+
+        with Agent(
+            environment, forces_calls=True, max_live=max_live, max_tokens=64, temperature=1.0
+        ) as agent:
+            results = llm.search(
+                fn,
+                [(str(i), [{"role": "user", "content": f"Go {i}."}]) for i in range(3)],
+                SamplingParams(seed=0),
+                tools=tools,
+            )
+        assert agent.usage.live == agent.usage.stored == 0
+        for result in results:
+            assert result.error is None, result.exception
+        assert sum(result.usage.actions for result in results) == len(ran) > 8
+        return [result.tree for result in results]
+
+    assert run(8) == run(1)
+    assert nodes
+
+
+def test_branches_prefill_as_few_tokens_as_one_trial(tmp_path: Path) -> None:
+    llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
+
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        (child,) = await agent.act(root)
+        ends = await agent.act(child, int(root.search.name))
+        assert len(ends) == int(root.search.name)
+
+    usage = {}
+    for name in ("1", "8"):
+        problem = (name, [{"role": "user", "content": QUESTION}])
+        params = SamplingParams(temperature=0.01, max_tokens=96, seed=0)
+        with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
+            (result,) = llm.search(fn, [problem], params, tools=ADD)
+        assert result.error is None, result.exception
+        usage[name] = result.usage
+    one, eight = usage["1"], usage["8"]
+    assert eight.tokens_prefilled <= one.tokens_prefilled
+    num_answer = (eight.tokens_decoded - one.tokens_decoded) // 7
+    assert eight.tokens_decoded == one.tokens_decoded + 7 * num_answer
+    assert one.actions == eight.actions == 1
+
+
+def test_sessions_take_steps_too(tmp_path: Path) -> None:
+    llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
+    params = SamplingParams(temperature=0.01, max_tokens=96, seed=0)
+    with (
+        Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent,
+        llm.session(params) as session,
+    ):
+        root = session.root([{"role": "user", "content": QUESTION}], tools=ADD)
+        started = session.start(agent.act(agent.begin(root)))
+        while not started.is_done:
+            session.step()
+        (child,) = started.result
+        assert step_of(child) is not None and "42" in child.text
