@@ -2,18 +2,21 @@
 
 import copy
 from collections import deque
+from typing import TypeVar
 
 from treegen.prompts.replies.types import ToolCall
 from treegen.tasks.agents.game import Game
 from treegen.tasks.agents.repair import RepairPuzzle
 from treegen.tasks.agents.text_world import DEVICES, HELD, TextWorld
 
+G = TypeVar("G", bound=Game)
+
 
 def call(name: str, **arguments: str) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def play(game: Game, actions: list[ToolCall]) -> Game:
+def play(game: G, actions: list[ToolCall]) -> G:
     """A copy of a game after some actions."""
     game = copy.deepcopy(game)
     for action in actions:

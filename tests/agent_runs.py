@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from treegen.evals.search.agent_search import open_agent
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.run import run_searches, write_search_results
 from treegen.evals.search.settings import resolve_search_settings
+from treegen.evals.task import Task
 from treegen.prompts.plan.draws import row_seed
 from treegen.prompts.replies.types import ToolCall
 from treegen.prompts.tree import Parts
@@ -36,6 +37,7 @@ from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult
 from treegen.tasks.agents import repair, text_world
+from treegen.tasks.agents.functions import FUNCTIONS
 
 Policy = Callable[[Problem, str, int], str]
 """Returns the reply for a problem, a context and a seed."""
@@ -114,10 +116,7 @@ class ScriptedLLM:
         for name, messages in prompts:
             text = render_chat(self.tokenizer, messages, tools=tools, add_generation_prompt=True)
             problem = self.problems[name.partition(" #")[0]]
-            backend = ScriptedBackend(
-                lambda context, seed, problem=problem: self.policy(problem, context, seed),
-                self.tokenizer,
-            )
+            backend = ScriptedBackend(partial(self.policy, problem), self.tokenizer)
             search = Search(backend, text, name=name, params=params, budget=budget)
             yield from run_all([search], fn)
 
@@ -193,14 +192,16 @@ def mender(noise: float) -> Policy:
         path = rng.choice(sorted(files)) if rng.random() < noise else rng.choice(wrong)
         text = puzzle.solution[path]
         if rng.random() < noise:
-            function = next(f for f in repair.FUNCTIONS if f"{f.name}.py" == path)
+            function = next(f for f in FUNCTIONS if f"{f.name}.py" == path)
             text = text.replace(*rng.choice(function.bugs))
         return call_text(call("write_file", path=path, text=text))
 
     return reply
 
 
-def load_job(task: str, method: str, *, extra: Mapping[str, str], **choices: Any) -> SearchJob:
+def load_job(
+    task: str | Task, method: str, *, extra: Mapping[str, str], **choices: Any
+) -> SearchJob:
     """A job of an agent task."""
     asked = {"task": task, "model": "made-up", "method": method, "extra": dict(extra), **choices}
     return load_search_job(resolve_search_settings(asked))
@@ -231,10 +232,12 @@ FIGURES: Mapping[str, tuple[Policy, Mapping[str, str]]] = {
 }
 
 
-def measure(folder: Path) -> Generator[str, None, None]:
-    """Search each task by several methods with one budget of actions; yield lines of a table."""
+def measure(
+    folder: Path, methods: Sequence[str] = ("best-of-n", "beam", "mcts")
+) -> Generator[str, None, None]:
+    """Search each task by several methods with one budget of actions; yield rows of a table."""
     for task, (policy, extra) in FIGURES.items():
-        for method in ("best-of-n", "beam", "mcts"):
+        for method in methods:
             job = load_job(
                 task,
                 method,
@@ -251,7 +254,6 @@ def measure(folder: Path) -> Generator[str, None, None]:
             )
             solved, cost = results["solved"], results["cost"]["actions"]["mean"]
             yield (
-                f"{task:12} {method:10} {results['num_solved']:3} of 60  "
-                f"{solved['value']:.3f} ({solved['low']:.3f} to {solved['high']:.3f})  "
-                f"{cost:.1f} actions"
+                f"| `{task}` | `{method}` | {results['num_solved']}/60 | {solved['value']:.3f} "
+                f"| {solved['low']:.3f} to {solved['high']:.3f} | {cost:.1f} |"
             )

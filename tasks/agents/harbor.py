@@ -217,7 +217,8 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
         if task.image is not None:
             raise task.refuse(f"it starts from the image {task.image}")
         return dict(task.environment), _WORKDIR
-    workdir, copies = "/", {}
+    workdir = "/"
+    copies: dict[str, bytes] = {}
     for word, rest in _instructions(task):
         if word == "WORKDIR":
             workdir = posixpath.normpath(posixpath.join(workdir, rest.strip("\"'")))

@@ -102,6 +102,7 @@ def kill_and_resume(
             assert server.run(job) == 0
         assert trees_of(path) == trees_of(folder / "whole")
         assert journal_of(path) == journal_of(folder / "whole")
+        assert not stores or not list((path / "worlds").iterdir())
         if stores:
             ran = log_of(log)
             for place, stored in stored_at:

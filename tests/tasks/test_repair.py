@@ -88,7 +88,7 @@ def test_the_tools_show_and_change_files(runner: CaseRunner) -> None:
     assert game.run(call("list_files")).text == f"Files: {path}"
     assert game.run(call("read_file", path=path)).text == text
     seen = game.run(call("run_tests"))
-    assert "FAIL" in seen.text and "public tests pass." in seen.text and seen.reward < 1
+    assert "FAIL" in seen.text and "public tests pass." in seen.text and game.reward < 1
     assert all(case.call not in seen.text for case in puzzle.hidden)
     assert "occurs 0 times" in game.run(call("replace", path=path, old="", new="x")).text
     assert "occurs 0 times" in game.run(call("replace", path=path, old="no such", new="")).text

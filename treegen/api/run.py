@@ -274,7 +274,7 @@ def _warn_of_findings(run: Run, is_shown: bool) -> Run:
     return run
 
 
-def search_task(  # noqa: PLR0913 -- users name these settings of a run
+def search_task(
     task: TaskLike | None = None,
     model: "str | Path | BaseLLM | None" = None,
     *,

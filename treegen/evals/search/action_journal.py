@@ -16,8 +16,8 @@ from treegen.errors import InputError, WorldError
 from treegen.evals.problem import Problem
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import RecordFile
-from treegen.search.environments.protocol import Environment, Observation, Traits, World
 from treegen.search.environments.observations import call_key
+from treegen.search.environments.protocol import Environment, Observation, Traits, World
 
 LOCK_FILE: Final = "actions.lock"
 _OBSERVE: Final = ToolCall("", {})
@@ -137,6 +137,9 @@ class JournaledEnvironment:
     """An environment whose actions are stored in a journal, and read from it where it has them.
 
     `start` takes an `Episode`.
+
+    Attributes:
+        is_finished: Whether nothing will go on from the stored snapshots, so `close` deletes them.
     """
 
     def __init__(
@@ -154,6 +157,7 @@ class JournaledEnvironment:
         self.keeps_snapshots = keeps_snapshots and environment.traits.has_snapshots
         self._states: dict[str, tuple[Episode, Keys, str | None]] = {}
         self._number = 0
+        self.is_finished = False
 
     @property
     def traits(self) -> Traits:
@@ -187,8 +191,11 @@ class JournaledEnvironment:
             await self.inner.delete(inner)
 
     async def close(self) -> None:
-        """Close the environment."""
+        """Close the environment, and delete all stored snapshots if the run is finished."""
         self._states.clear()
+        if self.is_finished:
+            for snapshot in set(self.journal.snapshots()):
+                await self.inner.delete(snapshot)
         await self.inner.close()
 
     def store(self, episode: Episode, path: Keys, inner: str | None) -> str:
@@ -294,7 +301,9 @@ class _JournaledWorld:
         inner, search = self._environment.inner, self._episode.search
         for place in range(len(self._path), 0, -1):
             entry = self._journal.find(search, self._path[: place - 1], self._path[place - 1])
-            snapshot = self._snapshot if place == len(self._path) else entry and entry.snapshot
+            snapshot = None if entry is None else entry.snapshot
+            if place == len(self._path):
+                snapshot = self._snapshot
             if snapshot is None:
                 continue
             try:

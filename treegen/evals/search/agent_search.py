@@ -116,6 +116,7 @@ def open_agent(
             forces_calls=settings.forces_calls,
         ) as agent:
             yield RunAgent(job, agent, environment, journal, keeps)
+            journaled.is_finished = run.missing <= 0
 
 
 def actions_of(tree: SearchTree, node: int) -> list[ToolCall]:
