@@ -5,11 +5,11 @@ from collections import deque
 from typing import TypeVar
 
 from treegen.prompts.replies.types import ToolCall
-from treegen.tasks.agents.game import Game
+from treegen.tasks.agents.game import ToolGame
 from treegen.tasks.agents.repair import RepairPuzzle
 from treegen.tasks.agents.text_world import DEVICES, HELD, TextWorld
 
-G = TypeVar("G", bound=Game)
+G = TypeVar("G", bound=ToolGame)
 
 
 def call(name: str, **arguments: str) -> ToolCall:

@@ -28,7 +28,7 @@ def make_tool(name: str, description: str, **arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-class Game(ABC):
+class ToolGame(ABC):
     """A world in memory. The tool NAME is the method `do_NAME`, which returns a text.
 
     The method raises `MoveError` if the move is impossible. `copy.deepcopy` forks the game.

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, ClassVar, Final
 
 from treegen.tasks.agents.functions import FUNCTIONS, Arguments, Function
-from treegen.tasks.agents.game import Game, MoveError, make_tool
+from treegen.tasks.agents.game import MoveError, ToolGame, make_tool
 from treegen.tasks.sandbox import Limits, Program, ProgramStatus, SandboxPool, TestCase
 
 LIMITS: Final = Limits(cpu_seconds=2.0, output=1 << 18)
@@ -51,7 +51,7 @@ def run_cases(name, cases):
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class RepairLevel:
     """How difficult a puzzle is."""
 
     num_files: int
@@ -61,14 +61,14 @@ class Level:
 
 
 LEVELS: Final = {
-    "easy": Level(num_files=1, num_bugs=1, num_unwritten=0),
-    "medium": Level(num_files=3, num_bugs=2, num_unwritten=0),
-    "hard": Level(num_files=4, num_bugs=2, num_unwritten=1),
+    "easy": RepairLevel(num_files=1, num_bugs=1, num_unwritten=0),
+    "medium": RepairLevel(num_files=3, num_bugs=2, num_unwritten=0),
+    "hard": RepairLevel(num_files=4, num_bugs=2, num_unwritten=1),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CallCase:
     """One call of a function, and what it must return."""
 
     function: str
@@ -87,17 +87,17 @@ class RepairPuzzle:
 
     files: Mapping[str, str]
     """By path, the texts that the model gets."""
-    public: tuple[Case, ...]
-    hidden: tuple[Case, ...]
+    public: tuple[CallCase, ...]
+    hidden: tuple[CallCase, ...]
     solution: Mapping[str, str]
     """By path, right texts."""
 
 
 @dataclass(frozen=True, slots=True)
-class CaseResult:
+class CallResult:
     """What a call did."""
 
-    case: Case
+    case: CallCase
     passed: bool
     shown: str
     """What it returned or raised, for the model."""
@@ -129,14 +129,14 @@ def make_puzzle(level: str, seed: str) -> RepairPuzzle:
     return RepairPuzzle(files, tuple(public), tuple(hidden), solution)
 
 
-def _draw_cases(function: Function, source: str, draw: random.Random) -> list[Case]:
+def _draw_cases(function: Function, source: str, draw: random.Random) -> list[CallCase]:
     """Return different cases; if the source is wrong, it fails public and hidden ones."""
     right, given = function.load(), function.load(source)
     is_right = source == function.source
     while True:
-        cases: dict[str, Case] = {}
+        cases: dict[str, CallCase] = {}
         for _ in range(50 * (NUM_PUBLIC + NUM_HIDDEN)):
-            case = Case(function.name, arguments := function.draw(draw), right(*arguments))
+            case = CallCase(function.name, arguments := function.draw(draw), right(*arguments))
             cases.setdefault(case.call, case)
             if len(cases) == NUM_PUBLIC + NUM_HIDDEN:
                 break
@@ -146,7 +146,7 @@ def _draw_cases(function: Function, source: str, draw: random.Random) -> list[Ca
             return drawn
 
 
-def _fails(function: Any, case: Case) -> bool:
+def _fails(function: Any, case: CallCase) -> bool:
     try:
         return bool(function(*case.arguments) != case.expected)
     except Exception:
@@ -163,12 +163,12 @@ class CaseRunner:
     def __init__(self, pool: SandboxPool) -> None:
         self._pool = pool
         self._lock = Lock()
-        self._results: dict[tuple[str, ...], list[CaseResult]] = {}
+        self._results: dict[tuple[str, ...], list[CallResult]] = {}
 
     def __deepcopy__(self, memo: object) -> CaseRunner:
         return self
 
-    def run(self, files: Mapping[str, str], cases: Sequence[Case]) -> list[CaseResult]:
+    def run(self, files: Mapping[str, str], cases: Sequence[CallCase]) -> list[CallResult]:
         """Return the result of each case; equal cases on equal files run once.
 
         Args:
@@ -191,7 +191,7 @@ class CaseRunner:
                 self._results[key] = results
         return results
 
-    def _run(self, files: Mapping[str, str], cases: Sequence[Case]) -> list[CaseResult]:
+    def _run(self, files: Mapping[str, str], cases: Sequence[CallCase]) -> list[CallResult]:
         """Run the cases of one function in one program."""
         program = Program(
             f"_FILES = {json.dumps(dict(files))}\n{_RUNNER}", fn_name="run_cases", may_return=False
@@ -210,23 +210,23 @@ class CaseRunner:
         outputs = returned[0] if result.verdict is ProgramStatus.ACCEPTED else None
         if not isinstance(outputs, list) or len(outputs) != len(cases):
             shown = str(result.verdict).replace("_", " ")
-            return [CaseResult(case, False, f"{shown}: {result.detail}") for case in cases]
+            return [CallResult(case, False, f"{shown}: {result.detail}") for case in cases]
         return [_judge(case, output) for case, output in zip(cases, outputs, strict=True)]
 
 
-def _judge(case: Case, output: Any) -> CaseResult:
+def _judge(case: CallCase, output: Any) -> CallResult:
     match output:
         case ["value", value]:
             is_right = value == case.expected and type(value) is type(case.expected)
-            return CaseResult(case, is_right, f"returned {value!r}"[:_MAX_SHOWN])
+            return CallResult(case, is_right, f"returned {value!r}"[:_MAX_SHOWN])
         case ["error", str(error)]:
-            return CaseResult(case, False, f"raised {error}"[:_MAX_SHOWN])
+            return CallResult(case, False, f"raised {error}"[:_MAX_SHOWN])
         case _:
-            return CaseResult(case, False, "returned nothing that can be read")
+            return CallResult(case, False, "returned nothing that can be read")
 
 
 @dataclass(slots=True)
-class RepairGame(Game):
+class RepairGame(ToolGame):
     """One state of the files."""
 
     tools: ClassVar = (
@@ -248,7 +248,7 @@ class RepairGame(Game):
     pure_tools: ClassVar = frozenset({"list_files", "read_file", "run_tests"})
 
     files: dict[str, str]
-    public: tuple[Case, ...]
+    public: tuple[CallCase, ...]
     runner: CaseRunner
     is_submitted: bool = False
 
@@ -286,7 +286,13 @@ class RepairGame(Game):
         return f"Wrote {path}."
 
     def do_replace(self, path: str, old: str, new: str) -> str:
-        """Replace a text in a file."""
+        """Replace a text in a file.
+
+        Args:
+            path: Path of the file.
+            old: A text that occurs once in it.
+            new: The text to put in its place.
+        """
         text = self._text(path)
         if not old or text.count(old) != 1:
             raise MoveError(f"The text to replace occurs {text.count(old) if old else 0} times.")

@@ -25,7 +25,7 @@ from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.memory import MemoryEnvironment
 from treegen.search.environments.protocol import Environment
 from treegen.tasks.agents import repair, text_world
-from treegen.tasks.agents.game import Game
+from treegen.tasks.agents.game import ToolGame
 from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.sandbox import SandboxPool
 
@@ -33,7 +33,7 @@ _ALL: Final = "all"
 _NUM_PROBLEMS: Final = 30
 
 
-class GameTask(TextTask, AgentTask):
+class GameTask(AgentTask, TextTask):
     """Games in memory, which a level and a seed decide."""
 
     filters = ("solved",)
@@ -129,7 +129,13 @@ class TextWorldTask(GameTask):
     def assess(
         self, problem: Problem, actions: Sequence[ToolCall], environment: Environment
     ) -> Assessment:
-        """Return whether the goal is reached, and the share of subgoals."""
+        """Return whether the goal is reached, and the share of subgoals.
+
+        Args:
+            problem: The problem.
+            actions: All actions of the episode.
+            environment: The environment of the run; not used.
+        """
         world = self._start(problem)
         replay(world, actions)
         return Assessment(world.is_solved, {"subgoals": world.share})
@@ -161,7 +167,13 @@ class RepairTask(GameTask):
     def assess(
         self, problem: Problem, actions: Sequence[ToolCall], environment: Environment
     ) -> Assessment:
-        """Return whether all hidden tests pass, and the shares of tests that do."""
+        """Return whether all hidden tests pass, and the shares of tests that do.
+
+        Args:
+            problem: The problem.
+            actions: All actions of the episode.
+            environment: The environment of the run, in whose sandbox the tests run.
+        """
         assert isinstance(environment, RepairEnvironment)
         runner = environment.runner
         puzzle = _puzzle_of(problem)
@@ -198,7 +210,7 @@ def _puzzle_of(problem: Problem) -> repair.RepairPuzzle:
     return repair.make_puzzle(**json.loads(problem.answer))
 
 
-def replay(game: Game, actions: Sequence[ToolCall]) -> None:
+def replay(game: ToolGame, actions: Sequence[ToolCall]) -> None:
     """Run the actions of an episode in a new game."""
     for action in actions:
         game.run(action)

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from treegen.tasks.agents.game import Game, MoveError, make_tool
+from treegen.tasks.agents.game import MoveError, ToolGame, make_tool
 
 HELD: Final = "hands"
 """The place of things that the player holds."""
@@ -32,7 +32,7 @@ _KEY: Final = "brass key"
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class WorldLevel:
     """How difficult a world is."""
 
     num_rooms: int
@@ -47,9 +47,9 @@ class Level:
 
 
 LEVELS: Final = {
-    "easy": Level(3, 1, 3, is_treated=False, is_locked=False, max_actions=20),
-    "medium": Level(5, 1, 5, is_treated=True, is_locked=False, max_actions=40),
-    "hard": Level(8, 2, 7, is_treated=True, is_locked=True, max_actions=80),
+    "easy": WorldLevel(3, 1, 3, is_treated=False, is_locked=False, max_actions=20),
+    "medium": WorldLevel(5, 1, 5, is_treated=True, is_locked=False, max_actions=40),
+    "hard": WorldLevel(8, 2, 7, is_treated=True, is_locked=True, max_actions=80),
 }
 
 
@@ -68,7 +68,7 @@ class Goal:
 
 
 @dataclass(slots=True)
-class TextWorld(Game):
+class TextWorld(ToolGame):
     """One state of a world."""
 
     tools: ClassVar = (

@@ -14,7 +14,7 @@ from treegen.runs import RecordFile, SearchRunDir
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 TASK = [word for name, value in EXTRA.items() for word in ("-T", f"{name}={value}")]
-FEW = ["--depth", "8", "--max-tokens", "60", "--budget", "actions=40", "--memory", "16MiB"]
+FEW = ["--depth", "8", "--max-tokens", "120", "--budget", "actions=40", "--memory", "16MiB"]
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,9 @@ def test_an_episode_is_a_chat_beside_its_siblings(
     page.locator(".searches .row").first.click()
     page.wait_for_selector(".searches .picture .spot")
     best = page.locator(".searches .tree .node.best").last
-    page.locator(".searches .picture .spot").last.dispatch_event("pointerdown")
+    best_id = load_run(page_path.parent).trees[0].best
+    spot = page.locator(f'.searches .picture .spot[data-id="{best_id}"]')
+    spot.dispatch_event("pointerdown")
     page.locator("body").dispatch_event("pointerup")
     page.wait_for_selector(".picked .sibling.chosen")
     assert page.locator(".picked .sibling").count() >= 2

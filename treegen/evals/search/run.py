@@ -183,7 +183,7 @@ def _start_searches(
         settings.whole,
         concurrency=settings.concurrency,
         budget=settings.budget,
-        tools=None if agent is None else agent.environment.tools,
+        **({} if agent is None else {"tools": agent.environment.tools}),
     )
 
 
