@@ -5,14 +5,14 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.options.choices import collect_choices, make_placement
+from treegen.cli.options.choices import collect_choices, make_execution, make_placement
 from treegen.cli.options.command import GroupedCommand
 from treegen.cli.options.options import OUTPUT, QUIET, add_option_groups, option
 from treegen.cli.options.pairs import read_pairs
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, methods_with_setting
 
-_BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int}
+_BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int, "actions": int}
 
 
 def _either(names: Iterable[str]) -> str:
@@ -42,6 +42,7 @@ def _own_arguments() -> str:
         "treegen search countdown --limit 4 --method beam --budget tokens=2000",
         "treegen search gsm8k --compare best-of-n,beam --limit 20 -o runs/both",
         "treegen search countdown --method path/to/file.py:function -a width=4",
+        "treegen search text-world --model DIR --method beam --budget actions=200",
     ),
 )
 @click.argument("task", required=False)
@@ -109,12 +110,19 @@ def _own_arguments() -> str:
     "Of the solutions found: best, by the evaluation, or vote, weighted by it, as the papers on "
     "rebase and dvts do.",
 )
+@option(
+    "--environment NAME",
+    "Where the tool calls of text-world, repair and other tasks of agents run. Default: the "
+    "task's.",
+)
+@option("--force-calls", "Let each reply of an agent be a tool call.", "forces_calls")
+@option("--max-live", "Live worlds of an agent at most. Default: 8.", type=int)
 @option("--max-tokens", "Most tokens of a solution. Default: the task's.", type=int)
 @option("--step-tokens", "Most tokens of a step. Default: the task's.", type=int)
 @option("--seed", "Seed of the samples. Default: 0.", type=int)
 @option("--repeats", "Searches of each problem, for pass@k. Default: 1.", type=int)
 @option("--concurrency", "Problems to search at once. Default: 64.", type=int)
-@add_option_groups("drawing", "data", "arguments", "model", "cluster", "task code")
+@add_option_groups("drawing", "data", "arguments", "model", "cluster", "execution", "task code")
 @OUTPUT
 @QUIET
 def command(
@@ -126,7 +134,8 @@ def command(
 ) -> None:
     """Search for solutions of each problem of TASK, and print how many were found, and the cost.
 
-    Tasks with steps are countdown, game24 and gsm8k. Every finished search is stored with its
+    Tasks with steps are countdown, game24 and gsm8k; in text-world and repair the steps are tool
+    calls. Every finished search is stored with its
     whole tree; a run that was stopped continues with --resume.
     """
     choices = _collect_choices(params)
@@ -146,6 +155,7 @@ def command(
         output=output,
         resume=resume,
         compare=compare is not None,
+        execution=make_execution(params),
     )
     for result in results:
         for problem, error in list(result.results["errors"].items())[:3]:

@@ -164,6 +164,7 @@ _GROUPS: Final = (
     ("Judges", True, "judge rubric wordings verdicts pairs labels weights combine half_width chat"),
     ("Judging", False, "propose evaluate verifier verifier_args verifier_memory choose"),
     ("Of single methods", False, "prune_below exploration iterations rollouts"),
+    ("Agents", False, "environment forces_calls max_live"),
     ("Model", True, "model adapter images dtype quantization device"),
     (
         "Server",

@@ -283,6 +283,9 @@ def search_task(
     resume: bool | str | Path = False,
     progress: bool = True,
     task_args: Mapping[str, object] | None = None,
+    allow_code_execution: bool = False,
+    sandbox: str | None = None,
+    num_workers: int | None = None,
     **settings: Any,
 ) -> Run:
     """Search for solutions of a task's problems, and return the run, as `treegen search` does.
@@ -296,6 +299,9 @@ def search_task(
         resume: As for `evaluate`.
         progress: Whether to draw a bar, and print notices to stderr.
         task_args: Arguments that only this task has, by name.
+        allow_code_execution: Run programs that the model wrote, if the task's environment does.
+        sandbox: As for `evaluate`.
+        num_workers: As for `evaluate`.
         settings: Settings by their names in run.json: budget (such as `{"tokens": 2000}`), width,
             depth, expand, evaluate, verifier, arguments (of the method), temperature, seed, limit
             and so on.
@@ -317,6 +323,7 @@ def search_task(
             BarListener() if progress else Listener(),
             output=place.output,
             resume=place.resume,
+            execution=make_execution_options(allow_code_execution, sandbox, num_workers),
         )
     return place.run(results[0].path, instance)
 

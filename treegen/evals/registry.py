@@ -66,7 +66,9 @@ _BUILTIN: Final = {
     "ruler-niah-single-1": "treegen.tasks.needle.ruler:Single1",
     "ruler-niah-single-2": "treegen.tasks.needle.ruler:Single2",
     "ruler-niah-single-3": "treegen.tasks.needle.ruler:Single3",
+    "repair": "treegen.tasks.agents.tasks:RepairTask",
     "simpleqa": "treegen.tasks.simpleqa:SimpleQA",
+    "text-world": "treegen.tasks.agents.tasks:TextWorldTask",
     "winogrande": "treegen.tasks.choices:WinoGrande",
 }
 

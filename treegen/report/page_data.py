@@ -385,6 +385,44 @@ def _search_fields(node: TreeNode) -> dict[str, Any]:
         optional["pruned_because"] = safe_text(str(node["pruned_because"]))
     if node.get("dropped"):
         optional["dropped"] = True
-    if node.get("data") is not None:
+    if (step := read_step(node.get("data"))) is not None:
+        optional["step"] = step
+    elif node.get("data") is not None:
         optional["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
     return optional
+
+
+def read_step(data: Any) -> dict[str, Any] | None:
+    """Return the step of an agent as texts; None for other data."""
+    if not isinstance(data, Mapping) or not ("calls" in data or "end" in data):
+        return None
+    calls, shown = data.get("calls") or [], data.get("observations") or []
+    try:
+        return {
+            "thoughts": safe_text(str(data.get("thoughts", ""))),
+            "text": safe_text(str(data.get("text", ""))),
+            "calls": [safe_text(_call_text(call)) for call in calls],
+            "results": [safe_text(_result_text(observation)) for observation in shown],
+            "end": safe_text(str(data.get("failure") or data.get("end") or "")),
+            "reward": data.get("reward") if isinstance(data.get("reward"), int | float) else None,
+        }
+    except (AttributeError, KeyError, TypeError):  # data of a user's own search
+        return None
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    """Return a call of a tool as people write it: go(direction="north")."""
+    arguments = ", ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in call["arguments"].items()
+    )
+    return f"{call['name']}({arguments})"
+
+
+def _result_text(observation: Mapping[str, Any]) -> str:
+    status = observation.get("exit_status")
+    images = observation.get("num_images")
+    more = [f"[exit status {status}]"] if status else []
+    more += [f"[{images} images]"] if images else []
+    more += [f"[{observation['failure']}]"] if observation.get("failure") else []
+    return "\n".join([str(observation.get("text", "")), *more])

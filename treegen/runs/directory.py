@@ -315,6 +315,15 @@ class SearchRunDir(RunDir):
     """A run of searches; its records are whole trees, one per problem."""
 
     records_file = "trees.jsonl"
+    actions_file: ClassVar = "actions.jsonl"
+    """The actions of agents, stored as they happen."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this object created the run, and it has no search and no action yet."""
+        file = self.path / self.actions_file
+        has_actions = os.path.exists(file) and os.path.getsize(file) > 0
+        return super().is_new and not has_actions
 
 
 def _is_same(before: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]) -> bool:

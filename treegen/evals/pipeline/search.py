@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from treegen.evals.pipeline.execution import (
 )
 from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.evals.pipeline.targets import search_destinations, tell_late_choices
+from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob, check_prompts_fit, check_reward, load_search_job
 from treegen.evals.search.run import run_searches, write_search_results
@@ -32,6 +33,7 @@ from treegen.runs import SearchRunDir
 if TYPE_CHECKING:
     from treegen.evals.pipeline.execution import Before
     from treegen.evals.progress.run_progress import RunProgress
+    from treegen.evals.search.agent_search import RunAgent
     from treegen.llm.base import BaseLLM
     from treegen.model.model_info import ModelInfo
 
@@ -59,6 +61,7 @@ class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
     value_function: ValueFunction | None = None
     no_room: dict[str, CacheFullError] = field(default_factory=dict)
     """Errors of searches that ran out of memory, by problem."""
+    agent: "RunAgent | None" = None
 
     @property
     def title(self) -> str:
@@ -72,6 +75,7 @@ class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
             stop=stop,
             value_function=self.value_function,
             no_room=self.no_room,
+            agent=self.agent,
         )
 
     def save_result(self, again: str) -> SearchRunResult:
@@ -90,6 +94,7 @@ def search_all(
     output: str | None = None,
     resume: str | None = None,
     compare: bool = False,
+    execution: ExecutionOptions | None = None,
 ) -> list[SearchRunResult]:
     """Search the problems of a task by some methods, each in its own run directory.
 
@@ -101,6 +106,7 @@ def search_all(
         output: As for `treegen.evals.pipeline.evaluation.evaluate_all`.
         resume: As for `treegen.evals.pipeline.evaluation.evaluate_all`.
         compare: Whether each method has its own directory below `output`.
+        execution: Permission to run programs that the model wrote; None without it.
 
     Returns:
         The result of each method's run.
@@ -125,7 +131,8 @@ def search_all(
 
     def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
         items = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
-        return _load_value_function(items, models)
+        items, before = _load_value_function(items, models)
+        return [_open_agent(item, models, execution, listener, stack) for item in items], before
 
     return execute_runs(
         SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
@@ -141,6 +148,38 @@ def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[lis
         return work, list(loads.values())
     functions = {how: load() for how, load in loads.items()}
     return [_Work(i.job, i.run, functions.get(i.job.settings.evaluate)) for i in work], []
+
+
+def _open_agent(
+    work: _Work,
+    models: ModelLoader,
+    execution: ExecutionOptions | None,
+    listener: Listener,
+    stack: ExitStack,
+) -> _Work:
+    """Return the work of a run with its agent, if it needs one.
+
+    Args:
+        work: The work.
+        models: Loads the models.
+        execution: Permission to run programs.
+        listener: Receives messages.
+        stack: Closes the agent.
+    """
+    settings = work.job.settings
+    if settings.environment is None or work.run.missing <= 0:
+        return work
+    if models.on_workers:
+        raise InputError(
+            f"the environment {settings.environment} runs next to the model, and not on workers; "
+            f"leave out {arg('gpus=')} and the like"
+        )
+    from treegen.evals.search.agent_search import open_agent
+
+    agent = stack.enter_context(open_agent(work.job, work.run, execution))
+    for line in agent.describe_resume():
+        listener.tell(line)
+    return replace(work, agent=agent)
 
 
 def _shared_arguments(choices: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:

@@ -86,6 +86,8 @@ def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
         CapacityError: a prompt leaves no room for a whole solution in the model's context.
         CacheFullError: a prompt does not fit in memory with one.
     """
+    if job.settings.environment is not None:
+        return  # the chat template and the tools belong to the prompts, which the engine checks
     from treegen.prompts.plan.requests import check_length, requests_of_prompts
     from treegen.prompts.tokens import tokenize
 

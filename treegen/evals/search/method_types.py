@@ -63,6 +63,9 @@ class MethodContext(Protocol):
     checkable: bool
     """Whether the problem alone decides if a solution is correct."""
 
+    acts: bool
+    """Whether steps are tool calls of an agent, and not pieces of a text."""
+
     def done(self, node: "SearchNode") -> bool:
         """Return whether a node ends a solution."""
 
@@ -111,6 +114,8 @@ class Method:
     independently, because the tree would then depend on what else runs."""
     joins_path: bool = True
     """Whether a solution is the text of the whole path to its node, and not of the node alone."""
+    needs_text: bool = False
+    """Whether it works on texts alone, and not on the steps of an agent."""
     arguments: tuple[Argument, ...] = ()
     """Its own arguments, which users give by name; `run` takes them as keywords."""
     source: str | None = None

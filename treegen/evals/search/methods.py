@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 async def _sample(on: MethodContext) -> "SearchOutcome":
     """Draw one solution; if the task can be checked, draw `width` solutions at once."""
     from treegen.search.budget import BudgetReached
+    from treegen.search.strategies.best_of_n import best_of_n
     from treegen.search.tree.result import SearchOutcome
 
+    if on.acts:
+        return await best_of_n(on.root, 1, on.evaluate, play=on.finish)
     if not on.checkable:
         (only,) = await on.root.sample(1)
         return SearchOutcome(only, (only,))
@@ -45,7 +48,8 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
 async def _best_of_n(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.best_of_n import best_of_n
 
-    return await best_of_n(on.root, on.knobs.num_samples, on.evaluate)
+    play = on.finish if on.acts else None
+    return await best_of_n(on.root, on.knobs.num_samples, on.evaluate, play=play)
 
 
 async def _majority(on: MethodContext) -> "SearchOutcome":
@@ -114,7 +118,7 @@ _TREE: Final = ("width", "depth", "expand", "propose", "evaluate")
 METHODS: Final[Mapping[str, Method]] = {
     "sample": Method(_sample, ("width",)),
     "best-of-n": Method(_best_of_n, ("num_samples", "evaluate")),
-    "majority": Method(_majority, ("num_samples", "width"), votes=True),
+    "majority": Method(_majority, ("num_samples", "width"), votes=True, needs_text=True),
     "beam": Method(_beam, _TREE),
     "dvts": Method(_dvts, _TREE, ends_early=False),
     "rebase": Method(_rebase, ("width", "depth", "expand", "evaluate"), on_scale=True),
@@ -137,10 +141,17 @@ METHODS: Final[Mapping[str, Method]] = {
         rstar,
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         votes=True,
+        needs_text=True,
         on_scale=True,
         arguments=read_signature(rstar),
     ),
-    "self-refine": Method(self_refine, (), joins_path=False, arguments=read_signature(self_refine)),
+    "self-refine": Method(
+        self_refine,
+        (),
+        joins_path=False,
+        arguments=read_signature(self_refine),
+        needs_text=True,
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CacheFullError
+from treegen.evals.problem import Problem
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
 from treegen.evals.progress.time_left import TimeForecast
 from treegen.evals.progress.usage import AttemptLog, load_attempts
@@ -21,14 +22,17 @@ from treegen.evals.scoring.results import results_head
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.methods import solution_text
 from treegen.evals.search.settings import stored_search_choices
+from treegen.evals.search.task import SearchTask
 from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
 from treegen.evals.task_calls import wrap_task_method
 from treegen.runs import Key, SearchRunDir
 
 if TYPE_CHECKING:
+    from treegen.evals.search.agent_search import RunAgent
     from treegen.evals.search.value_functions import ValueFunction
     from treegen.llm.base import BaseLLM
     from treegen.search.run import SearchRun
+    from treegen.search.tree.node import SearchFn
     from treegen.search.tree.result import SearchResult
 
 COSTS: Final = (
@@ -49,6 +53,7 @@ def run_searches(
     stop: Callable[[], object] = lambda: None,
     value_function: "ValueFunction | None" = None,
     no_room: dict[str, CacheFullError] | None = None,
+    agent: "RunAgent | None" = None,
 ) -> Iterator[RunProgress]:
     """Search the problems that a run is missing and store each search as it ends.
 
@@ -61,6 +66,7 @@ def run_searches(
         value_function: From `searcher.load_value_function`; by default it is loaded here.
         no_room: A dict to fill with the errors of searches that run out of memory, by search name.
             These searches are not stored; a resume with more memory searches them again.
+        agent: The agent of the run; None for a task that is solved by text.
 
     Yields:
         The progress of the run after every finished search.
@@ -71,7 +77,7 @@ def run_searches(
 
     not_done = StopReason.INTERRUPTED, StopReason.LEFT_OUT
     tracker = _ProgressTracker(job, run)
-    results = _start_searches(job, run, llm, stop, value_function)
+    results = _start_searches(job, run, llm, stop, value_function, agent)
     parts = AttemptLog(run, results.workers)
     stopped = False
     with closing(results):
@@ -85,7 +91,7 @@ def run_searches(
                     if no_room is not None:
                         no_room[result.name] = result.value
                     continue
-                record = make_record(job, result)
+                record = make_record(job, result, agent)
                 run.append(record)
                 parts.save()
                 unknown = results.num_unknown + len(finished) - number
@@ -157,25 +163,42 @@ def _start_searches(
     llm: "BaseLLM",
     stop: Callable[[], object],
     value_function: "ValueFunction | None",
+    agent: "RunAgent | None",
 ) -> "SearchRun":
     """Return the searches that a run is missing, as a stream."""
     from treegen.evals.search.searcher import TaskSearch
 
     settings, done = job.settings, set(run.done)
     names = {name: key for name, key in job.searches.items() if key not in done}
+    prompts: list[tuple[str, Any]] = [
+        (name, job.roots[problem_id]) for name, (problem_id, _) in names.items()
+    ]
+    search: SearchFn = TaskSearch(job.task, job.data, settings, stop, value_function)
+    if agent is not None:
+        search = agent.search(stop, value_function)
+        prompts = [(name, [{"role": "user", "content": text}]) for name, text in prompts]
     return llm.search_stream(
-        TaskSearch(job.task, job.data, settings, stop, value_function),
-        [(name, job.roots[problem_id]) for name, (problem_id, _) in names.items()],
+        search,
+        prompts,
         settings.whole,
         concurrency=settings.concurrency,
         budget=settings.budget,
+        **({} if agent is None else {"tools": agent.environment.tools}),
     )
 
 
-def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
+def make_record(
+    job: SearchJob, result: "SearchResult", agent: "RunAgent | None" = None
+) -> dict[str, Any]:
     """Return the line of trees.jsonl for one finished search.
 
     Only a whole solution has an answer and can be correct. A text cut short by a budget has none.
+    The episode of an agent is scored by the state that its actions lead to, also if it was cut.
+
+    Args:
+        job: The job of the run.
+        result: The finished search.
+        agent: The agent of the run; None for a task that is solved by text.
     """
     task = job.task
     problem_id, repeat = job.searches[result.name]
@@ -184,15 +207,15 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
     if result.best is not None and result.best in result.candidates:
         text = solution_text(job.settings.method, result.tree, result.best)
     document = result.to_json()
+    if agent is None:
+        verdict = _judge_text(task, problem, text)
+    else:
+        verdict = _judge_episode(agent, problem, result)
     return {
         "problem_id": problem_id,
         "sample_index": repeat,
         "method": job.settings.method,
-        "solved": text is not None
-        and wrap_task_method(task.is_solved, task.name, problem.id)(problem, text),
-        "answer": None
-        if text is None
-        else wrap_task_method(task.answer, task.name, problem.id)(problem, text),
+        **verdict,
         "text": text,
         **{name: document[name] for name in ("best", "candidates", "votes", "stopped", "error")},
         "usage": document["usage"],
@@ -201,21 +224,44 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
     }
 
 
+def _judge_text(task: SearchTask, problem: Problem, text: str | None) -> dict[str, Any]:
+    """Return whether a text solves a problem, and its answer."""
+    if text is None:
+        return {"solved": False, "answer": None}
+    return {
+        "solved": wrap_task_method(task.is_solved, task.name, problem.id)(problem, text),
+        "answer": wrap_task_method(task.answer, task.name, problem.id)(problem, text),
+    }
+
+
+def _judge_episode(agent: "RunAgent", problem: Problem, result: "SearchResult") -> dict[str, Any]:
+    """Return the official score of a search's best episode, and the reply that ended it."""
+    from treegen.evals.search.agent_search import answer_of
+
+    if result.best is None:
+        return {"solved": False, "answer": None, "scores": {}}
+    assess = wrap_task_method(agent.assess, agent.task.name, problem.id)
+    verdict = assess(problem, result.tree, result.best)
+    answer = answer_of(result.tree, result.best)
+    return {"solved": verdict.solved, "answer": answer, "scores": verdict.scores}
+
+
 def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     """Write results.json from the trees of a run and return its content."""
     tally = AccuracyCounter()
     solved_of: dict[str, list[bool]] = {}
     failed: dict[Key, str] = {}
     stopped: Counter[str] = Counter()
-    costs: dict[str, list[float]] = {name: [] for name in COSTS}
+    names = COSTS if job.settings.environment is None else (*COSTS, "actions")
+    costs: dict[str, list[float]] = {name: [] for name in names}
     for record in run.records():
         tally.count(record["problem_id"], bool(record["solved"]))
         solved_of.setdefault(record["problem_id"], []).append(bool(record["solved"]))
         if record["error"]:
             failed[record["problem_id"], record["sample_index"]] = record["error"]
         stopped[record["stopped"]] += 1
-        for name in COSTS:
-            costs[name].append(record["usage"][name])
+        for name in names:
+            costs[name].append(record["usage"].get(name, 0))
     errors: dict[str, str] = {}  # by problem, the error of its first search that failed
     for (problem_id, _), error in sorted(failed.items()):
         errors.setdefault(problem_id, error)

@@ -86,7 +86,7 @@ class TaskSearch:
         """Search the problem of a root."""
         problem = self._problems[root.search.name]
         how = self._general or own_value_function(self._task, problem, self._settings.evaluate)
-        watcher = asyncio.ensure_future(_stop_when(self._interrupted, root.search))
+        watcher = asyncio.ensure_future(stop_when(self._interrupted, root.search))
         try:
             return await Searcher(
                 self._task, problem, self._settings, root, how, self._method
@@ -118,7 +118,8 @@ def problems_of(data: TaskData, settings: SearchSettings) -> dict[str, Problem]:
     return {name: problems[problem_id] for name, (problem_id, _) in names.items()}
 
 
-async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
+async def stop_when(interrupted: Callable[[], object], search: Search) -> None:
+    """Stop a search once `interrupted` returns a true value."""
     while not interrupted():
         await asyncio.sleep(POLL_SECONDS)
     search.stop(StopReason.INTERRUPTED.value, StopReason.INTERRUPTED)
@@ -126,6 +127,8 @@ async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
 
 class Searcher:
     """A problem with the functions that strategies call; see `method_types.MethodContext`."""
+
+    acts = False
 
     def __init__(
         self,

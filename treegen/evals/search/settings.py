@@ -19,6 +19,8 @@ from treegen.evals.config.base import (
 )
 from treegen.evals.config.type_checks import Count
 from treegen.evals.config.verifier_settings import check_verifier_settings
+from treegen.evals.registry import get_task_name
+from treegen.evals.search.agent_task import AgentTask
 from treegen.evals.search.custom_method import (
     absolute_method,
     find_method,
@@ -27,13 +29,21 @@ from treegen.evals.search.custom_method import (
 )
 from treegen.evals.search.method_arguments import read_values
 from treegen.evals.search.method_types import CHOOSE, EVALUATE, PROPOSE, REWARD, TreeSettings
-from treegen.evals.search.task import SearchDefaults, get_search_task
+from treegen.evals.search.task import SearchDefaults, SearchTask, get_search_task
 from treegen.search.budget import Budget
 
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-_OWN: Final = ("choose", "arguments", "source", "repeats", "verifier_args")
+_OWN: Final = (
+    "choose",
+    "arguments",
+    "source",
+    "repeats",
+    "verifier_args",
+    "environment",
+    "forces_calls",
+)
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # Values of runs from before these settings existed. run.json leaves these values out.
 _BEFORE: Final[dict[str, Any]] = {
@@ -43,6 +53,8 @@ _BEFORE: Final[dict[str, Any]] = {
     "source": None,
     "repeats": 1,
     "verifier_args": {},
+    "environment": None,
+    "forces_calls": False,
 }
 
 
@@ -52,8 +64,8 @@ class SearchSettings(BaseSettings, TreeSettings):
 
     COMPUTED: ClassVar = ("step", "whole")
     CHOICES: ClassVar = (*_DRAW, *PENALTIES, "max_tokens", "step_tokens", "also_arguments")
-    FREE: ClassVar = ("concurrency", "place", "verifier_memory")
-    PACE: ClassVar = ("concurrency", "verifier_memory")
+    FREE: ClassVar = ("concurrency", "place", "verifier_memory", "max_live")
+    PACE: ClassVar = ("concurrency", "verifier_memory", "max_live")
 
     method: str
     """One of METHODS, or the last part of path/to/file.py:function."""
@@ -75,6 +87,12 @@ class SearchSettings(BaseSettings, TreeSettings):
     """How a verifier is read; see `treegen.evals.config.verifier_settings`."""
     verifier_memory: str | None = None
     """The cache size of a verifier; None for the default."""
+    environment: str | None = None
+    """Where the tool calls of an agent run; None for tasks that are solved by text."""
+    forces_calls: bool = False
+    """Whether each reply of an agent has to call a tool."""
+    max_live: Count = 8
+    """The largest number of live worlds of an agent's environment."""
     concurrency: Count = 64
     """The largest number of problems to search at once."""
     place: str = ""
@@ -104,6 +122,12 @@ class SearchSettings(BaseSettings, TreeSettings):
         """Return why the setting `name` has no effect with the others; None if it has one."""
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
             return f"without {arg('verifier=')}"
+        if name in ("forces_calls", "max_live") and self.environment is None:
+            return f"to {get_task_name(self.task)}, which is solved by text"
+        if name == "depth" and self.environment is not None:
+            return None  # it limits every episode
+        if name == "step_tokens" and self.environment is not None:
+            return "to an agent, whose steps are whole replies"
         knob = "evaluate" if name == "verifier" else name
         if self.source is not None or knob not in TreeSettings.__dataclass_fields__:
             return None  # which settings a custom method reads is unknown
@@ -155,6 +179,7 @@ def resolve_search_settings(
         raise InputError("no task is given; give one with steps: countdown, game24 or gsm8k")
     task = get_search_task(choices["task"])
     defaults = task.search_defaults
+    environment = _check_environment(task, choices.get("environment"))
     if stored and reading:
         method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
         method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
@@ -174,10 +199,16 @@ def resolve_search_settings(
     if (step_tokens := choices.get("step_tokens")) is not None:
         check_int("step_tokens", step_tokens, least=1)
         step = replace(step, max_tokens=step_tokens)
+    if environment is not None and find_method(method["place"]).needs_text:
+        raise InputError(
+            f"{method['method']} works on texts, and {task.name} is solved by tool calls; choose "
+            f"another {arg('method=')}, such as best-of-n, beam or mcts"
+        )
     return build_settings(
         SearchSettings,
         choices,
         **method,
+        environment=environment,
         choose=_check_known("way to choose", choices.get("choose", "best"), CHOOSE),
         propose=_way("propose", choices.get("propose", PROPOSE[0]), ways),
         evaluate=evaluate,
@@ -241,6 +272,17 @@ def _budget(limits: Budget | Mapping[str, Any] | None, defaults: SearchDefaults)
             f"{limits!r:.60}"
         )
     return Budget(tokens=defaults.tokens) if limits is None else Budget(**limits)
+
+
+def _check_environment(task: SearchTask, name: str | None) -> str | None:
+    """Return the environment of a run; None for tasks that are solved by text."""
+    if isinstance(task, AgentTask):
+        return _check_known("environment", name or task.environments[0], task.environments)
+    if name is not None:
+        raise InputError(
+            f"{task.name} is solved by text and has no environment; leave out {arg('environment=')}"
+        )
+    return None
 
 
 def _check_known(name: str, word: str, valid: Iterable[str]) -> str:

@@ -166,7 +166,8 @@ def _choose_evaluator(on: "MethodContext") -> "Evaluate":
     from treegen.search.evaluate import rollouts
 
     num = on.knobs.rollouts
-    return rollouts(num, on.done, on.chance) if num else on.chance
+    play = on.finish if on.acts else None
+    return rollouts(num, on.done, on.chance, play=play) if num else on.chance
 
 
 def get_tree_limits(on: "MethodContext") -> dict[str, Any]:

@@ -30,8 +30,48 @@ const nodeFacts = (node) => [
   ...(node.n_tokens ? [`${count(node.n_tokens)} tokens`] : []),
   ...(node.leaf && node.n_tokens && node.finish_reason ? [`ended by ${node.finish_reason}`] : []),
   ...(node.restart ? [`restart ${node.restart}`] : []),
+  ...(node.step && node.step.reward !== null ? [`reward ${short(node.step.reward)}`] : []),
   ...(node.data === undefined ? [] : [`data ${node.data}`]),
 ];
+
+// The turns of one step of an agent: the reply with its calls, and what the tools have shown.
+const stepTurns = (step) => [
+  make("div", "turn assistant", [
+    make("span", "role", "assistant"),
+    ...(step.thoughts ? [textBlock(step.thoughts, 600)] : []),
+    ...(step.text ? [textBlock(step.text, 1000)] : []),
+    ...step.calls.map((call) => make("code", "call", call)),
+  ]),
+  ...step.results.map((result) => make("div", "turn tool", [make("span", "role", "tool"), textBlock(result, 1000)])),
+];
+
+// The episode that leads to a node as a chat; its last step stands beside those that its siblings took.
+const episode = (nodes, chosen, best) => {
+  const above = (node) => (node.parent_id === null ? null : nodes[node.parent_id]);
+  const before = (node) => {
+    let at = above(node);
+    while (at && !at.step) at = above(at);
+    return at;
+  };
+  let last = chosen;
+  while (last && !last.step) last = above(last);
+  if (!last) return [];
+  const path = [];
+  for (let at = before(last); at; at = before(at)) path.unshift(at);
+  const from = before(last);
+  const siblings = nodes.filter((node) => node.step && before(node) === from);
+  return [
+    make("div", "chat", path.flatMap((node) => stepTurns(node.step))),
+    make("div", "beside-siblings", siblings.map((node) => make("div", node === last ? "sibling chosen" : "sibling", [
+      make("div", "head", [
+        ...nodeMarks(node, best),
+        ...nodeFacts(node).map((fact) => make("span", "fact", fact)),
+        ...(node.step.end ? [make("span", "fact", node.step.end)] : []),
+      ]),
+      ...stepTurns(node.step),
+    ]))),
+  ];
+};
 
 const nodeMarks = (node, best) => [
   ...(best.has(node.id) ? [star("best")] : []),
@@ -87,7 +127,8 @@ class Searches {
     this.detail.hidden = false;
     const choose = (chosen) => node.replaceChildren(
       make("div", "head", [...nodeMarks(chosen, best), ...nodeFacts(chosen).map((fact) => make("span", "fact", fact))]),
-      textBlock(chosen.text, chosen.parent_id === null ? 300 : 2000, chosen.parent_id === null),
+      ...(chosen.step ? [] : [textBlock(chosen.text, chosen.parent_id === null ? 300 : 2000, chosen.parent_id === null)]),
+      ...episode(nodes, chosen, best),
     );
     this.picture = new TreePicture(picture, { nodes, best, asked: question, choose });
     choose(nodes[0]);

@@ -1,0 +1,1 @@
+"""Tasks that a model solves by tool calls in an environment."""

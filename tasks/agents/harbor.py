@@ -1,0 +1,330 @@
+"""Reads task folders of Harbor, and finds those whose environment can be built by copying files.
+
+A folder (https://www.harborframework.com/docs/tasks) has task.toml, instruction.md, environment/
+with a Dockerfile, tests/ with test.sh, and perhaps solution/, which is never read:
+
+    hello/task.toml
+    hello/instruction.md
+    hello/environment/Dockerfile
+    hello/tests/test.sh
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import posixpath
+import re
+import shlex
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.files import describe_read_error
+from treegen.errors import DataError, arg
+from treegen.evals.problem import Problem, Skipped
+
+_MAX_BYTES: Final = 16 << 20
+_MAX_FILES: Final = 1000
+_WORKDIR: Final = "/app"
+"""The directory of files without a Dockerfile."""
+_COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_NO_EFFECT: Final = ("FROM", "LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "STOPSIGNAL")
+"""Instructions that change no file of the working directory. Programs get the sandbox's Python."""
+_SECONDS: Final = 600.0
+_SHELL_SETUP: Final = re.compile(r"set\s+[-+\w\s]+|cd\s+\S+|mkdir\s+-p\s+/logs/verifier/?")
+_SHELL_REWARD: Final = re.compile(
+    r"if \[ \$\? -eq 0 \]; ?then|else|fi|echo [01](\.0)? ?> ?/logs/verifier/reward\.txt|exit \S+"
+)
+_SHELL_TEST: Final = re.compile(r"python3? /tests/([\w./-]+\.py)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarborTask:
+    """A task folder."""
+
+    name: str
+    """The name of the folder."""
+    instruction: str
+    """What the agent is asked for."""
+    environment: Mapping[str, bytes]
+    """The files of environment/, by path."""
+    tests: Mapping[str, bytes]
+    """The files of tests/, by path. The agent must never see them."""
+    image: str | None
+    """A prebuilt image; None if there is none."""
+    agent_seconds: float
+    """The time of an episode."""
+    verifier_seconds: float
+    """The time of the tests."""
+    metadata: Mapping[str, Any]
+    """The table [metadata] of task.toml."""
+
+    def refuse(self, reason: str) -> DataError:
+        """Return the error for a task that the environment "local" cannot build."""
+        return DataError(
+            f"the environment local cannot build Harbor's task {self.name}: {reason}; choose "
+            f"another {arg('environment=')}, such as one with containers, or leave the task out"
+        )
+
+
+def read_folder(path: Path) -> tuple[list[HarborTask], list[Skipped]]:
+    """Read the task of a folder, or those of the folders in it, in the order of their names.
+
+    Args:
+        path: A task folder, or a folder of such folders.
+
+    Returns:
+        The tasks, and the folders that are no readable tasks.
+
+    Raises:
+        DataError: There is no task.
+    """
+    if (path / "task.toml").is_file():
+        folders = [path]
+    else:
+        try:
+            folders = sorted(below.parent for below in path.glob("*/task.toml"))
+        except OSError as error:
+            raise DataError(describe_read_error(path, error)) from None
+    tasks, skipped = [], []
+    for folder in folders:
+        try:
+            tasks.append(read_task(folder))
+        except DataError as error:
+            skipped.append(Skipped(str(folder / "task.toml"), 1, str(error)))
+    if not tasks:
+        reason = f"; {skipped[0].reason}" if skipped else "; a task has a file task.toml"
+        raise DataError(f"{path} has no task folder of Harbor that can be read{reason}")
+    return tasks, skipped
+
+
+def read_task(folder: Path) -> HarborTask:
+    """Read a task folder. Symbolic links are refused, because they may lead out of it.
+
+    Raises:
+        DataError: A file is missing, is no regular file, or has another form.
+    """
+    if folder.is_symlink():
+        raise DataError(f"{folder} is a symbolic link; name the folder itself")
+    config = _read_config(folder)
+    instruction = _text(folder, "instruction.md")
+    if config.get("steps"):
+        raise DataError(
+            f"{folder.name} has several steps, which treegen does not run; leave it out"
+        )
+    environment, agent, verifier = (
+        _table(folder, config, name) for name in ("environment", "agent", "verifier")
+    )
+    image = environment.get("docker_image")
+    return HarborTask(
+        name=folder.name,
+        instruction=instruction.strip(),
+        environment=dict(_files(folder / "environment")),
+        tests=dict(_files(folder / "tests")),
+        image=None if image is None else str(image),
+        agent_seconds=_seconds(folder, agent),
+        verifier_seconds=_seconds(folder, verifier),
+        metadata=_table(folder, config, "metadata"),
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text(folder, "task.toml"))
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; mend it") from None
+
+
+def _table(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = config.get(name, {})
+    if not isinstance(table, Mapping):
+        raise DataError(f"{name} in {folder / 'task.toml'} is no table; write [{name}]")
+    return table
+
+
+def _seconds(folder: Path, table: Mapping[str, Any]) -> float:
+    seconds = table.get("timeout_sec", _SECONDS)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+        raise DataError(f"timeout_sec in {folder / 'task.toml'} must be seconds, got {seconds!r}")
+    return float(seconds)
+
+
+def _text(folder: Path, name: str) -> str:
+    try:
+        return _read(folder / name).decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"{folder / name} is not UTF-8; save it as UTF-8") from None
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a regular file; links are not followed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise DataError(f"{path} is no regular file; leave it out")
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise DataError(describe_read_error(path, error)) from None
+    if len(data) > _MAX_BYTES:
+        raise DataError(f"{path} has more than {_MAX_BYTES:,} bytes; leave the task out")
+    return data
+
+
+def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a directory by their paths below it; a missing one has none."""
+    size = num = 0
+    if folder.is_symlink():
+        raise DataError(f"{folder} is a symbolic link, which may lead out of the task; copy it")
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted([*names, *(each for each in folders if Path(place, each).is_symlink())]):
+            path = Path(place, name)
+            if path.is_symlink():
+                raise DataError(
+                    f"{path} is a symbolic link, which may lead out of the task; copy the file"
+                )
+            data = _read(path)
+            size, num = size + len(data), num + 1
+            if size > _MAX_BYTES or num > _MAX_FILES:
+                raise DataError(
+                    f"{folder} has more than {_MAX_FILES:,} files or {_MAX_BYTES:,} bytes; "
+                    "leave the task out"
+                )
+            yield path.relative_to(folder).as_posix(), data
+
+
+# What can be built by copying
+
+
+def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
+    """Return the files with which an episode begins, by path, and the working directory.
+
+    Paths are relative to the working directory.
+
+    Raises:
+        DataError: The environment needs more than copies of files.
+    """
+    compose = next((name for name in _COMPOSE if name in task.environment), None)
+    if compose is not None:
+        raise task.refuse(f"environment/{compose} starts containers")
+    if "Dockerfile" not in task.environment:
+        if task.image is not None:
+            raise task.refuse(f"it starts from the image {task.image}")
+        return dict(task.environment), _WORKDIR
+    workdir = "/"
+    copies: dict[str, bytes] = {}
+    for word, rest in _instructions(task):
+        if word == "WORKDIR":
+            workdir = posixpath.normpath(posixpath.join(workdir, rest.strip("\"'")))
+        elif word in ("COPY", "ADD"):
+            copies |= _copy(task, word, rest, workdir)
+        elif word not in _NO_EFFECT:
+            raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}".rstrip())
+    files = {}
+    inside = workdir.rstrip("/") + "/"
+    for path, data in copies.items():
+        if not path.startswith(inside):
+            raise task.refuse(f"its Dockerfile copies to {path}, outside of {workdir}")
+        files[path.removeprefix(inside)] = data
+    return files, workdir
+
+
+def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
+    text = task.environment["Dockerfile"].decode("utf-8", "replace")
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for line in re.sub(r"\\\s*\n", " ", "\n".join(lines)).splitlines():
+        if line.strip():
+            word, _, rest = line.strip().partition(" ")
+            yield word.upper(), rest.strip()
+
+
+def _copy(task: HarborTask, word: str, rest: str, workdir: str) -> dict[str, bytes]:
+    """Return the files of a COPY by their absolute paths."""
+    try:
+        words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    except ValueError:
+        raise task.refuse(
+            f"its Dockerfile has the step {word} {rest:.60}, which is unclear"
+        ) from None
+    flags = [each for each in words if each.startswith("--")]
+    *sources, target = [each for each in words if not each.startswith("--")] or [""]
+    is_remote = any("://" in source or source.startswith("git@") for source in sources)
+    odd = [flag for flag in flags if not flag.startswith(("--chown=", "--chmod="))]
+    if odd or is_remote or not sources:
+        raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}")
+    into_folder = target.endswith("/") or target in (".", "./") or len(sources) > 1
+    target = posixpath.normpath(posixpath.join(workdir, target))
+    copied: dict[str, bytes] = {}
+    for source in sources:
+        source = posixpath.normpath(source.lstrip("/") or ".")
+        if source.startswith(".."):
+            raise task.refuse(f"its Dockerfile copies {source}, outside of environment/")
+        matched = {
+            path: data
+            for path, data in task.environment.items()
+            if path != "Dockerfile" and _is_below(path, source)
+        }
+        if not matched:
+            raise task.refuse(f"its Dockerfile copies {source}, which environment/ does not have")
+        for path, data in matched.items():
+            name = _name_in(path, source, into_folder=into_folder)
+            copied[posixpath.join(target, name) if name else target] = data
+    return copied
+
+
+def _is_below(path: str, source: str) -> bool:
+    return source == "." or fnmatch.fnmatchcase(path, source) or path.startswith(f"{source}/")
+
+
+def _name_in(path: str, source: str, *, into_folder: bool) -> str:
+    """Return the path of a copy below its target; empty if the target names the copy itself."""
+    if source == ".":
+        return path
+    if path.startswith(f"{source}/"):  # a folder: its content is copied
+        return path.removeprefix(f"{source}/")
+    is_pattern = path != source
+    return posixpath.basename(path) if into_folder or is_pattern else ""
+
+
+def python_test(task: HarborTask) -> str:
+    """Return the path in tests/ of the Python program whose exit status is the whole reward.
+
+    Raises:
+        DataError: test.sh does more than running one Python program.
+    """
+    script = task.tests.get("test.sh")
+    if script is None:
+        raise task.refuse("tests/test.sh is missing")
+    programs = []
+    for line in script.decode("utf-8", "replace").splitlines():
+        line = line.strip()
+        if not line or line.startswith("#") or _SHELL_SETUP.fullmatch(line):
+            continue
+        if match := _SHELL_TEST.fullmatch(line):
+            programs.append(match[1])
+        elif not _SHELL_REWARD.fullmatch(line):
+            raise task.refuse(f"tests/test.sh has the command {line:.60}")
+    if len(programs) != 1 or programs[0] not in task.tests:
+        raise task.refuse("tests/test.sh does not run one Python program of tests/")
+    return programs[0]
+
+
+def as_problem(task: HarborTask) -> Problem:
+    """Return a task as a problem, with the files with which its episodes begin.
+
+    Raises:
+        DataError: The environment needs more than copies of files.
+    """
+    files, workdir = copied_files(task)
+    try:
+        texts = {path: data.decode("utf-8") for path, data in files.items()}
+    except UnicodeDecodeError:
+        raise task.refuse("it has files that are no text") from None
+    content = json.dumps([task.name, texts, workdir], sort_keys=True)
+    return Problem(task.name, task.instruction, content, {"files": texts, **dict(task.metadata)})

@@ -1,0 +1,135 @@
+"""`treegen search` on tasks of agents: what it writes, prints, continues and refuses."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command
+from walker_model import EXTRA, save_walker_model
+
+from treegen.runs import RecordFile, SearchRunDir
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+TASK = [word for name, value in EXTRA.items() for word in ("-T", f"{name}={value}")]
+FEW = ["--depth", "8", "--max-tokens", "120", "--budget", "actions=40", "--memory", "16MiB"]
+
+
+@pytest.fixture(scope="module")
+def walker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_walker_model(tmp_path_factory.mktemp("walker"))
+
+
+def records_of(path: Path) -> list[dict[str, Any]]:
+    with SearchRunDir.open(path) as run:
+        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
+    for record in records:
+        del record["time"], record["usage"]["seconds"], record["usage"]["tokens_prefilled"]
+    return records
+
+
+SMALL = {
+    "best-of-n": ["-n", "2"],
+    "beam": ["--width", "2", "--expand", "2"],
+    "mcts": ["--expand", "2", "--iterations", "6"],
+}
+
+
+@pytest.mark.parametrize("method", SMALL)
+def test_a_model_solves_the_world_that_it_knows(
+    treegen: Command, walker: Path, tmp_path: Path, method: str
+) -> None:
+    run = tmp_path / "run"
+    args = ["search", "text-world", *TASK, "-m", method, "-M", walker, *FEW, *SMALL[method]]
+    done = treegen(*args, "--temperature", "0.3", "-o", run)
+    assert done.code == 0, done.err
+    known, _ = records = records_of(run)
+    assert known["problem_id"] == "text-world-easy-0" and known["solved"]
+    assert known["scores"] == {"subgoals": 1.0}
+    steps = [node["data"] for node in known["nodes"] if node.get("data")]
+    assert all(step["calls"] and step["observations"] for step in steps if "calls" in step)
+    results = json.loads((run / "results.json").read_text())
+    assert results["num_solved"] >= 1 and results["cost"]["actions"]["total"] > 0
+    stored = (run / "actions.jsonl").read_bytes()
+
+    # A run that has lost its trees goes on from its actions, and takes the same steps.
+    os.truncate(run / "trees.jsonl", 0)
+    done = treegen("search", "--resume", run)
+    assert done.code == 0, done.err
+    assert "actions are stored" in done.err and "run again" in done.err
+    assert records_of(run) == records
+    assert (run / "actions.jsonl").read_bytes() == stored
+    assert "text-world-easy-0" in treegen("show", run, "--tree", "text-world-easy-0").out
+
+
+def test_every_reply_calls_a_tool_if_forced(treegen: Command, walker: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    run = tmp_path / "run"
+    done = treegen(
+        "search",
+        "text-world",
+        *TASK,
+        "-m",
+        "best-of-n",
+        "-n",
+        "4",
+        "-M",
+        walker,
+        *FEW,
+        "--force-calls",
+        "-o",
+        run,
+        "--temperature",
+        "2",
+    )
+    assert done.code == 0, done.err
+    for record in records_of(run):
+        steps = [node["data"] for node in record["nodes"] if node.get("data")]
+        assert steps and all("calls" in step or "failure" in step for step in steps)
+
+
+def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_path: Path) -> None:
+    for args, message in (
+        (["repair"], "--allow-code-execution"),
+        (["text-world", "-m", "self-refine"], "works on texts"),
+        (["text-world", "--environment", "docker"], "there is no environment 'docker'"),
+        (["countdown", "--environment", "memory"], "is solved by text"),
+        (["countdown", "--max-live", "3"], "which is solved by text"),
+        (["text-world", "--workers", "2"], "and not on workers"),
+        (["text-world", "-T", "level=odd"], "level must be one of"),
+        (["text-world", "--data", "x.jsonl"], "generates its problems"),
+    ):
+        done = treegen("search", *args, "-M", walker, "-o", tmp_path / "run")
+        assert done.code == 2 and message in done.err, (args, done.err)
+        assert not (tmp_path / "run").exists(), args
+    done = treegen("eval", "text-world", "-M", walker)
+    assert done.code == 2 and "run `treegen search text-world`" in done.err
+
+
+def test_files_are_repaired_in_the_sandbox(treegen: Command, walker: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = treegen(
+        "search",
+        "repair",
+        "-T",
+        "level=easy",
+        "-T",
+        "problems=1",
+        "-M",
+        walker,
+        *FEW,
+        "-n",
+        "2",
+        "--allow-code-execution",
+        "-o",
+        run,
+    )
+    assert done.code == 0, done.err
+    (record,) = records_of(run)
+    assert set(record["scores"]) in ({"hidden_tests", "public_tests"}, set())
+    again = treegen("search", "--resume", run)
+    assert again.code == 0, again.err  # the finished run needs no permission
+    lines = list(RecordFile(run / "actions.jsonl", writable=False).records())
+    assert all(0 <= line["observation"]["reward"] < 1 for line in lines) and lines

@@ -1,0 +1,172 @@
+"""The journal of actions: what is read, restored and run again, and what differs is an error."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from agent_policies import call
+
+from treegen.errors import InputError, WorldError
+from treegen.evals.problem import Problem
+from treegen.evals.search.action_journal import (
+    ActionJournal,
+    Episode,
+    JournaledEnvironment,
+)
+from treegen.prompts.replies.types import ToolCall
+from treegen.runs import open_for_append
+from treegen.search.environments.protocol import Observation, Traits
+
+EPISODE = Episode("a search", Problem("p", "", ""))
+
+
+class Counter:
+    """A world that counts; `ran` has all actions that any of them has run."""
+
+    def __init__(self, environment: "Counters", number: int = 0) -> None:
+        self.environment, self.number = environment, number
+
+    async def run(self, action: ToolCall) -> Observation:
+        self.environment.ran.append(f"{self.number}{action.name}")
+        if action.name == "add":
+            self.number += 1
+        text = f"{self.environment.word} {self.number}"
+        image = bytes([self.number])
+        return Observation(text=text, images=(image,), exit_status=0, is_done=self.number > 8)
+
+    async def observe(self) -> Observation:
+        self.environment.ran.append(f"{self.number}?")
+        return Observation(text=f"at {self.number}", reward=self.number / 10)
+
+    async def snapshot(self) -> str:
+        if not self.environment.traits.has_snapshots:
+            raise WorldError("no snapshots")
+        name = f"s{len(self.environment.stored)}-{self.number}"
+        self.environment.stored[name] = self.number
+        return name
+
+    async def close(self) -> None:
+        self.environment.ran.append("close")
+
+
+class Counters:
+    """An environment whose snapshots are in a dictionary of the test."""
+
+    tools = ()
+
+    def __init__(self, stored: dict[str, int], *, has_snapshots: bool = True) -> None:
+        self.stored, self.ran, self.word = stored, list[str](), "now"
+        self.traits = Traits(has_snapshots=has_snapshots, pure_tools=frozenset({"look"}))
+
+    async def start(self, problem: Problem) -> Counter:
+        assert problem.id == "p"
+        return Counter(self)
+
+    async def restore(self, snapshot: str) -> Counter:
+        if snapshot not in self.stored:
+            raise InputError(f"no snapshot {snapshot}")
+        return Counter(self, self.stored[snapshot])
+
+    async def delete(self, snapshot: str) -> None:
+        self.stored.pop(snapshot, None)
+
+    async def close(self) -> None: ...
+
+
+@contextmanager
+def opened(folder: Path, inner: Counters, *, keeps: bool) -> Iterator[JournaledEnvironment]:
+    with open_for_append(folder / "actions.jsonl", "actions.lock") as file:
+        yield JournaledEnvironment(inner, ActionJournal(file), keeps_snapshots=keeps)
+
+
+async def act(environment: JournaledEnvironment, *names: str) -> list[str]:
+    world = await environment.start(EPISODE)
+    texts = []
+    for name in names:
+        shown = await (world.observe() if name == "?" else world.run(call(name)))
+        texts.append(shown.text)
+    await world.close()
+    return texts
+
+
+NAMES = ("add", "look", "look", "?", "?", "add", "?")
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_stored_actions_do_not_run_again(tmp_path: Path, keeps: bool) -> None:
+    stored: dict[str, int] = {}
+    with opened(tmp_path, first := Counters(stored), keeps=keeps) as environment:
+        texts = asyncio.run(act(environment, *NAMES))
+        again = asyncio.run(act(environment, *NAMES))
+    assert texts == again == ["now 1", "now 1", "now 1", "at 1", "at 1", "now 2", "at 2"]
+    assert first.ran == ["0add", "1look", "1?", "1add", "2?", "close"]
+    assert sorted(stored.values()) == ([1, 2] if keeps else [])
+    with opened(tmp_path, second := Counters(stored), keeps=keeps) as environment:
+        assert asyncio.run(act(environment, *NAMES)) == texts
+        assert second.ran == []
+        assert asyncio.run(act(environment, *NAMES, "add"))[-1] == "now 3"
+        assert environment.journal.num_replayed == (0 if keeps else 2)
+    again_ran = [] if keeps else ["0add", "1add"]
+    assert second.ran == [*again_ran, "2add", "close"]
+
+
+def test_the_last_snapshot_that_survived_is_restored(tmp_path: Path) -> None:
+    stored: dict[str, int] = {}
+    with opened(tmp_path, Counters(stored), keeps=True) as environment:
+        asyncio.run(act(environment, "add", "add", "add"))
+    for name in [name for name, number in stored.items() if number in (2, 3)]:
+        del stored[name]
+    with opened(tmp_path, inner := Counters(stored), keeps=True) as environment:
+        assert asyncio.run(act(environment, "add", "add", "add", "add"))[-1] == "now 4"
+    assert inner.ran == ["1add", "2add", "3add", "close"]
+
+
+def test_an_action_that_shows_something_else_ends_its_branch(tmp_path: Path) -> None:
+    with opened(tmp_path, Counters({}), keeps=False) as environment:
+        asyncio.run(act(environment, "add", "add"))
+    with opened(tmp_path, inner := Counters({}), keeps=False) as environment:
+        inner.word = "later"
+        with pytest.raises(WorldError, match="action 1 of an episode, add, shows something else"):
+            asyncio.run(act(environment, "add", "add", "add"))
+    assert inner.ran == ["0add", "close"]
+
+
+@pytest.mark.parametrize("has_snapshots", [True, False])
+def test_forks_are_restored_or_replayed(tmp_path: Path, has_snapshots: bool) -> None:
+    async def fork(environment: JournaledEnvironment) -> list[str]:
+        world = await environment.start(EPISODE)
+        await world.run(call("add"))
+        name = await world.snapshot()
+        await world.run(call("add"))
+        other = await environment.restore(name)
+        shown = [(await other.run(call("sub"))).text, (await other.run(call("add"))).text]
+        await environment.delete(name)
+        await environment.delete(name)
+        with pytest.raises(InputError, match="no snapshot"):
+            await environment.restore(name)
+        await world.close()
+        await other.close()
+        return shown
+
+    inner = Counters({}, has_snapshots=has_snapshots)
+    with opened(tmp_path, inner, keeps=False) as environment:
+        assert environment.traits.has_snapshots
+        assert asyncio.run(fork(environment)) == ["now 1", "now 2"]
+    again = [] if has_snapshots else ["0add"]
+    assert inner.ran == ["0add", "1add", *again, "1sub", "1add", "close", "close"]
+    assert inner.stored == {}
+
+
+def test_searches_have_their_own_actions(tmp_path: Path) -> None:
+    with opened(tmp_path, inner := Counters({}), keeps=False) as environment:
+        asyncio.run(act(environment, "add"))
+
+        async def other() -> str:
+            world = await environment.start(Episode("another", EPISODE.problem))
+            return (await world.run(call("add"))).text
+
+        assert asyncio.run(other()) == "now 1"
+        assert inner.ran == ["0add", "close", "0add"]
+        assert environment.journal.num_stored == 2

@@ -1,0 +1,125 @@
+"""Runs of agents that are killed go on: nothing is lost, and no action runs twice."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treegen.runs import RecordFile
+
+PROGRAM = Path(__file__).parents[1] / "killed_agents.py"
+Key = tuple[str, tuple[str, ...], str]
+
+
+class Server:
+    """Runs jobs in processes that can be killed."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.read() == "ready"
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def run(self, job: dict[str, Any], kill_after: float | None = None) -> int:
+        """Run a job, and return its exit status."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        pid = int(self.read())
+        if kill_after is not None:
+            time.sleep(kill_after)
+            with suppress(ProcessLookupError):  # it has ended already
+                os.kill(pid, signal.SIGKILL)
+        return int(self.read())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.process.communicate()
+
+
+def journal_of(path: Path) -> set[Key]:
+    file = path / "actions.jsonl"
+    if not file.exists():
+        return set()
+    keys = set()
+    for line in RecordFile(file, writable=False).records():
+        action = [line["action"]["name"], line["action"]["arguments"]]
+        key = json.dumps(action, sort_keys=True, ensure_ascii=False)
+        keys.add((line["problem_id"], tuple(line["before"]), key))
+    return keys
+
+
+def log_of(file: Path) -> list[Key]:
+    if not file.exists():
+        return []
+    lines = map(json.loads, file.read_text().splitlines())
+    return [(name, tuple(path), key) for name, path, key in lines]
+
+
+def trees_of(path: Path) -> dict[str, Any]:
+    records = RecordFile(path / "trees.jsonl", writable=False).records()
+    names = ("solved", "nodes", "best", "candidates", "stopped", "scores")
+    return {record["problem_id"]: {name: record[name] for name in names} for record in records}
+
+
+def kill_and_resume(
+    server: Server, folder: Path, method: str, *, stores: bool, kills: int, seed: int
+) -> None:
+    """Kill a run some times, let it end, and compare it with one that was not killed."""
+    folder.mkdir()
+    job: dict[str, Any] = {"method": method, "stores": stores, "resume": False}
+    whole = {**job, "path": str(folder / "whole"), "log": str(folder / "whole.log")}
+    begin = time.monotonic()
+    assert server.run(whole) == 0
+    seconds = time.monotonic() - begin
+    rng, left, number = random.Random(seed), kills, 0
+    while left:
+        number += 1
+        path, log = folder / f"killed{number}", folder / f"killed{number}.log"
+        job |= {"path": str(path), "log": str(log), "resume": False}
+        stored_at: list[tuple[int, set[Key]]] = []
+        while left and server.run(job, rng.random() * seconds * 1.5 / kills) != 0:
+            stored_at.append((len(log_of(log)), journal_of(path)))
+            job["resume"] = (path / "run.json").exists()
+            left -= 1
+        if not left:
+            assert server.run(job) == 0
+        assert trees_of(path) == trees_of(folder / "whole")
+        assert journal_of(path) == journal_of(folder / "whole")
+        assert not stores or not list((path / "worlds").iterdir())
+        if stores:
+            ran = log_of(log)
+            for place, stored in stored_at:
+                assert not [key for key in ran[place:] if key in stored]
+    if stores:
+        ran = log_of(folder / "whole.log")
+        assert len(ran) == len(set(ran))
+
+
+@pytest.mark.parametrize(("method", "stores"), [("beam", True), ("mcts", True), ("beam", False)])
+def test_a_killed_run_goes_on(server: Server, tmp_path: Path, method: str, stores: bool) -> None:
+    kill_and_resume(server, tmp_path / "run", method, stores=stores, kills=3, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_many_kills(server: Server, tmp_path: Path) -> None:
+    for round, method in enumerate(("best-of-n", "beam", "dvts", "mcts", "ab-mcts", "rebase")):
+        where = tmp_path / method
+        kill_and_resume(server, where, method, stores=round % 3 != 2, kills=10, seed=round)

@@ -1,0 +1,165 @@
+"""Task folders of Harbor: what is read, what a copy of files can build, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from treegen.errors import DataError
+from treegen.tasks.agents.harbor import (
+    as_problem,
+    copied_files,
+    python_test,
+    read_folder,
+    read_task,
+)
+
+DOCKERFILE = """\
+# A comment
+FROM python:3.12-slim
+LABEL kind="test"
+WORKDIR /app
+COPY main.py \\
+    lib/ ./
+COPY --chown=root:root data/*.txt data/
+COPY ["notes.md", "README.md"]
+"""
+TEST = """\
+#!/bin/bash
+set -euo pipefail
+python3 /tests/check.py
+if [ $? -eq 0 ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi
+"""
+
+
+def make_task(folder: Path, **files: str) -> Path:
+    texts = {
+        "task.toml": 'version = "1.0"\n[metadata]\ndifficulty = "easy"\n'
+        "[agent]\ntimeout_sec = 60.0\n[environment]\ncpus = 1\n",
+        "instruction.md": "Make the tests pass.\n",
+        "environment/Dockerfile": DOCKERFILE,
+        "environment/main.py": "print(1)\n",
+        "environment/lib/util.py": "x = 1\n",
+        "environment/lib/deep/more.py": "y = 2\n",
+        "environment/data/a.txt": "a\n",
+        "environment/data/b.bin": "b\n",
+        "environment/notes.md": "notes\n",
+        "tests/test.sh": TEST,
+        "tests/check.py": "assert True\n",
+        "solution/solve.sh": "echo secret\n",
+        **files,
+    }
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_a_folder_is_read(tmp_path: Path) -> None:
+    task = read_task(make_task(tmp_path / "hello"))
+    assert (task.name, task.instruction) == ("hello", "Make the tests pass.")
+    assert (task.agent_seconds, task.verifier_seconds) == (60.0, 600.0)
+    assert task.metadata == {"difficulty": "easy"} and task.image is None
+    assert set(task.tests) == {"test.sh", "check.py"}
+    assert not any("solve" in path for path in (*task.environment, *task.tests))
+    files, workdir = copied_files(task)
+    assert workdir == "/app"
+    assert files == {
+        "main.py": b"print(1)\n",
+        "util.py": b"x = 1\n",
+        "deep/more.py": b"y = 2\n",
+        "data/a.txt": b"a\n",
+        "README.md": b"notes\n",
+    }
+    assert python_test(task) == "check.py"
+    problem = as_problem(task)
+    assert problem.question == "Make the tests pass."
+    assert problem.metadata["files"]["main.py"] == "print(1)\n"
+    assert "assert True" not in str(problem)
+
+
+def test_a_folder_of_folders_is_read_in_order(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        make_task(tmp_path / name)
+    make_task(tmp_path / "c", **{"task.toml": "no = = toml"})
+    tasks, skipped = read_folder(tmp_path)
+    assert [task.name for task in tasks] == ["a", "b"]
+    assert "is not TOML" in skipped[0].reason and "c" in skipped[0].source
+    assert [task.name for task in read_folder(tmp_path / "a")[0]] == ["a"]
+    with pytest.raises(DataError, match="has no task folder"):
+        read_folder(tmp_path / "a" / "tests")
+
+
+def test_files_without_a_dockerfile_are_the_working_directory(tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "plain")
+    (folder / "environment" / "Dockerfile").unlink()
+    assert copied_files(read_task(folder))[0]["lib/util.py"] == b"x = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("environment/Dockerfile", "FROM x\nRUN apt-get install gcc\n", "the step RUN apt-get"),
+        ("environment/Dockerfile", "FROM x\nENV A=1\n", "the step ENV A=1"),
+        ("environment/Dockerfile", "FROM x\nCOPY --from=y a b\n", "the step COPY --from=y"),
+        ("environment/Dockerfile", "FROM x\nADD https://x/y z\n", "the step ADD https"),
+        ("environment/Dockerfile", "FROM x\nWORKDIR /app\nCOPY main.py /etc/\n", "to /etc/main.py"),
+        ("environment/Dockerfile", "FROM x\nCOPY ../tests /app/\n", "outside of environment/"),
+        ("environment/Dockerfile", "FROM x\nCOPY nothing /app/\n", "does not have"),
+        ("environment/Dockerfile", "FROM x\nCOPY 'main.py /app\n", "unclear"),
+        ("environment/docker-compose.yaml", "services: {}\n", "starts containers"),
+    ],
+)
+def test_what_copies_cannot_build_is_refused_by_name(
+    tmp_path: Path, name: str, text: str, reason: str
+) -> None:
+    task = read_task(make_task(tmp_path / "odd", **{name: text}))
+    with pytest.raises(DataError, match="local cannot build Harbor's task odd") as refused:
+        copied_files(task)
+    assert reason in str(refused.value) and "environment" in str(refused.value)
+
+
+def test_an_image_and_other_tests_are_refused(tmp_path: Path) -> None:
+    toml = '[environment]\ndocker_image = "x/y:1"\n'
+    folder = make_task(tmp_path / "image", **{"task.toml": toml})
+    (folder / "environment" / "Dockerfile").unlink()
+    with pytest.raises(DataError, match="starts from the image x/y:1"):
+        copied_files(read_task(folder))
+    for script, reason in (
+        ("apt-get update\n", "has the command apt-get update"),
+        ("python3 /tests/other.py\n", "does not run one Python program"),
+        ("python3 /tests/check.py; rm -rf /\n", "has the command"),
+    ):
+        task = read_task(make_task(tmp_path / "tests", **{"tests/test.sh": script}))
+        with pytest.raises(DataError, match=reason):
+            python_test(task)
+
+
+@pytest.mark.parametrize("place", ["environment/leak", "tests/leak", "instruction.md", "tests"])
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_links_never_lead_out_of_a_folder(tmp_path: Path, place: str, is_folder: bool) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "test.sh").write_text("secret")
+    folder = make_task(tmp_path / "links")
+    path = folder / place
+    if path.is_dir():
+        path.rename(tmp_path / "away")
+    path.unlink(missing_ok=True)
+    path.symlink_to(secret if is_folder else secret / "test.sh")
+    with pytest.raises(DataError):
+        read_task(folder)
+
+
+def test_wrong_configurations_are_errors(tmp_path: Path) -> None:
+    for toml, reason in (
+        ("[agent]\ntimeout_sec = -1\n", "timeout_sec"),
+        ("agent = 3\n", "agent in .* is no table"),
+        ("[[steps]]\nname = 'a'\n", "several steps"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            read_task(make_task(tmp_path / "wrong", **{"task.toml": toml}))

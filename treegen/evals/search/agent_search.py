@@ -1,0 +1,233 @@
+"""Searches whose steps are tool calls: a task's environment, an agent, and a method."""
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from treegen.errors import CacheFullError, InputError
+from treegen.evals.problem import Problem
+from treegen.evals.scoring.code_execution import ExecutionOptions
+from treegen.evals.search.action_journal import (
+    LOCK_FILE,
+    ActionJournal,
+    Episode,
+    JournaledEnvironment,
+)
+from treegen.evals.search.agent_task import AgentTask, Assessment, EnvironmentOptions
+from treegen.evals.search.custom_method import find_method
+from treegen.evals.search.job import SearchJob
+from treegen.evals.search.searcher import Searcher, problems_of, stop_when
+from treegen.evals.search.value_functions import ValueFunction
+from treegen.prompts.replies.types import ToolCall
+from treegen.runs import SearchRunDir, open_for_append
+from treegen.search.environments.agent import Agent, step_of
+from treegen.search.environments.protocol import Environment
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.records import SearchTree
+from treegen.search.tree.result import SearchOutcome
+
+WORLDS_FOLDER: Final = "worlds"
+ENVIRONMENT: Final = "environment"
+"""The way to evaluate states by the rewards of the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAgent:
+    """The agent of a run."""
+
+    job: SearchJob
+    agent: Agent
+    environment: Environment
+    """The environment itself, without the journal."""
+    journal: ActionJournal
+    keeps_snapshots: bool
+    """Whether snapshots outlive the process."""
+
+    @property
+    def task(self) -> AgentTask:
+        """The task of the run."""
+        assert isinstance(self.job.task, AgentTask)
+        return self.job.task
+
+    def describe_resume(self) -> list[str]:
+        """Return what happens to the actions that the run has stored, for people."""
+        num = self.journal.num_stored
+        if not num:
+            return []
+        lines = [f"{num:,} actions are stored; treegen reads what they have shown"]
+        if not self.keeps_snapshots:
+            lines.append(
+                f"the environment {self.job.settings.environment} keeps no snapshots, so actions "
+                "run again where a branch goes on after them"
+            )
+        return lines
+
+    def search(
+        self, interrupted: Callable[[], object], value_function: ValueFunction | None
+    ) -> "AgentSearch":
+        """Return the function that searches a problem.
+
+        Args:
+            interrupted: As for `TaskSearch`.
+            value_function: As for `TaskSearch`.
+        """
+        return AgentSearch(self, interrupted, value_function)
+
+    def assess(self, problem: Problem, tree: SearchTree, node: int) -> Assessment:
+        """Return the official score of the episode that ends at a node.
+
+        Args:
+            problem: The problem.
+            tree: The tree of the search.
+            node: The id of the node.
+        """
+        return self.task.assess(problem, actions_of(tree, node), self.environment)
+
+
+@contextmanager
+def open_agent(
+    job: SearchJob, run: SearchRunDir, execution: ExecutionOptions | None
+) -> Iterator[RunAgent]:
+    """Open the environment and the journal of a run, and yield its agent.
+
+    Args:
+        job: The job of the run.
+        run: The run directory.
+        execution: Permission to run programs; None without it.
+
+    Raises:
+        InputError: The environment needs a permission that it does not have.
+    """
+    task, settings = job.task, job.settings
+    assert isinstance(task, AgentTask) and settings.environment is not None
+    folder = run.path / WORLDS_FOLDER
+    options = EnvironmentOptions(name=settings.environment, execution=execution, folder=folder)
+    with open_for_append(run.path / run.actions_file, LOCK_FILE) as file:
+        journal = ActionJournal(file)
+        environment = task.make_environment(job.data, options)
+        keeps = settings.environment in task.keep_snapshots
+        journaled = JournaledEnvironment(environment, journal, keeps_snapshots=keeps)
+        with Agent(
+            journaled,
+            max_live=settings.max_live,
+            max_steps=settings.depth,
+            forces_calls=settings.forces_calls,
+        ) as agent:
+            yield RunAgent(job, agent, environment, journal, keeps)
+            journaled.is_finished = run.missing <= 0
+
+
+def actions_of(tree: SearchTree, node: int) -> list[ToolCall]:
+    """Return the actions of the episode that ends at a node.
+
+    Args:
+        tree: The tree of the search.
+        node: The id of the node.
+    """
+    actions = []
+    for index in tree.path(node):
+        step: Any = tree.nodes[index].data
+        if isinstance(step, dict):
+            ran = step.get("calls", ())[: len(step.get("observations", ()))]
+            actions += [ToolCall(call["name"], call["arguments"]) for call in ran]
+    return actions
+
+
+def answer_of(tree: SearchTree, node: int) -> str | None:
+    """Return the text of the reply that ended an episode; None if no reply did.
+
+    Args:
+        tree: The tree of the search.
+        node: The id of the node.
+    """
+    step: Any = tree.nodes[node].data
+    is_answer = isinstance(step, dict) and step.get("end") == "answer"
+    return str(step.get("text", "")) if is_answer else None
+
+
+class AgentSearch:
+    """Searches any of a task's problems by steps of an agent.
+
+    A search that runs out of memory returns the CacheFullError, as a `TaskSearch` does.
+    """
+
+    def __init__(
+        self,
+        run: RunAgent,
+        interrupted: Callable[[], object],
+        value_function: ValueFunction | None,
+    ) -> None:
+        self._run, self._interrupted, self._value_function = run, interrupted, value_function
+        settings = run.job.settings
+        self._method = find_method(settings.place)
+        self._problems = problems_of(run.job.data, settings)
+
+    async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
+        """Search the problem of a root."""
+        run, name = self._run, root.search.name
+        problem = self._problems[name]
+        run.agent.begin(root, Episode(name, problem))
+        how = self._value_function or ValueFunction(
+            run.agent.evaluate, 0.0, 1.0, lambda value: min(max(value, 0.0), 1.0)
+        )
+        watcher = asyncio.ensure_future(stop_when(self._interrupted, root.search))
+        try:
+            return await AgentSearcher(run, problem, root, how, self._method).search()
+        except CacheFullError as error:
+            return error
+        finally:
+            watcher.cancel()
+
+
+class AgentSearcher(Searcher):
+    """A problem with the functions that strategies call, for steps of an agent."""
+
+    acts = True
+
+    def __init__(
+        self, run: RunAgent, problem: Problem, root: SearchNode, how: ValueFunction, method: Any
+    ) -> None:
+        super().__init__(run.task, problem, run.job.settings, root, how, method)
+        self._agent = run.agent
+
+    def done(self, node: SearchNode) -> bool:
+        """Return whether the episode is over at a node."""
+        return self._agent.done(node)
+
+    def state(self, node: SearchNode) -> Hashable:
+        """Return the state of a node: the actions before it, and the answer if it has one."""
+        return self._agent.state(node)
+
+    def answer(self, node: SearchNode) -> str | None:
+        """Return the reply that ended the episode; None if no reply did."""
+        step = step_of(node)
+        return step.reply.text if step is not None and step.end == "answer" else None
+
+    async def step(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
+        """Take n steps from a node."""
+        self._check()
+        return await self._agent.step(node, n)
+
+    async def finish(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
+        """Play n episodes from a node to their ends."""
+        self._check()
+        return [node] if self.done(node) else await self._agent.play(node, n)
+
+    def instruct(self, node: SearchNode, text: str) -> SearchNode:
+        """Raise InputError, because an agent gets no instructions.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError("an agent takes steps by tool calls alone; choose another method")
+
+    async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
+        """Take as many steps from a node as the settings say."""
+        return await self.step(node, self._settings.expand)
+
+    async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
+        """Return the values of nodes in the way named by the settings."""
+        self._check()
+        return [float(value) for value in await self._value.evaluate(nodes)]
