@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certified_run import make_certified_run
 from cli_cases import Command
 from foreign_logs import generated_rows, write_lm_eval
 
@@ -36,6 +37,11 @@ from treegen.runs.record_lines import decode_record, encode_record
 from treegen.runs.settings import _comparable_fields, _fingerprint
 
 pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certified_run(tmp_path_factory.mktemp("certified"))
 
 
 @pytest.fixture

@@ -1,20 +1,16 @@
-"""A certified run."""
+"""A certified run of the demo model, for tests of certificates."""
 
 import shutil
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from treegen import demo, evaluate
 from treegen.evals.pipeline.listener import Listener
 from treegen.report.certify.build import write_certificate
 
 
-@pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certified run of the demo model, in a folder with copies of the model and the data."""
-    folder = tmp_path_factory.mktemp("certified")
+def make_certified_run(folder: Path) -> Path:
+    """Write a certified run into a folder, with copies of the model and the data."""
     shutil.copytree(demo.model_path(), folder / "model")
     for name in ("words.jsonl", "words_fewshot.jsonl"):
         shutil.copy(demo.data_path(name), folder / name)
