@@ -153,7 +153,7 @@ def test_updates_at_random_steps_equal_a_slow_reference(
 def test_updates_reach_compiled_layers_and_graphs_on_a_gpu(
     family: str, mode: Any, saved: Callable[..., Path]
 ) -> None:
-    on_gpu = {"device": "cuda", "dtype": "float32", "memory": "64MiB"}
+    on_gpu: dict[str, Any] = {"device": "cuda", "dtype": "float32", "memory": "64MiB"}
     all_options = [on_gpu, {**on_gpu, "eager": True, "sharing": "all"}]
     check_updates([saved(family, seed) for seed in range(3)], mode, all_options)
 

@@ -119,7 +119,7 @@ async def everything(root: SearchNode) -> list[SearchNode]:
         (vote, Budget(nodes=6)),
         (everything, Budget(tokens=45)),
     ],
-    ids=str,
+    ids=range(6),
 )
 def test_trees_are_those_of_a_local_search(
     remote: RemoteLLM, local: LLM, fn: Any, budget: Budget | None

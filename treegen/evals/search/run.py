@@ -173,9 +173,11 @@ def _start_searches(
     prompts: list[tuple[str, Any]] = [
         (name, job.roots[problem_id]) for name, (problem_id, _) in names.items()
     ]
+    more: dict[str, Any] = {}
     search: SearchFn = TaskSearch(job.task, job.data, settings, stop, value_function)
     if agent is not None:
         search = agent.search(stop, value_function)
+        more = {"tools": agent.environment.tools}
         prompts = [(name, [{"role": "user", "content": text}]) for name, text in prompts]
     return llm.search_stream(
         search,
@@ -183,7 +185,7 @@ def _start_searches(
         settings.whole,
         concurrency=settings.concurrency,
         budget=settings.budget,
-        **({} if agent is None else {"tools": agent.environment.tools}),
+        **more,
     )
 
 
