@@ -53,7 +53,7 @@ _PAGES = (
     ),
     *(
         f"docs/tutorials/{name}.md"
-        for name in ("gsm8k", "own-task", "own-search", "own-attention", "prompts")
+        for name in ("gsm8k", "own-task", "own-search", "own-attention", "prompts", "tools")
     ),
 )
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
