@@ -7,7 +7,7 @@ steps, and the attention of the tree is also measured alone. The roofline is the
 matrix products at the device's rate. The figures of docs/integrations/training.md come from
 
     python examples/benchmarks/tree_loss.py --shape smollm2-360m --layers 4
-    python examples/benchmarks/tree_loss.py --shape llama3.2-1b  # on a GPU
+    python examples/benchmarks/tree_loss.py --shape llama3.2-1b
 """
 
 from __future__ import annotations
