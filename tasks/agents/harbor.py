@@ -17,14 +17,13 @@ import os
 import posixpath
 import re
 import shlex
-import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files import describe_read_error
+from treegen.common.files import describe_read_error, open_regular
 from treegen.errors import DataError, arg
 from treegen.evals.problem import Problem, Skipped
 
@@ -164,10 +163,7 @@ def _text(folder: Path, name: str) -> str:
 def _read(path: Path) -> bytes:
     """Return the content of a regular file; links are not followed."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise DataError(f"{path} is no regular file; leave it out")
+        with open(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise DataError(describe_read_error(path, error)) from None

@@ -43,6 +43,7 @@ OWN = {
     "treegen/runs/files.py",
     "treegen/runs/records.py",
     "tasks/common/sources.py",
+    "tasks/environments/directories.py",
     "treegen/common/bounded/worker_server.py",
     "cli/main.py",
 }

@@ -63,7 +63,7 @@ class ToolTurns:
                 none.
         """
         if completion.text and not completion.tokens:
-            return self.replies.read_text(completion.text, self.tools)
+            return self.replies.parse_text(completion.text, self.tools)
         return self.replies.read(completion, before, self.tools)
 
     def render_results(

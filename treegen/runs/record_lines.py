@@ -82,7 +82,7 @@ FREE: Final = _types(
         "adapter chat_template verifier_memory source": _TEXT,
         "task model dtype kv_cache_dtype device sharing impl place stop_when reasoning": (str,),
         "num_fewshot page_size max_rows prefill_chunk draft_tokens": _WHOLE,
-        "tensor_parallel_size concurrency stop_batch": (int,),
+        "tensor_parallel_size concurrency stop_batch max_live": (int,),
         "compile run_ahead": (bool, _NONE),
         "eager reproducible check trust_remote_code score log_tokens": (bool,),
         "self_certainty images": (bool,),

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 if CUDA or os.environ.get("TRITON_INTERPRET") == "1":
     from treegen.ops.attention.gpu import tree_attend
-    from treegen.ops.attention.gpu.tree_attend import Tiles
+    from treegen.ops.attention.gpu.tree_attend import TileSizes
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 SINKS = torch.tensor([0.3, -1.0, 2.0, 0.0])
@@ -41,7 +41,7 @@ OPTIONS = {
 @pytest.fixture(params=["one program", "a program for each head"], autouse=True)
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose tiles so small that trees have many, and kernels for all types and devices."""
-    tiles = Tiles(16, 32, 4, 2), Tiles(32, 16, 4, 2), Tiles(16, 32, 4, 1)
+    tiles = TileSizes(16, 32, 4, 2), TileSizes(32, 16, 4, 2), TileSizes(16, 32, 4, 1)
     monkeypatch.setattr(tree_attend, "_TILES", dict.fromkeys((128, 256, 512), tiles))
     monkeypatch.setattr(tree_attend, "_MANY", 1 if request.param == "one program" else 10**9)
     monkeypatch.setattr(tree_attend, "can_attend", lambda q, v: q.dtype != torch.float64)

@@ -56,6 +56,7 @@ _BEFORE: Final[dict[str, Any]] = {
     "environment": None,
     "forces_calls": False,
 }
+_OF_AGENTS: Final = ("environment", "forces_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,13 @@ class SearchSettings(BaseSettings, TreeSettings):
         knobs = find_method(self.place).knobs
         return None if knob in knobs else f"to {self.method}, which reads {', '.join(knobs)} alone"
 
+    def free_choices(self) -> dict[str, Any]:
+        """Return settings that change no search, or only data that identity has hashes of."""
+        free = super(SearchSettings, self).free_choices()
+        if self.environment is None:  # as in runs from before there were agents
+            del free["max_live"]
+        return free
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that change a search, as run.json groups them."""
         return {
@@ -145,7 +153,11 @@ class SearchSettings(BaseSettings, TreeSettings):
                     if name not in _BEFORE or getattr(self, name) != _BEFORE[name]
                 },
             },
-            "budget": asdict(self.budget),
+            "budget": {
+                name: limit
+                for name, limit in asdict(self.budget).items()
+                if name != "actions" or limit is not None  # older runs do not have it
+            },
             "draw": {
                 **{name: getattr(self.step, name) for name in _DRAW},
                 **self.step.penalties,
@@ -231,9 +243,8 @@ def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
     Raises:
         RunError: the run is not a search run.
     """
-    return last_choices(
-        info, "search", groups=("search", "draw"), names=("budget",), absent=_BEFORE
-    )
+    absent = {name: value for name, value in _BEFORE.items() if name not in _OF_AGENTS}
+    return last_choices(info, "search", groups=("search", "draw"), names=("budget",), absent=absent)
 
 
 def _method(

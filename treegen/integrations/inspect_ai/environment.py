@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from inspect_ai.util import SandboxEnvironment
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
-from treegen.common.files import create_held, replace_file, sweep
+from treegen.common.files import create_held, read_bytes, replace_file, sweep
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError, arg
 from treegen.integrations.inspect_ai.world import InspectWorld
 from treegen.search.environments.file_tools import (
@@ -150,7 +150,7 @@ class InspectEnvironment:
             return await self._create(str(path))
         world = await self._create(self._config)
         try:
-            await world.unpack(path.read_bytes())
+            await world.unpack(read_bytes(path))
         except BaseException:
             await world.close()
             raise

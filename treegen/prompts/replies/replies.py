@@ -112,7 +112,7 @@ class ReplyReader:
             return Reply(completion.text, [])
         return reply
 
-    def read_text(self, text: str, tools: Sequence[Any] | None = None) -> Reply:
+    def parse_text(self, text: str, tools: Sequence[Any] | None = None) -> Reply:
         """Split a reply of which only the text is known, with the marks of calls in it.
 
         Args:

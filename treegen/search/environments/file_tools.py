@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files import describe_read_error
+from treegen.common.files import describe_read_error, read_bytes
 from treegen.errors import InputError, arg
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation
@@ -96,7 +96,7 @@ def read_files(files: Files) -> dict[str, bytes]:
         }
     try:
         paths = [path for path in files.rglob("*") if path.is_file() and not path.is_symlink()]
-        read = {str(path.relative_to(files)): path.read_bytes() for path in paths}
+        read = {str(path.relative_to(files)): read_bytes(path) for path in paths}
     except OSError as error:
         raise InputError(describe_read_error(files, error)) from None
     if not files.is_dir():

@@ -42,7 +42,7 @@ class PackedTokens(Protocol):
         ...
 
 
-class Tiles(NamedTuple):
+class TileSizes(NamedTuple):
     """The sizes of a kernel's blocks."""
 
     rows: int
@@ -51,12 +51,12 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-# Tiles of the kernel of outputs, of the gradients of queries, and of those of keys, by the bytes of
+# Sizes for the kernels of outputs, of gradients of queries, and of those of keys, by the bytes of
 # the wider one of a key and a value, for a GPU with much shared memory. An H100 was measured.
 _TILES: Final = {
-    128: (Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3)),
-    256: (Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 3), Tiles(32, 64, 4, 3)),
-    512: (Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2)),
+    128: (TileSizes(64, 64, 4, 3), TileSizes(64, 64, 4, 3), TileSizes(64, 64, 4, 3)),
+    256: (TileSizes(64, 64, 4, 3), TileSizes(64, 32, 4, 3), TileSizes(32, 64, 4, 3)),
+    512: (TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 2), TileSizes(32, 32, 4, 2)),
 }
 _MUCH_MEMORY: Final = 160 << 10  # shared memory per program, in bytes
 
@@ -185,7 +185,7 @@ class TreeKernels:
     def _launch(
         self,
         kernel: Any,
-        tiles: Tiles,
+        tiles: TileSizes,
         grid: tuple[int, int],
         arrays: Sequence[Tensor],
         **constants: int,
@@ -215,7 +215,7 @@ class TreeKernels:
                 **constants,
             )
 
-    def _blocks(self, tiles: Tiles, by_key: bool, device: torch.device) -> tuple[Tensor, ...]:
+    def _blocks(self, tiles: TileSizes, by_key: bool, device: torch.device) -> tuple[Tensor, ...]:
         """Return the numbers of blocks, the ends of their parts, and the places of tokens."""
         window = self._options.window
 
