@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import os
 import tempfile
+import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +49,12 @@ def use(
         finally:
             await environment.close()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    finally:
+        with warnings.catch_warnings():  # Inspect leaves pipes of commands that it ended open
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 async def call(world: InspectWorld, tool: str, **arguments: Any) -> Observation:

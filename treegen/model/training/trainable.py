@@ -36,7 +36,7 @@ def unwrap(module: Any) -> PreTrainedModel:
     """
     while isinstance(module, DistributedDataParallel) or hasattr(module, "_orig_mod"):
         is_ddp = isinstance(module, DistributedDataParallel)
-        module = module.module if is_ddp else module._orig_mod
+        module = module.module if is_ddp else module.get_submodule("_orig_mod")
     if hasattr(module, "get_base_model"):
         if any(config.is_prompt_learning for config in module.peft_config.values()):
             raise InputError(
