@@ -20,6 +20,7 @@ from transformers import AutoConfig, DynamicCache
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.common.checks import CACHE_MODES
 from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.errors import InputError
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.memory import new_state_cache
 from treegen.ops.cache.pool import PagedCache
@@ -445,3 +446,20 @@ def test_the_same_weights_once_more_change_nothing(
         other = want[c.prompt_id, c.sample_index]
         assert c.tokens == other.tokens
         assert c.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+def test_a_draft_function_cannot_update(saved: Callable[..., Path]) -> None:
+    llm, stock = load_two(saved)
+    errors: list[str] = []
+
+    def draft(contexts: Any) -> Any:
+        try:
+            llm.update(stock[1])
+        except InputError as error:
+            errors.append(str(error))
+        return [[] for _ in contexts]
+
+    path = saved("llama", 0)
+    llm = load(path, speculate=draft)
+    llm.run(ragged(), GREEDY)
+    assert errors and llm.weights_version == 0

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from treegen.errors import ModelError
+from treegen.errors import InputError, ModelError
 
 
 class UpdateGate:
@@ -21,6 +21,7 @@ class UpdateGate:
         self.version = 0
         self._lock, self._turnstile = threading.RLock(), threading.RLock()
         self._is_mixed = False
+        self._stepping: int | None = None  # the thread that computes a step
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -34,11 +35,21 @@ class UpdateGate:
             pass
         with self._lock:
             self.check()
-            yield
+            self._stepping = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._stepping = None
 
     @contextmanager
     def update(self) -> Iterator[int]:
-        """Hold the weights to replace them; yield the version that they have afterwards."""
+        """Hold the weights to replace them; yield the version that they have afterwards.
+
+        Raises:
+            InputError: a function that a step calls, such as a draft function, updates the weights.
+        """
+        if self._stepping == threading.get_ident():
+            raise InputError("a step is being computed; update the weights between two steps")
         with self._turnstile, self._lock:
             self._is_mixed = True
             yield self.version + 1

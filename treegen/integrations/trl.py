@@ -7,7 +7,7 @@ rollout's samples, for trainers that compute shared prefixes once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -179,8 +179,17 @@ class WeightTransfer:
         Raises:
             TreegenError: as for `LLM.update`.
         """
-        stay = self._llm.model.module.state_dict()
-        self._llm.update({**stay, **dict(iterator)}, cache=self._cache)
+
+        def all_weights() -> Iterator[tuple[str, torch.Tensor]]:
+            sent = set()
+            for name, tensor in iterator:
+                sent.add(name)
+                yield name, tensor
+            for name, weight in self._llm.model.module.named_parameters():
+                if name not in sent:
+                    yield name, weight
+
+        self._llm.update(all_weights(), cache=self._cache)
 
     def init_weight_transfer(self) -> None:
         """Do nothing, because the LLM is in this process."""

@@ -137,7 +137,11 @@ def probe_layers(
     """
     if trust_remote_code or not type(config).__module__.startswith("transformers."):
         return _probe(config, dtype, trust_remote_code, ranks)
-    return _probe_stock(_StockConfig(config), dtype, ranks)
+    try:
+        stock = _StockConfig(config)
+    except (TypeError, ValueError):  # it has values that JSON cannot hold
+        return _probe(config, dtype, trust_remote_code, ranks)
+    return _probe_stock(stock, dtype, ranks)
 
 
 @functools.lru_cache(maxsize=16)

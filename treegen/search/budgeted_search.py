@@ -44,6 +44,7 @@ class BudgetedSearch(NonCopyable):
             error.
         num_asked: Pending calls for samples and scores.
         num_acting: Pending actions of environments.
+        num_acted: Actions that the budget counts: those of all distinct replies.
     """
 
     def __init__(self, name: str, budget: Budget | None, origin: str | None) -> None:
@@ -61,7 +62,7 @@ class BudgetedSearch(NonCopyable):
         self.line = CallQueue.of(self.budget, self.usage)
         self.stopped: BudgetReached | None = None
         self.is_abandoned = False
-        self.num_asked = self.num_acting = 0
+        self.num_asked = self.num_acting = self.num_acted = 0
         self._num_drawing = self._num_refused = self._num_ended = 0
 
     def origin_of(self, key: str) -> str:
@@ -132,7 +133,7 @@ class BudgetedSearch(NonCopyable):
     def fits_actions(self, num: int) -> bool:
         """Return whether the budget has room for `num` actions, besides the pending ones."""
         limit = self.budget.actions
-        return limit is None or self.usage.actions + self.num_acting + num <= limit
+        return limit is None or self.num_acted + self.num_acting + num <= limit
 
     def refuse_actions(self) -> NoReturn:
         """Raise BudgetReached, because the budget has no room for the calls of a reply."""

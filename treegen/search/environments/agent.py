@@ -421,3 +421,5 @@ def _count(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) ->
         outcome = run.outcome
         is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
         search.usage.actions += outcome.result().num_run if is_over else len(key)
+        # Which of several replies has run a call that they share depends on timing.
+        search.num_acted += outcome.result().num_asked if is_over else len(key)

@@ -44,6 +44,8 @@ class Outcome:
     """The world's last judgement; None if it has none."""
     num_run: int = 0
     """Actions that were run."""
+    num_asked: int = 0
+    """Calls that ended or failed, also those that shared the run of an equal pure call."""
 
 
 @dataclass(slots=True)

@@ -173,7 +173,8 @@ class LiveWorlds(Closeable):
         except Exception as error:
             if world is not None:
                 await self._discard(world)
-            return Outcome(tuple(shown), failure=describe_failure(error), num_run=num_run)
+            failure, num_asked = describe_failure(error), len(shown) + 1
+            return Outcome(tuple(shown), failure=failure, num_run=num_run, num_asked=num_asked)
         except BaseException:
             if world is not None:
                 self._discard_later(world)
@@ -181,7 +182,9 @@ class LiveWorlds(Closeable):
         last = shown[-1]
         if not last.is_done and not last.failure:
             after = state if world is None else self._keep(world)
-            return Outcome(tuple(shown), after, reward=last.reward, num_run=num_run)
+            return Outcome(
+                tuple(shown), after, reward=last.reward, num_run=num_run, num_asked=len(shown)
+            )
         reward, failure = last.reward, last.failure
         if reward is None and not failure:
             try:
@@ -191,7 +194,9 @@ class LiveWorlds(Closeable):
                 failure = describe_failure(error)
         if world is not None:
             await self._discard(world)
-        return Outcome(tuple(shown), failure=failure, reward=reward, num_run=num_run)
+        return Outcome(
+            tuple(shown), failure=failure, reward=reward, num_run=num_run, num_asked=len(shown)
+        )
 
     async def _run_pure(self, state: WorldState, call: ToolCall) -> tuple[Observation, bool]:
         """Return the observation of a call that changes nothing, and whether it had to run."""
