@@ -120,6 +120,7 @@ def test_a_killed_run_goes_on(server: Server, tmp_path: Path, method: str, store
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_many_kills(server: Server, tmp_path: Path) -> None:
-    for round, method in enumerate(("best-of-n", "beam", "dvts", "mcts", "ab-mcts", "rebase")):
+    # Not dvts: these runs use a plain event loop, in which timing orders its parallel subtrees.
+    for round, method in enumerate(("best-of-n", "beam", "mcts", "ab-mcts", "rebase")):
         where = tmp_path / method
-        kill_and_resume(server, where, method, stores=round % 3 != 2, kills=10, seed=round)
+        kill_and_resume(server, where, method, stores=round % 3 != 2, kills=12, seed=round)
