@@ -78,6 +78,7 @@ class Storage:
             else:
                 path = Path(folder).absolute()
                 _lock_folder(path, stack)
+                _check_no_links(path)
                 stack.callback(self._leave, path)
             (path / _MARKER).touch()
             self._worlds, self._snapshots = path / "worlds", path / "snapshots"
@@ -224,6 +225,18 @@ def _lock_folder(path: Path, stack: ExitStack) -> None:
 def _remove_empty(path: Path) -> None:
     with suppress(OSError):
         path.rmdir()
+
+
+def _check_no_links(folder: Path) -> None:
+    """Raise InputError for links in place of what a folder of worlds holds.
+
+    The folder may come from somebody else, and what is below it is removed.
+    """
+    for name in (_MARKER, "worlds", "snapshots"):
+        if (folder / name).is_symlink():
+            raise InputError(
+                f"{folder / name} is a symbolic link, which treegen does not follow; remove it"
+            )
 
 
 def _try_reflinks(folder: Path) -> bool:

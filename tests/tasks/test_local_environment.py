@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -516,3 +517,18 @@ def test_what_is_shown_to_the_user() -> None:
     assert {"read_host_file", "write_host_file", "fork"} <= set(environment.report.held)
     assert any(line.startswith("not protected: disk space of a working") for line in lines)
     assert lines[-1].startswith("forks: ") and "processes end" in lines[-1]
+
+
+@pytest.mark.parametrize("name", ["worlds", "snapshots"])
+def test_links_in_a_folder_of_worlds_are_not_followed(tmp_path: Path, name: str) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    (victim / "photos.partial").mkdir(parents=True)
+    make = partial(LocalEnvironment, allow_code_execution=True, folder=folder)
+    asyncio.run(make().close())
+    shutil.rmtree(folder / name, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    (folder / ".treegen-worlds").touch()
+    (folder / name).symlink_to(victim)
+    with pytest.raises(InputError, match="is a symbolic link"):
+        make()
+    assert (victim / "photos.partial").is_dir()
