@@ -1,4 +1,4 @@
-"""Runs of agent tasks in which a scripted policy stands for the model."""
+"""Runs of agent tasks whose model is a scripted policy."""
 
 from __future__ import annotations
 

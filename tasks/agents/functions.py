@@ -117,7 +117,7 @@ FUNCTIONS: Final = (
     Function(
         "rotate",
         '''def rotate(items, steps):
-    """Return the items moved to the right by some steps; those at the end come to the front."""
+    """Rotate a list to the right by a number of steps."""
     if not items:
         return []
     steps %= len(items)

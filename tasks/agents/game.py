@@ -14,20 +14,6 @@ class MoveError(Exception):
     """A move is impossible; the message is for the model."""
 
 
-def make_tool(name: str, description: str, **arguments: str) -> dict[str, Any]:
-    """Return the JSON schema of a tool, in OpenAI's format of function tools.
-
-    Args:
-        name: Name of the tool.
-        description: What it does, for the model.
-        arguments: Description of each argument. All are required strings.
-    """
-    properties = {key: {"type": "string", "description": arguments[key]} for key in arguments}
-    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    function = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": function}
-
-
 class ToolGame(ABC):
     """A world in memory. The tool NAME is the method `do_NAME`, which returns a text.
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, ClassVar, Final
 
+from treegen.search.environments.file_tools import make_tool
 from treegen.tasks.agents.functions import FUNCTIONS, Arguments, Function
-from treegen.tasks.agents.game import MoveError, ToolGame, make_tool
+from treegen.tasks.agents.game import MoveError, ToolGame
 from treegen.tasks.sandbox import Limits, Program, ProgramStatus, SandboxPool, TestCase
 
 LIMITS: Final = Limits(cpu_seconds=2.0, output=1 << 18)
@@ -57,7 +58,7 @@ class RepairLevel:
     num_files: int
     num_bugs: int
     num_unwritten: int
-    """Functions of which only the signature and the docstring are there."""
+    """Number of functions without a body."""
 
 
 LEVELS: Final = {

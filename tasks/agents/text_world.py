@@ -11,7 +11,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from treegen.tasks.agents.game import MoveError, ToolGame, make_tool
+from treegen.search.environments.file_tools import make_tool
+from treegen.tasks.agents.game import MoveError, ToolGame
 
 HELD: Final = "hands"
 """The place of things that the player holds."""

@@ -16,6 +16,7 @@ from treegen.errors import InputError, StoppedError, WorldError, arg
 from treegen.search.environments.file_tools import Files, FileWorld, ToolError, read_files
 from treegen.search.environments.protocol import Observation
 from treegen.tasks.environments.directories import (
+    MAX_DEPTH,
     DirectoryLimitError,
     DirectorySize,
     copy_tree,
@@ -213,6 +214,8 @@ class LocalWorld(FileWorld):
                 raise ToolError(
                     f"the working directory may have {most.files:,} files and {most.size:,} bytes"
                 )
+            if path.count("/") >= MAX_DEPTH:
+                raise ToolError(f"a path may have {MAX_DEPTH} parts")
             write_beneath(folder, path, data, self.workspace.uid)
 
     def _list(self) -> list[str]:

@@ -54,7 +54,7 @@ def test_a_model_solves_the_world_that_it_knows(
     assert results["num_solved"] >= 1 and results["cost"]["actions"]["total"] > 0
     stored = (run / "actions.jsonl").read_bytes()
 
-    # A run that has lost its trees goes on from its actions, and takes the same steps.
+    # Without its trees, a run reads its stored actions and takes the same steps.
     os.truncate(run / "trees.jsonl", 0)
     done = treegen("search", "--resume", run)
     assert done.code == 0, done.err

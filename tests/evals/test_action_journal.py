@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from agent_policies import call
 
-from treegen.errors import InputError, WorldError
+from treegen.errors import InputError, RunError, WorldError
 from treegen.evals.problem import Problem
 from treegen.evals.search.action_journal import (
     ActionJournal,
@@ -17,6 +17,7 @@ from treegen.evals.search.action_journal import (
 )
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import open_for_append
+from treegen.runs.record_lines import decode_record, encode_record
 from treegen.search.environments.protocol import Observation, Traits
 
 EPISODE = Episode("a search", Problem("p", "", ""))
@@ -170,3 +171,54 @@ def test_searches_have_their_own_actions(tmp_path: Path) -> None:
         assert asyncio.run(other()) == "now 1"
         assert inner.ran == ["0add", "close", "0add"]
         assert environment.journal.num_stored == 2
+
+
+class Failing(Counter):
+    """A world whose third action is an error of the environment."""
+
+    async def run(self, action: ToolCall) -> Observation:
+        if self.number == 2:
+            self.environment.ran.append("2fails")
+            raise WorldError("the disk is gone")
+        return await super().run(action)
+
+
+class Failures(Counters):
+    async def start(self, problem: Problem) -> Counter:
+        return Failing(self)
+
+
+def test_an_action_that_failed_does_not_run_again(tmp_path: Path) -> None:
+    for keeps in (True, False):
+        for process in range(2):
+            (folder := tmp_path / str(keeps)).mkdir(exist_ok=True)
+            with (
+                opened(folder, inner := Failures({}), keeps=keeps) as environment,
+                pytest.raises(WorldError, match=r"^the disk is gone$"),
+            ):
+                asyncio.run(act(environment, "add", "add", "add"))
+            assert ("2fails" in inner.ran) == (process == 0)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"observation": {"text": 7}},
+        {"observation": "x"},
+        {"snapshot": 7},
+        {"before": 3},
+        {"action": None},
+        {"observation": {"images": ["zz"]}},
+    ],
+    ids=range(6),
+)
+def test_a_line_in_another_form_is_an_error(tmp_path: Path, edit: dict[str, object]) -> None:
+    with opened(tmp_path, Counters({}), keeps=False) as environment:
+        asyncio.run(act(environment, "add"))
+    path = tmp_path / "actions.jsonl"
+    path.write_bytes(encode_record({**decode_record(path.read_bytes()), **edit}))
+    with (
+        pytest.raises(RunError, match=r"actions\.jsonl has an action that cannot be read"),
+        opened(tmp_path, Counters({}), keeps=False),
+    ):
+        pass

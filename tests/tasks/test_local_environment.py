@@ -117,6 +117,7 @@ def test_tools(sandbox: str) -> None:
         ("write_file", {"path": "a/../../x", "text": ""}, "leads out of the working directory"),
         ("write_file", {"path": "big", "text": "x" * (MIB + 1)}, "may have 60 files and 1,048,576"),
         ("write_file", {"path": "d/" * 70 + "x", "text": ""}, "may have 60 files"),
+        ("write_file", {"path": "d/" * 40 + "x", "text": ""}, "may have 32 parts"),
     ],
 )
 def test_a_wrong_call_is_an_observation(tool: str, arguments: Any, error: str) -> None:

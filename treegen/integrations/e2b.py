@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -27,7 +27,7 @@ from treegen.search.environments.file_tools import (
     ToolError,
     check_consent,
     files_of,
-    read_files,
+    write_first_files,
 )
 from treegen.search.environments.protocol import Observation, Traits
 
@@ -122,15 +122,7 @@ class E2BEnvironment:
         except MissingError:
             name = self._new["templateID"]
             raise InputError(f"there is no template {name!r:.80}; name one of the server") from None
-        try:
-            for path, data in read_files(self._files(problem)).items():
-                await world.write_file(path, data)
-        except ToolError as error:
-            await world.close()
-            raise InputError(f"the first files of a problem cannot be used: {error}") from None
-        except BaseException:
-            await world.close()
-            raise
+        await write_first_files(world, self._files(problem))
         return world
 
     async def restore(self, snapshot: str) -> E2BWorld:
@@ -146,20 +138,22 @@ class E2BEnvironment:
             raise InputError(f"there is no snapshot {snapshot!r:.80}; replay the actions") from None
 
     async def delete(self, snapshot: str) -> None:
-        """Delete a snapshot. An unknown id does nothing."""
-        self.snapshots.discard(snapshot)
-        with suppress(MissingError):
-            await self._server.call("DELETE", f"/templates/{quote(snapshot, safe='')}")
+        """Delete a snapshot of this object; other ids, which may name any template, do nothing."""
+        if snapshot in self.snapshots:
+            with suppress(MissingError):
+                await self._server.call("DELETE", f"/templates/{quote(snapshot, safe='')}")
+            self.snapshots.discard(snapshot)
 
     async def close(self) -> None:
         """End all sandboxes and delete all snapshots that this object made."""
         if not self._is_closed:
             self._is_closed = True
-            for world in [*self.worlds.values()]:
-                await world.close()
-            for snapshot in [*self.snapshots]:
-                await self.delete(snapshot)
-            await self._server.close()
+            async with AsyncExitStack() as stack:  # each step runs, also if another one fails
+                stack.push_async_callback(self._server.close)
+                for snapshot in [*self.snapshots]:
+                    stack.push_async_callback(self.delete, snapshot)
+                for world in [*self.worlds.values()]:
+                    stack.push_async_callback(world.close)
 
     async def remove_leftovers(self) -> int:
         """End the sandboxes of earlier processes that had the same `run_name`; return how many."""

@@ -9,6 +9,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final
 
 from treegen.common.formatting import safe_text
@@ -43,6 +44,9 @@ _ASKED: Final = 300
 _REFERENCE: Final = 80
 # The largest number of characters of a node's `data`.
 _DATA: Final = 2000
+# The largest number of characters of a text of an agent's step, and of its calls.
+_STEP_CHARS: Final = 20_000
+_STEP_CALLS: Final = 100
 
 # The codes of outcomes and of votes that the script reads.
 _DIGITS: Final = {WRONG: "0", RIGHT: "1", INVALID: "2", UNJUDGED: "3", UNSOLVED: "0", SOLVED: "1"}
@@ -397,17 +401,23 @@ def read_step(data: Any) -> dict[str, Any] | None:
     if not isinstance(data, Mapping) or not ("calls" in data or "end" in data):
         return None
     calls, shown = data.get("calls") or [], data.get("observations") or []
+    reward = data.get("reward")
     try:
         return {
-            "thoughts": safe_text(str(data.get("thoughts", ""))),
-            "text": safe_text(str(data.get("text", ""))),
-            "calls": [safe_text(_call_text(call)) for call in calls],
-            "results": [safe_text(_result_text(observation)) for observation in shown],
-            "end": safe_text(str(data.get("failure") or data.get("end") or "")),
-            "reward": data.get("reward") if isinstance(data.get("reward"), int | float) else None,
+            "thoughts": _cut(str(data.get("thoughts", ""))),
+            "text": _cut(str(data.get("text", ""))),
+            "calls": [_cut(_call_text(call)) for call in calls[:_STEP_CALLS]],
+            "results": [_cut(_result_text(observation)) for observation in shown[:_STEP_CALLS]],
+            "end": _cut(str(data.get("failure") or data.get("end") or "")),
+            "reward": reward if isinstance(reward, int | float) and isfinite(reward) else None,
         }
-    except (AttributeError, KeyError, TypeError):  # data of a user's own search
+    except (OverflowError, AttributeError, KeyError, TypeError):  # data of a user's own search
         return None
+
+
+def _cut(text: str) -> str:
+    """Return a text for the page, cut if it is long."""
+    return safe_text(text if len(text) <= _STEP_CHARS else f"{text[:_STEP_CHARS]} [cut]")
 
 
 def _call_text(call: Mapping[str, Any]) -> str:

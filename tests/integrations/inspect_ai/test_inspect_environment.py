@@ -7,7 +7,6 @@ import contextvars
 import gc
 import os
 import tempfile
-import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +30,7 @@ else:
     from treegen.integrations.inspect_ai.environment import InspectEnvironment
     from treegen.integrations.inspect_ai.world import InspectWorld
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 T = TypeVar("T")
 PROBLEM = Problem(
     "p", "", "", metadata={"files": {"note.txt": "hello\n", "pack/a b.py": "x = 1\n"}}
@@ -52,9 +52,7 @@ def use(
     try:
         return asyncio.run(run())
     finally:
-        with warnings.catch_warnings():  # Inspect leaves pipes of commands that it ended open
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+        gc.collect()  # of pipes to commands that Inspect ended and left open
 
 
 async def call(world: InspectWorld, tool: str, **arguments: Any) -> Observation:

@@ -27,7 +27,7 @@ def two_ways(context: str, seed: int) -> str:
 
 
 class Fragile(Machine):
-    """A machine that fails where it is told to, when it goes left."""
+    """A machine whose action `left` fails in the way of `how`."""
 
     how = ""
 

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
-from treegen.errors import InputError, WorldError
+from treegen.errors import InputError, RunError, WorldError
 from treegen.evals.problem import Problem
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import RecordFile
-from treegen.search.environments.observations import call_key
+from treegen.search.environments.observations import (
+    call_key,
+    check_observation,
+    describe_failure,
+)
 from treegen.search.environments.protocol import Environment, Observation, Traits, World
 
 LOCK_FILE: Final = "actions.lock"
@@ -40,6 +46,8 @@ class _Entry:
     observation: Observation
     snapshot: str | None
     """A snapshot of the state after it; None if there is none."""
+    raised: bool = False
+    """Whether the environment raised an error, whose text is the failure of the observation."""
 
 
 Keys = tuple[str, ...]
@@ -64,8 +72,15 @@ class ActionJournal:
         self._entries: dict[tuple[str, Keys, str], _Entry] = {}
         self._next = file.next_indices()
         self.num_read = self.num_replayed = 0
+        self._holders = dict[str, _Entry]()  # by snapshot
         for record in file.records():
-            self._entries[_key(record)] = _read(record)
+            try:
+                self._enter(_key(record), _read(record))
+            except (AttributeError, KeyError, TypeError, ValueError, WorldError) as error:
+                raise RunError(
+                    f"{file.path} has an action that cannot be read ({error!r:.100}); remove its "
+                    "line, and the action runs again"
+                ) from None
 
     @property
     def num_stored(self) -> int:
@@ -83,7 +98,14 @@ class ActionJournal:
         return self._entries.get((search, path, key))
 
     def append(
-        self, search: str, path: Keys, action: ToolCall, shown: Observation, snapshot: str | None
+        self,
+        search: str,
+        path: Keys,
+        action: ToolCall,
+        shown: Observation,
+        snapshot: str | None = None,
+        *,
+        raised: bool = False,
     ) -> None:
         """Store an action that has run.
 
@@ -92,7 +114,8 @@ class ActionJournal:
             path: The keys of the actions before it.
             action: The action.
             shown: What it has shown.
-            snapshot: A snapshot of the state after it; None if there is none.
+            snapshot: A snapshot of the state after it. Default: there is none.
+            raised: Whether the environment raised an error, whose text is the failure in `shown`.
         """
         record = {
             "problem_id": search,
@@ -101,20 +124,25 @@ class ActionJournal:
             "action": {"name": action.name, "arguments": action.arguments},
             "observation": _observation_record(shown),
             "snapshot": snapshot,
+            **({"raised": True} if raised else {}),
         }
         self._file.append(record)
         self._next[search] += 1
-        self._entries[search, path, call_key(action)] = _Entry(shown, snapshot)
+        self._enter((search, path, call_key(action)), _Entry(shown, snapshot, raised))
+
+    def _enter(self, key: tuple[str, Keys, str], entry: _Entry) -> None:
+        self._entries[key] = entry
+        if entry.snapshot is not None:
+            self._holders[entry.snapshot] = entry
 
     def snapshots(self) -> Iterable[str]:
         """Return the ids of all snapshots that were stored."""
-        return (entry.snapshot for entry in self._entries.values() if entry.snapshot is not None)
+        return list(self._holders)
 
     def forget_snapshot(self, snapshot: str) -> None:
         """Note that a snapshot does not exist any more."""
-        for entry in self._entries.values():
-            if entry.snapshot == snapshot:
-                entry.snapshot = None
+        if (entry := self._holders.pop(snapshot, None)) is not None:
+            entry.snapshot = None
 
 
 def _key(record: Mapping[str, Any]) -> tuple[str, Keys, str]:
@@ -125,7 +153,11 @@ def _key(record: Mapping[str, Any]) -> tuple[str, Keys, str]:
 def _read(record: Mapping[str, Any]) -> _Entry:
     values = record["observation"]
     images = tuple(map(bytes.fromhex, values.get("images", ())))
-    return _Entry(Observation(**{**values, "images": images}), record["snapshot"])
+    shown, snapshot = Observation(**{**values, "images": images}), record["snapshot"]
+    check_observation(shown)
+    if not isinstance(snapshot, str | None):
+        raise TypeError(f"the snapshot {snapshot!r:.40}")
+    return _Entry(shown, snapshot, record.get("raised") is True)
 
 
 def _observation_record(shown: Observation) -> dict[str, Any]:
@@ -193,10 +225,10 @@ class JournaledEnvironment:
     async def close(self) -> None:
         """Close the environment, and delete all stored snapshots if the run is finished."""
         self._states.clear()
-        if self.is_finished:
-            for snapshot in set(self.journal.snapshots()):
-                await self.inner.delete(snapshot)
-        await self.inner.close()
+        async with AsyncExitStack() as stack:  # each step runs, also if another one fails
+            stack.push_async_callback(self.inner.close)
+            for snapshot in self.journal.snapshots() if self.is_finished else ():
+                stack.push_async_callback(self.inner.delete, snapshot)
 
     def store(self, episode: Episode, path: Keys, inner: str | None) -> str:
         """Return the id of a state.
@@ -231,16 +263,33 @@ class _JournaledWorld:
         if entry is not None:
             self._journal.num_read += 1
             await self.close()  # it is in the state before the action
+            if entry.raised:
+                raise WorldError(entry.observation.failure)
             shown, snapshot = entry.observation, entry.snapshot
         else:
-            world = await self._live()
-            shown, snapshot = await world.run(action), None
-            is_over = shown.is_done or shown.failure
-            if self._environment.keeps_snapshots and not is_over:
-                snapshot = await world.snapshot()
-            self._journal.append(self._episode.search, self._path, action, shown, snapshot)
+            shown, snapshot = await self._run(await self._live(), action)
         self._path, self._snapshot = (*self._path, key), snapshot
         return shown
+
+    async def _run(self, world: World, action: ToolCall) -> tuple[Observation, str | None]:
+        """Run an action, store it, and return what it shows and a snapshot of the state after it.
+
+        An action whose error was stored does not run again in a resumed run.
+        """
+        store = partial(self._journal.append, self._episode.search, self._path, action)
+        try:
+            shown = await world.run(action)
+            check_observation(shown)
+        except Exception as error:
+            store(Observation(failure=describe_failure(error)), raised=True)
+            raise
+        snapshot = None
+        try:
+            if self._environment.keeps_snapshots and not (shown.is_done or shown.failure):
+                snapshot = await world.snapshot()
+        finally:
+            store(shown, snapshot)
+        return shown, snapshot
 
     async def observe(self) -> Observation:
         """Return what the state shows, from the journal if it was observed before."""
@@ -267,7 +316,7 @@ class _JournaledWorld:
             return entry.observation
         world = await self._live()
         shown = await (world.observe() if action is _OBSERVE else world.run(action))
-        self._journal.append(self._episode.search, self._path, action, shown, None)
+        self._journal.append(self._episode.search, self._path, action, shown)
         return shown
 
     async def _live(self) -> World:

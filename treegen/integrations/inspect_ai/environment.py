@@ -11,7 +11,8 @@ import re
 import secrets
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,10 +28,9 @@ from treegen.search.environments.file_tools import (
     MAX_CHARS,
     PURE_TOOLS,
     Files,
-    ToolError,
     check_consent,
     files_of,
-    read_files,
+    write_first_files,
 )
 from treegen.search.environments.protocol import Traits
 
@@ -125,15 +125,7 @@ class InspectEnvironment:
             WorldError: The sandbox does not start.
         """
         world = await self._create(self._config)
-        try:
-            for path, data in read_files(self._files(problem)).items():
-                await world.write_file(path, data)
-        except ToolError as error:
-            await world.close()
-            raise InputError(f"the first files of a problem cannot be used: {error}") from None
-        except BaseException:
-            await world.close()
-            raise
+        await write_first_files(world, self._files(problem))
         return world
 
     async def restore(self, snapshot: str) -> InspectWorld:
@@ -170,13 +162,15 @@ class InspectEnvironment:
         if self._is_closed:
             return
         self._is_closed = True
-        for world in [*self._worlds]:
-            await world.close()
-        for snapshot in [*self._sizes]:
-            await self.delete(snapshot)
-        if self._is_started:
-            await self.call(self._type.task_cleanup(_TASK, self._config, True))
-        self._stack.close()
+        async with AsyncExitStack() as stack:  # each step runs, also if another one fails
+            stack.callback(self._stack.close)
+            if self._is_started:
+                clean_up = partial(self._type.task_cleanup, _TASK, self._config, True)
+                stack.push_async_callback(lambda: self.call(clean_up()))
+            for snapshot in [*self._sizes]:
+                stack.push_async_callback(self.delete, snapshot)
+            for world in [*self._worlds]:
+                stack.push_async_callback(world.close)
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the provider in the context of this object."""

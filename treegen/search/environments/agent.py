@@ -6,6 +6,7 @@ returns has the model's cache and the environment's state, so both fork at any n
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -394,15 +395,17 @@ def _end_failed(sample: SearchNode, step: AgentStep) -> None:
 def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNode) -> str | Parts:
     """Return the results of a reply's calls, as text or parts to append to the sample."""
     shown = outcome.observations
-    text = turns.render_results(reply.calls, [each.text for each in shown], sample.stop)
-    if not any(each.images for each in shown):
+    # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
+    marks = {place: secrets.token_hex(16) for place, each in enumerate(shown) if each.images}
+    texts = [marks.get(place, each.text) for place, each in enumerate(shown)]
+    text = turns.render_results(reply.calls, texts, sample.stop)
+    if not marks:
         return text
     parts: list[Mapping[str, Any]] = []
-    for each in shown:
-        if each.images:
-            before, separator, text = text.partition(each.text)
-            parts.append({"type": "text", "text": before + separator})
-            parts += [{"type": "image", "image": image} for image in each.images]
+    for place, mark in marks.items():
+        before, _, text = text.partition(mark)
+        parts.append({"type": "text", "text": before + shown[place].text})
+        parts += [{"type": "image", "image": image} for image in shown[place].images]
     return [*parts, {"type": "text", "text": text}]
 
 

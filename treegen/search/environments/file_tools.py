@@ -161,6 +161,10 @@ class FileWorld(ABC):
         return Observation(text=self.clip("\n".join(lines + left_out) or "[no files]"))
 
     @abstractmethod
+    async def close(self) -> None:
+        """Free what the world holds; see `World.close`."""
+
+    @abstractmethod
     async def execute(self, command: str) -> Observation:
         """Run a command in the directory, and return its output, exit status and failure."""
 
@@ -213,3 +217,25 @@ class FileWorld(ABC):
             if not isinstance(value, str):
                 raise ToolError(f"{name} must be a string, got {type(value).__name__}")
         return values
+
+
+async def write_first_files(world: FileWorld, files: Files) -> None:
+    """Write the first files of a problem into a new world; close it if they cannot be written.
+
+    Args:
+        world: The world.
+        files: As for `read_files`.
+
+    Raises:
+        InputError: The files cannot be read, or the world cannot have them.
+        WorldError: The world fails.
+    """
+    try:
+        for path, data in read_files(files).items():
+            await world.write_file(path, data)
+    except ToolError as error:
+        await world.close()
+        raise InputError(f"the first files of a problem cannot be used: {error}") from None
+    except BaseException:
+        await world.close()
+        raise

@@ -311,9 +311,11 @@ class LiveWorlds(Closeable):
                     state.snapshot = await self._snapshot(world)
                 except Exception as error:
                     state.failure = describe_failure(error)
+                except BaseException:  # the call that needs room was cancelled
+                    self._set_idle(state, world)
+                    raise
             state.world = None
-            await self._close_world(world)
-        self._free_place()
+            await self._discard(world)
         return self.usage.live < self._max_live
 
     @asynccontextmanager
@@ -351,16 +353,18 @@ class LiveWorlds(Closeable):
         self._waiting.clear()
 
     async def _discard(self, world: World) -> None:
-        """Close a world, whatever happens."""
-        await self._close_world(world)
-        self._free_place()
+        """Close a world, also if the caller is cancelled meanwhile."""
+        await asyncio.shield(self._discard_later(world))
 
-    def _discard_later(self, world: World) -> None:
-        self._spawn(self._discard(world))
+    def _discard_later(self, world: World) -> asyncio.Task[None]:
+        return self._spawn(self._close_world(world))
 
     async def _close_world(self, world: World) -> None:
-        with suppress(Exception):  # the environment closes it at the end, if it can
-            await self._call(world.close(), "closing a world")
+        try:
+            with suppress(Exception):  # the environment closes it at the end, if it can
+                await self._call(world.close(), "closing a world")
+        finally:
+            self._free_place()
 
     def _end_later(self, state: WorldState) -> None:
         if not state.is_released:
@@ -380,10 +384,11 @@ class LiveWorlds(Closeable):
                     await self._call(self.environment.delete(snapshot), "deleting a snapshot")
                     self.usage.stored -= 1
 
-    def _spawn(self, call: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(call)
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
+        return task
 
     async def _call(self, call: Awaitable[T], what: str) -> T:
         """Await a call of the environment, for a limited time."""
