@@ -252,3 +252,14 @@ def test_weights_that_cannot_be_updated_are_refused_by_name(paths: list[Path]) -
     scorer = as_tree_model(stock, nn.Linear(32, 2), 0, "a verifier")
     with pytest.raises(ModelError, match="head of a reward model"):
         stage_weights(scorer, stock)
+
+
+def test_numbers_that_overflow_the_type_of_the_model_are_not_finite(paths: list[Path]) -> None:
+    llm = load(paths[0], dtype="float16")
+    weights = dict(stock_of(paths[1]).named_parameters())
+    name = next(iter(weights))
+    weights[name] = weights[name].detach().clone()
+    weights[name].view(-1)[0] = 1e6
+    with pytest.raises(InputError, match=r"not finite in torch\.float16; the old"):
+        llm.update(weights, check_finite=True)
+    assert llm.weights_version == 0

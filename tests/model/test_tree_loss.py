@@ -463,3 +463,11 @@ def test_malformed_trees_are_errors() -> None:
         RolloutTree((Segment((5,), 1, ()), Segment((6,), None, ())), (0,))
     with pytest.raises(InputError, match="ends in segment 1, and the tree has 1"):
         RolloutTree((Segment((5,), None, ()),), (1,))
+
+
+def test_new_tokens_of_a_module_can_be_scored() -> None:
+    module, tree = tiny_module(), tree_of([[5, 6, 7], [5, 8]])
+    tree_logprobs(module, tree)
+    size = module.config.vocab_size
+    module.resize_token_embeddings(size + 8)
+    compare(module, tree_of([[5, 6, size + 1], [5, size + 7]]))

@@ -25,7 +25,7 @@ from treegen.model.load import from_module, patch_module
 _REPEAT: Final = "compute the loss from a batch of repeated prompts instead"
 _RANDOM: Final = ("drop", "jitter", "noise")
 """Parts of the names of attributes that make the forward pass random if they are above 0."""
-_specs: WeakKeyDictionary[nn.Module, ModelSpec] = WeakKeyDictionary()
+_specs: WeakKeyDictionary[nn.Module, tuple[int, ModelSpec]] = WeakKeyDictionary()
 
 
 def unwrap(module: Any) -> PreTrainedModel:
@@ -60,17 +60,19 @@ def unwrap(module: Any) -> PreTrainedModel:
 def check_trainable(module: PreTrainedModel) -> ModelSpec:
     """Return the shape of a module whose gradients over a tree equal those of single texts.
 
-    Everything but dropout is checked once for each module.
+    Everything but dropout is checked once for each module, and again after its vocabulary changed.
 
     Raises:
         ModelError: the gradients would differ.
         InputError: the module is no language model, or has a dtype that treegen does not support.
     """
-    if module not in _specs:
-        _specs[module] = _check_module(module)
+    size, spec = _specs.get(module, (0, None))
+    if spec is None or size != module.config.get_text_config(decoder=True).vocab_size:
+        spec = _check_module(module)
+        _specs[module] = module.config.get_text_config(decoder=True).vocab_size, spec
     if module.training:
         _check_dropout(module)
-    return _specs[module]
+    return spec
 
 
 def _check_module(module: PreTrainedModel) -> ModelSpec:
