@@ -209,11 +209,12 @@ def _check_tensor(name: str, tensor: Any, target: Tensor, check_finite: bool) ->
         raise InputError(
             f"{name} is in {tensor.dtype} on {tensor.device}; give numbers of 16 bits or more"
         )
-    written = tensor.to(target.dtype) if target.itemsize > 1 else tensor  # FP8 gets new scales
-    if check_finite and target.is_floating_point() and not written.isfinite().all():
-        raise InputError(
-            f"{name} has numbers that are not finite in {target.dtype}; the old weights stay"
-        )
+    if check_finite and target.is_floating_point():
+        written = tensor.to(target.dtype) if target.itemsize > 1 else tensor  # FP8 gets new scales
+        if not written.isfinite().all():
+            raise InputError(
+                f"{name} has numbers that are not finite in {target.dtype}; the old weights stay"
+            )
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
