@@ -1,13 +1,17 @@
 """A process for code that cannot be stopped: its limits, and what follows when they are hit."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from treegen.common.bounded import worker_server
 from treegen.common.bounded.worker import FileWorker
 from treegen.errors import TreegenError
 
@@ -126,3 +130,19 @@ def test_only_code_that_asks_for_them_sees_installed_packages(tmp_path: Path) ->
     assert make(tmp_path, code, site=True).ask(0) == "numpy"
     with pytest.raises(TreegenError, match="No module named 'numpy'"):
         make(tmp_path, code).ask(0)
+
+
+def test_a_worker_whose_process_was_killed_says_nothing(tmp_path: Path) -> None:
+    code = tmp_path / "code.py"
+    code.write_text("def prepare(setup):\n    return str\n")
+    start = {"path": None, "file": str(code), "setup": None, "memory": 2**26, "seconds": 1.0}
+    server = Path(worker_server.__file__)
+    with subprocess.Popen(
+        [sys.executable, "-IS", server], stdin=-1, stdout=-1, stderr=-1
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdout.close()
+        process.stdin.write(json.dumps(start).encode() + b"\n")
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
