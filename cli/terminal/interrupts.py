@@ -45,7 +45,9 @@ def raising_signals() -> Iterator[None]:
         received.set(signum)
         expect_second()
         _set(second_signal_handler)
-        raise Interrupted(signum)
+        # Python prints and drops an exception in a destructor; the command polls `received`.
+        if frame is None or frame.f_code.co_name != "__del__":
+            raise Interrupted(signum)
 
     for number in SIGNALS:
         # A signal that was ignored at the start (nohup, a background job) stays ignored.
