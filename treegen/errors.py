@@ -54,7 +54,7 @@ class Message(str):
 
 
 class TreegenError(Exception):
-    """Base of every error that the caller can fix; the CLI prints it in one line.
+    """Base of every error that the caller can fix; a command prints it in one line.
 
     Attributes:
         message: What is wrong, and what to do.
@@ -81,7 +81,7 @@ class InputError(TreegenError, ValueError):
 
 
 class MissingNameError(InputError, AttributeError):
-    """A name that another library has, and treegen has not."""
+    """A name that another library has and treegen does not have."""
 
 
 class TreeError(InputError):

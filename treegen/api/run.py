@@ -95,7 +95,7 @@ class Run(Frames):
         return write_page([self.view], page, plots=plots, audits=[audit_quickly(self.view)])[0]
 
     def audit(self, *, quick: bool = False) -> Audit:
-        """Return what may make the score mislead; see `treegen.report.audit.audit.audit_run`.
+        """Return what may make the score misleading; see `treegen.report.audit.audit.audit_run`.
 
         Args:
             quick: Whether to leave out what may take minutes or calls the task's scorer: formulas,

@@ -20,7 +20,7 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """A sample being decoded, as a drafting function gets it."""
+    """A sample being decoded, which a drafting function receives."""
 
     prompt_id: str
     """The id of its prompt."""

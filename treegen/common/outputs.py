@@ -275,7 +275,7 @@ class LevelRows:
 
 @dataclass(slots=True)
 class Usage:
-    """What a run computed, and what its samples would have taken without sharing."""
+    """What a run computed, and what it would have computed and read without sharing."""
 
     prompt_tokens_computed: int = 0
     """Prompt tokens that went through the model."""

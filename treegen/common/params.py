@@ -93,9 +93,9 @@ class SamplingParams:
     tokens, as in DeepConf, which uses 20. 0 reports none."""
     min_confidence: float | None = None
     """End a sample once the mean confidence of its last `confidence_window` tokens is lower than
-    this; its finish reason is "confidence". None never does."""
+    this; its finish reason is "confidence". None ends no sample."""
     confidence_window: int = 2048
-    """Number of tokens of this mean. A sample with fewer tokens is not ended."""
+    """Number of tokens of the mean for `min_confidence`. A sample with fewer tokens continues."""
     self_certainty: bool = False
     """Report at each token how far the model's distribution is from the uniform one: their
     Kullback-Leibler divergence, in nats."""
@@ -152,7 +152,7 @@ class SamplingParams:
     closing tag and two newlines."""
     include_stop_str_in_output: InitVar[bool | None] = None
     structured_outputs: InitVar[Mapping[str, Any] | None] = None
-    """VLLM's form of these four: a mapping with one of json, regex, grammar, choice or
+    """The structure in vLLM's form: a mapping with one of json, regex, grammar, choice or
     json_object."""
 
     def __post_init__(

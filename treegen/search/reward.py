@@ -46,7 +46,7 @@ def load_verifier(
     memory: int | str = MEMORY,
     **settings: Any,
 ) -> Verifier:
-    """Load a verifier, with a cache for the prefixes that the texts it reads share.
+    """Load a verifier with a prefix cache, so that text which nodes share is computed once.
 
     Args:
         name: A checkpoint directory or a hub name; safetensors only.
@@ -54,8 +54,8 @@ def load_verifier(
         device: Device to compute on; by default a GPU if there is one.
         form: "SequenceClassification", "TokenClassification" or "CausalLM"; by default what
             config.json says.
-        share: Whether prefixes that texts share are computed once. Models that treegen cannot
-            compute, such as encoders, read each text whole, with a warning.
+        share: Whether to compute shared prefixes of texts once. If treegen cannot compute the
+            model, such as an encoder, the model reads each text whole, with a warning.
         memory: Size of the cache, in bytes or as text such as "1GiB".
         **settings: Settings of `Verifier`.
 
@@ -163,12 +163,12 @@ def by_verifier(
     name: str = "verifier",
     batch_size: int = 64,
 ) -> Evaluate:
-    """Evaluate nodes by a verifier: the value is that of their steps so far, from 0 to 1.
+    """Evaluate each node by a verifier: its value judges the steps so far, from 0 to 1.
 
     The evaluation raises InputError for a text that is too long for the model.
 
     Args:
-        verifier: From `load_verifier`; its `reduce` says how values of steps become one.
+        verifier: From `load_verifier`; its `reduce` combines the values of the steps.
         question_of: Returns the question that the verifier reads; by default the prompt.
         answer_of: Returns the answer that the verifier reads; by default the text after the prompt.
         name: Name under which the values are stored in `node.scores`.

@@ -146,7 +146,7 @@ class Session(Closeable, NonCopyable):
         return search.root
 
     def find(self, key: str) -> SearchNode:
-        """Return the node with a key (`SearchNode.key`), such as one that a controller has stored.
+        """Return the node with a key (`SearchNode.key`), such as a key that a controller stored.
 
         Raises:
             InputError: No node that is in use has the key; or several have, because their roots
