@@ -260,7 +260,7 @@ def test_a_worker_that_hangs_is_taken_for_dead(
 ) -> None:
     wanted = llm.run(TREE, PARAMS).completions
     found: list[Completion] = []
-    monkeypatch.setattr("treegen.cluster.worker_pool.PATIENCE", 8.0)
+    monkeypatch.setattr("treegen.llm.cluster.worker_pool.PATIENCE", 8.0)
     before = cluster._crew.slots[1].life
     with cluster.stream(TREE, PARAMS) as stream:
         found += stream.step()

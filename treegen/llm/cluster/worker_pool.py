@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.cluster.ray_session import RaySession, defer_signals
-from treegen.cluster.worker import Worker, WorkerFailure, WorkerInfo
 from treegen.common.cores import count_cores
 from treegen.errors import InputError, ModelWarning, WorkerError
+from treegen.llm.cluster.ray_session import RaySession, defer_signals
+from treegen.llm.cluster.worker import Worker, WorkerFailure, WorkerInfo
 
 if TYPE_CHECKING:
     from treegen.llm import LLM

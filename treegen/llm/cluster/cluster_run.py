@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from treegen.cluster.dispatcher import MOST_DEATHS, Dispatcher, WorkItem
-from treegen.cluster.jobs import Result, WorkerJob, pickle_job
-from treegen.cluster.worker import TurnResult
-from treegen.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.errors import ModelWarning, TreegenError, WorkerError
+from treegen.llm.cluster.dispatcher import MOST_DEATHS, Dispatcher, WorkItem
+from treegen.llm.cluster.jobs import Result, WorkerJob, pickle_job
+from treegen.llm.cluster.worker import TurnResult
+from treegen.llm.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
 
 _NOT_SUMMED: Final = ("seconds", "page_size", "impl", "kernels")  # fields of Usage
 _TURN: Final = 0.25  # seconds of a turn

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from treegen.cluster.placement import Placement
 from treegen.common.signals import SIGNALS, second_signal_handler
 from treegen.errors import InputError, WorkerError
+from treegen.llm.cluster.placement import Placement
 
 # Bytes, allocated as they are filled; Ray requires at least 75 MiB.
 _OBJECT_STORE: Final = 80 * 2**20

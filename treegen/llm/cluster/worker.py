@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from treegen.cluster.jobs import JobShare, Part, Result, WorkerJob, unpickle_job
 from treegen.common.outputs import LevelRows, Status, Usage
 from treegen.errors import CapacityError, InternalError, ModelWarning, TreegenError, WorkerError
+from treegen.llm.cluster.jobs import JobShare, Part, Result, WorkerJob, unpickle_job
 from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from treegen.cluster.cluster_run import ClusterRun
-from treegen.cluster.dispatcher import WorkItem
-from treegen.cluster.jobs import Result
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.synchronization import ExclusiveSection, synchronized
 from treegen.engine.stream import Stream
 from treegen.errors import InputError, WorkerError
+from treegen.llm.cluster.cluster_run import ClusterRun
+from treegen.llm.cluster.dispatcher import WorkItem
+from treegen.llm.cluster.jobs import Result
 from treegen.prompts.plan.plan import Plan
 from treegen.search.run import SearchRun
 from treegen.search.tree.result import SearchProblem, SearchResult
