@@ -14,7 +14,7 @@ from treegen.common.files import file_name, given_path
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
-from treegen.evals.judging.models import JudgeLoader
+from treegen.evals.judging.pipeline import JudgeLoader
 from treegen.evals.pipeline.evaluation import evaluate_all
 from treegen.evals.pipeline.execution import ModelLoader
 from treegen.evals.pipeline.listener import BarListener, Listener

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
-from treegen.evals.config.type_checks import Count as Count
-from treegen.evals.config.type_checks import Minimum
+from treegen.evals.config.base import Count as Count
+from treegen.evals.config.base import Minimum
 
 REQUIRED: Final = inspect.Parameter.empty
 

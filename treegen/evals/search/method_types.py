@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
-from treegen.evals.config.type_checks import Count, Minimum
+from treegen.evals.config.base import Count, Minimum
 from treegen.evals.search.method_arguments import Argument
 
 if TYPE_CHECKING:
