@@ -33,8 +33,7 @@ from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage, StopReason
 from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.live.appended import AppendedText, AppendedTextEncoder
-from treegen.search.live.pending import LiveContext, LiveResults
+from treegen.search.live.pending import AppendedText, AppendedTextEncoder, LiveContext, LiveResults
 from treegen.search.live.prompts import PromptIndex, check_fits
 from treegen.search.pending import PendingResults, T
 
