@@ -20,7 +20,7 @@ from treegen.errors import InternalError
 from treegen.integrations.server import node_answers, node_calls, node_routes
 from treegen.integrations.server.errors import StatusError, for_client
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_routes import StoredAnswers
 from treegen.integrations.server.node_types import (
     MAX_INDEX,
