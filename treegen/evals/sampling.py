@@ -22,7 +22,7 @@ from treegen.evals.progress.run_progress import (
     TimeForecast,
     UpdateTimer,
 )
-from treegen.evals.progress.timeline import Timeline
+from treegen.evals.progress.usage import Timeline
 from treegen.evals.sample_recorder import SampleRecorder, keep_job_images
 from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.run_verdicts import RunVerdicts

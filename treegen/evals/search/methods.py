@@ -11,8 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from treegen.errors import InputError
-from treegen.evals.search.method_arguments import Count, read_signature
-from treegen.evals.search.method_types import Method, MethodContext
+from treegen.evals.search.method_types import Count, Method, MethodContext, read_signature
 
 if TYPE_CHECKING:
     from treegen.evals.search.method_types import MethodContext

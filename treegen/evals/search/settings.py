@@ -27,8 +27,14 @@ from treegen.evals.search.custom_method import (
     is_custom_method,
     short_name,
 )
-from treegen.evals.search.method_arguments import read_values
-from treegen.evals.search.method_types import CHOOSE, EVALUATE, PROPOSE, REWARD, TreeSettings
+from treegen.evals.search.method_types import (
+    CHOOSE,
+    EVALUATE,
+    PROPOSE,
+    REWARD,
+    TreeSettings,
+    read_values,
+)
 from treegen.evals.search.task import SearchDefaults, SearchTask, get_search_task
 from treegen.search.budget import Budget
 
