@@ -30,7 +30,7 @@ from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.text_task import TextTask, greedy
-from treegen.tasks.needle.options import (
+from treegen.tasks.needle.task import (
     ARGUMENT,
     SHORTER,
     Measure,

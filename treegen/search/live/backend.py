@@ -21,13 +21,13 @@ from treegen.engine.requests.output_processor import GeneratedSegment
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError
-from treegen.prompts.detokenize import Detokenizer
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import check_vocabulary, token_ids
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import StopConditions
+from treegen.prompts.token_text import Detokenizer
 from treegen.prompts.tokens import TAIL, GivenPrompt, append_text, encode_texts
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context

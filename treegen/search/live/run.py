@@ -18,7 +18,6 @@ from treegen.common.spec import ModelSpec
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import InputError
-from treegen.prompts.detokenize import PARTIAL
 from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.plan.requests import check_scored
@@ -26,7 +25,7 @@ from treegen.prompts.radix import Tokens
 from treegen.prompts.replies.replies import ReplyReader, StreamingReply
 from treegen.prompts.replies.types import Part
 from treegen.prompts.stops import StopConditions
-from treegen.prompts.token_text import TokenText
+from treegen.prompts.token_text import PARTIAL, TokenText
 from treegen.prompts.tokens import TAIL
 from treegen.search.live.prompts import PromptIndex, check_fits
 
