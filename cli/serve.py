@@ -183,7 +183,7 @@ def _check_installed() -> None:
 
 
 def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: str | None) -> None:
-    from treegen.common.params import check_int
+    from treegen.common.checks import check_int
     from treegen.prompts.replies import formats
 
     if max_waiting is not None:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from treegen.common.checks import CacheMode
+from treegen.common.checks import CacheMode, check_int
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, Score, Status, Usage
-from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, check_params
+from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_params
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
 from treegen.llm.arguments import read_prompts

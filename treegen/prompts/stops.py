@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.common.outputs import FinishReason
-from treegen.common.params import STRUCTURES, SamplingParams
+from treegen.common.params import SamplingParams
+from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, arg
 from treegen.prompts.grammars import grammar_of
 from treegen.prompts.thinking import ThinkingTags, thinking_of

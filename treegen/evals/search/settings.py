@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from treegen.common.checks import check_int
 from treegen.common.formatting import parse_bytes
-from treegen.common.params import PENALTIES, SamplingParams, check_int
+from treegen.common.params import PENALTIES, SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import (

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from treegen.common.checks import check_number
+from treegen.common.checks import check_int, check_number
 from treegen.common.outputs import RequestOutput, Score
-from treegen.common.params import Params, SamplingParams, check_int, check_params
+from treegen.common.params import Params, SamplingParams, check_params
 from treegen.errors import InputError
 from treegen.integrations.client.connection import Connection, check_url
 from treegen.integrations.client.conversion import (
