@@ -325,14 +325,14 @@ def _treegen_result(value, listed):
 
 
 def {_EACH}(name, calls, listed):
-    function, found = globals()[name], []
+    function, results = globals()[name], []
     for arguments in calls:
         try:
-            found.append(_treegen_result(function(*arguments), listed))
+            results.append(_treegen_result(function(*arguments), listed))
         except BaseException as error:
-            found.append(("{_ERROR}", None, type(error).__name__))
+            results.append(("{_ERROR}", None, type(error).__name__))
             break
-    return found
+    return results
 '''
 
 Same = Callable[[Sequence[Any], CallValue, ExpectedResult], bool]

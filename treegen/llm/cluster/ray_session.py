@@ -206,7 +206,7 @@ class RayMonitor:
     def __init__(self, ray: Any) -> None:
         """Find the processes of the connected module `ray`."""
         here = ray.get_runtime_context()
-        own = here.get_node_id()
+        node_id = here.get_node_id()
         host, _, port = here.gcs_address.rpartition(":")
         self._server = (host.strip("[]"), int(port))
         # A driver may be connected from a machine that is not a node.
@@ -214,7 +214,7 @@ class RayMonitor:
             (
                 (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
                 for node in ray.nodes()
-                if node["NodeID"] == own
+                if node["NodeID"] == node_id
             ),
             None,
         )

@@ -58,9 +58,9 @@ class ClusterStream(_WorkerRunView, Stream):
     def check_complete(self) -> None:
         """Raise WorkerError if prompts were left out because they crashed workers or Ray failed."""
         if left := self._run.left_out:
-            key, told = next(iter(left.items()))
+            key, reason = next(iter(left.items()))
             more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
-            raise WorkerError(f"prompt {self._run.name_of(key)!r}{more} is left out: {told}")
+            raise WorkerError(f"prompt {self._run.name_of(key)!r}{more} is left out: {reason}")
 
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
@@ -170,9 +170,9 @@ class ClusterSearchRun(_WorkerRunView, SearchRun):
         """Wait at most a fifth of a second for results of workers."""
         try:
             self._results += [result for _, _, result in self._run.step()]
-            for key, told in list(self._run.left_out.items())[self._left_out :]:
+            for key, reason in list(self._run.left_out.items())[self._left_out :]:
                 self._left_out += 1
-                self._results.append(SearchResult.make_skipped(self._problems[key], told))
+                self._results.append(SearchResult.make_skipped(self._problems[key], reason))
         except BaseException:
             self.close()
             raise
