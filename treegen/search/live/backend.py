@@ -30,12 +30,11 @@ from treegen.prompts.stops import StopConditions
 from treegen.prompts.token_text import Detokenizer
 from treegen.prompts.tokens import TAIL, GivenPrompt, append_text, encode_texts
 from treegen.prompts.tree import Parts
-from treegen.search.backend import BackendSample, Context
+from treegen.search.backend import BackendSample, Context, PendingResults, T
 from treegen.search.budget import SearchUsage, StopReason
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.live.pending import AppendedText, AppendedTextEncoder, LiveContext, LiveResults
 from treegen.search.live.prompts import PromptIndex, check_fits
-from treegen.search.pending import PendingResults, T
 
 
 class LiveBackend:

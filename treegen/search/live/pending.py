@@ -20,7 +20,7 @@ from treegen.prompts.plan.requests import check_scored, check_vocabulary
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import TAIL, GivenPrompt, PromptAppender, append_text
 from treegen.prompts.tree import Parts
-from treegen.search.pending import PendingResults, T
+from treegen.search.backend import PendingResults, T
 
 
 @dataclass(slots=True, eq=False)
