@@ -47,12 +47,18 @@ from treegen.tasks.apps.data import (
     load_rows,
     load_split,
 )
-from treegen.tasks.common.fences import between_fences, fenced_blocks
 from treegen.tasks.common.fewshot import normalize_text, rank
 from treegen.tasks.common.sources import describe_examples, describe_problems, make_data_label
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
+from treegen.tasks.programs.task import (
+    ProgramCases,
+    ProgramOutcome,
+    ProgramTask,
+    between_fences,
+    fenced_blocks,
+    judge_limits,
+)
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 PROMPTS: Final = ("train", "eval")

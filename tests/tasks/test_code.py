@@ -28,8 +28,7 @@ from treegen.tasks.code.livecodebench import (
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus, mbpp_arguments
 from treegen.tasks.code.task import CodeTask
-from treegen.tasks.common.fences import block_that_defines
-from treegen.tasks.programs.task import ProgramOutcome
+from treegen.tasks.programs.task import ProgramOutcome, block_that_defines
 from treegen.tasks.sandbox import (
     ProgramResult,
     ProgramStatus,
