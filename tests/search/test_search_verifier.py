@@ -29,7 +29,8 @@ from transformers import LlamaConfig as Config
 from treegen.errors import CapacityError, InputError, ModelError, ModelWarning
 from treegen.model.scorers.scorer import load_scorer
 from treegen.model.scorers.verifier import Verifier
-from treegen.search.reward import PrefixScorer, load_verifier
+from treegen.search.live.prefix_scorer import PrefixScorer
+from treegen.search.reward import load_verifier
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
 SHAPE: dict[str, Any] = {

@@ -10,12 +10,12 @@ from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, RunError, arg
 from treegen.evals.config.base import (
     BaseSettings,
-    Count,
     build_settings,
     last_choices,
     merge_choices,
     select,
 )
+from treegen.evals.config.type_checks import Count
 from treegen.evals.early_stopping import NEVER, StopRule, parse_stop_rule
 from treegen.evals.recommended_sampling import load_recommended, sources_of
 from treegen.evals.registry import get_task

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, arg
-from treegen.evals.config.base import Count, Maximum, Minimum, check_bounds, check_choices
+from treegen.evals.config.type_checks import Count, Maximum, Minimum, check_bounds, check_choices
 from treegen.evals.judging.rubric import Rubric, of_json
 
 Verdicts = Literal["likelihood", "samples"]

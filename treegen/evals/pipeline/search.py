@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.spelling import did_you_mean
 from treegen.errors import CacheFullError, InputError, Message, arg
-from treegen.evals.config.base import check_choices, check_no_unused
+from treegen.evals.config.base import check_no_unused
+from treegen.evals.config.type_checks import check_choices
 from treegen.evals.pipeline.execution import (
     ModelLoader,
     RunWork,

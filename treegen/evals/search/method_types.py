@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
-from treegen.evals.config.base import Count as Count
-from treegen.evals.config.base import Minimum
+from treegen.evals.config.type_checks import Count as Count
+from treegen.evals.config.type_checks import Minimum
 
 if TYPE_CHECKING:
     from treegen.search.tree.node import SearchNode

@@ -12,13 +12,13 @@ from treegen.errors import InputError, arg
 from treegen.evals.config.base import (
     ALLOW_TASK_CODE,
     BaseSettings,
-    Count,
     absolute,
     build_settings,
     last_choices,
     merge_choices,
     select,
 )
+from treegen.evals.config.type_checks import Count
 from treegen.evals.config.verifier_settings import check_verifier_settings
 from treegen.evals.registry import get_task_name
 from treegen.evals.search.agent_task import AgentTask

@@ -27,7 +27,7 @@ REDUCE: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
 
 
 class Reader(Protocol):
-    """Computes the shares of "right" its own way; see `treegen.search.reward`."""
+    """Computes the shares of "right" its own way; see `treegen.search.live.prefix_scorer`."""
 
     def score_prefixes(
         self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
