@@ -44,7 +44,7 @@ def command(
     from treegen.report.compare import compare_runs
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page
-    from treegen.report.plots.comparison import comparison_plots
+    from treegen.report.plots.runs import comparison_plots
     from treegen.runs.files import check_no_link
 
     if output_path is not None and no_plots:

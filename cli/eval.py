@@ -317,7 +317,7 @@ def _judge_runs(
         The judgements on each run; None for runs without judges.
     """
     from treegen.api.judge_plan import JudgingPlan
-    from treegen.evals.judging.models import JudgeLoader
+    from treegen.evals.judging.pipeline import JudgeLoader
 
     judged: list[Judgings | None] = []
     with JudgeLoader(models) as judges:

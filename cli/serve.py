@@ -183,7 +183,7 @@ def _check_installed() -> None:
 
 
 def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: str | None) -> None:
-    from treegen.common.params import check_int
+    from treegen.common.checks import check_int
     from treegen.prompts.replies import formats
 
     if max_waiting is not None:
@@ -196,7 +196,7 @@ def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: s
 def _node_limits(params: dict[str, Any]) -> Any:
     """Take the options about nodes out of all options; return them as NodeLimits."""
     from treegen.common.formatting import parse_bytes
-    from treegen.integrations.server.node_limits import NodeLimits
+    from treegen.integrations.server.node_params import NodeLimits
 
     limits = {field.name: params.pop(field.name) for field in fields(NodeLimits)}
     for name in ("max_node_memory", "max_stored_answers"):

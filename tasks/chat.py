@@ -13,8 +13,7 @@ from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.problem import Problem
-from treegen.evals.search.method_arguments import read_values
-from treegen.evals.search.method_types import CHOOSE, TreeSettings
+from treegen.evals.search.method_types import CHOOSE, TreeSettings, read_values
 from treegen.evals.search.methods import METHODS, solution_text
 from treegen.evals.search.searcher import Searcher
 from treegen.evals.search.settings import SearchSettings, resolve_search_settings

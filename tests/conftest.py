@@ -201,13 +201,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading weights fails the test, by whatever way they are loaded."""
-    from treegen.engine.speculative import drafter_factory
+    from treegen.engine.speculative import speculation
     from treegen.model import load, rank_processes
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the weights were loaded")
 
-    for module in (drafter_factory, rank_processes, load):
+    for module in (speculation, rank_processes, load):
         monkeypatch.setattr(module, "load_model", refuse)
 
 

@@ -200,7 +200,7 @@ class Mixed:
                     want |= {(c.prompt_id, c.sample_index): c for c in stream}
         if rng.random() < 0.5 and not few.spec.states:
             self.monkeypatch.setattr(
-                "treegen.engine.speculative.drafter_factory.DraftLengthController", Always
+                "treegen.engine.speculative.speculation.DraftLengthController", Always
             )
             guessed(few, Knowing(want.values(), int(rng.integers(99)), strict=False))
         self.read()

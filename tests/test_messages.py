@@ -14,10 +14,10 @@ from cli_cases import Command
 from report_cases import make_run, make_search_run
 
 from treegen import LLM, InputError, SamplingParams
-from treegen.cluster.placement import parse_placement
 from treegen.errors import ModelError
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.estimators import estimate
+from treegen.llm.cluster.placement import parse_placement
 from treegen.model.config import resolve_device
 from treegen.model.options import EngineOptions
 from treegen.model.scorers.heads import slice_head

@@ -9,7 +9,6 @@ from treegen.common.version import VERSION
 if TYPE_CHECKING:
     from treegen.api.judging import Judgings, judge, judgings
     from treegen.api.run import Run, evaluate, open_run, search_task
-    from treegen.cluster.cluster import Cluster
     from treegen.common.drafter import DraftContext
     from treegen.common.outputs import (
         Completion,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     )
     from treegen.llm import LLM
     from treegen.llm.async_llm import AsyncLLM
+    from treegen.llm.cluster.cluster import Cluster
     from treegen.model.load import from_module, load_model
     from treegen.model.model import Model
     from treegen.prompts.expansion import Expand
@@ -102,7 +102,7 @@ __all__ = [
 # `import treegen` and `treegen --help` do not import torch.
 _MODULES: Final = {
     "treegen.engine.segments.prefix_cache": "Kept",
-    "treegen.cluster.cluster": "Cluster",
+    "treegen.llm.cluster.cluster": "Cluster",
     "treegen.common.outputs": (
         "Completion LevelRows RequestOutput Score Status Thinking Usage WorkerStatus"
     ),

@@ -13,7 +13,7 @@ from treegen.errors import InputError
 
 if TYPE_CHECKING:
     from treegen.bench.cluster import ClusterJob, ClusterTime
-    from treegen.cluster.placement import Placement
+    from treegen.llm.cluster.placement import Placement
     from treegen.model.options import EngineOptions
 
 

@@ -11,8 +11,8 @@ from treegen.errors import InputError
 from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
-    from treegen.cluster.placement import Placement
     from treegen.evals.scoring.code_execution import ExecutionOptions
+    from treegen.llm.cluster.placement import Placement
 
 _MOST: Final = 9_999_999
 # Flags whose absence means something other than their --no- form.
@@ -111,7 +111,7 @@ def make_placement(params: Mapping[str, Any], device: str = "auto") -> "Placemen
     if not options:
         return None
     # Imported here, because it imports slow libraries.
-    from treegen.cluster.placement import parse_placement
+    from treegen.llm.cluster.placement import parse_placement
 
     return parse_placement(**options, device=device)
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Final, NamedTuple
 
 from train_demo import needles, programs, puzzles, words
-from treegen.tasks.apps.prompts import ask
+from treegen.tasks.apps.task import ask
 from treegen.tasks.puzzles.countdown_text import SOLVE_HEADER, VALUE_HEADER, solve_head, value_head
 
 

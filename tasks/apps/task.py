@@ -11,14 +11,23 @@ Lines; all fields are text). One row, shortened:
 The prompt is that of the published training code, with solved examples before the problem. All
 examples are nodes above all problems, so they are computed once for the whole run. A sample ends
 when the model begins another problem. Other tools also stop at "\n---" and "\nANSWER" (--stop).
+
+The form of a problem without starter code; the published evaluation code uses another, see `ask`:
+
+    \nQUESTION:\n{question}\n\n\nUse Standard Input format\n\nANSWER:\n
 """
 
-from collections.abc import Sequence
+import io
+import re
+import tokenize
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
-from treegen.errors import InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.chat import with_turns
 from treegen.evals.problem import Problem
@@ -29,13 +38,243 @@ from treegen.evals.truncation import droppable
 from treegen.prompts.tree import Node
 from treegen.runs import RunDir
 from treegen.tasks.apps.compare import COMPARERS, Comparer
-from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
-from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program, load_shots
+from treegen.tasks.apps.data import (
+    DIFFICULTIES,
+    HUB_NAMES,
+    LoadedRows,
+    Row,
+    load_bundled_shots,
+    load_rows,
+    load_split,
+)
+from treegen.tasks.common.fewshot import normalize_text, rank
 from treegen.tasks.common.sources import describe_examples, describe_problems, make_data_label
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.scoring import SandboxScoring
-from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTask, judge_limits
+from treegen.tasks.programs.task import (
+    ProgramCases,
+    ProgramOutcome,
+    ProgramTask,
+    between_fences,
+    fenced_blocks,
+    judge_limits,
+)
 from treegen.tasks.sandbox import Limits, SandboxPool
+
+PROMPTS: Final = ("train", "eval")
+ANSWER: Final = "\nANSWER:\n"
+EXTRACTS: Final = ("raw", "fenced")
+
+# The beginning of a program, which prose does not have.
+_CODE: Final = re.compile(
+    r"\s*+(?:(?:import|from)[ ]\w|#|@\w|(?:async[ ]+)?def[ ]\w|class[ ]\w+[(:]|\w+[ ]*\(|\"\"\""
+    r"|\w[\w, .\[\]]*+[ ]*[-+*/|&]?=|(?:for|while|if|with)[ ].*:[ \t]*$|try:|print\b)",
+    re.MULTILINE,
+)
+_TAB_SIZE: Final = 8  # the width of a tab for Python's tokenizer
+_NEW_INDENT: Final = 4
+
+
+def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
+    """Return the prompt of a problem, up to where the program begins.
+
+    The training form describes the input by whether there is starter code, the evaluation form by
+    whether the tests call a function.
+
+    Args:
+        question: Text of the problem.
+        starter: The starter code; empty if there is none.
+        calls: Whether the tests call a function.
+        form: One of PROMPTS.
+    """
+    if form == "train":
+        kind = "Call-Based" if starter else "Standard Input"
+        return f"\nQUESTION:\n{question}\n{starter}\n\nUse {kind} format\n{ANSWER}"
+    kind = "Call-Based" if calls else "Standard Input"
+    code = f"\n{starter}" if starter else ""
+    return f"\nQUESTION:\n{question}{code}\nUse {kind} format{ANSWER}"
+
+
+def extract_program(text: str, extract: str) -> str | None:
+    """Return the program in a completion; None if there is none.
+
+    Args:
+        text: The completion.
+        extract: "raw" uses all of it. "fenced" uses the first block marked as Python, otherwise the
+            first block without a mark, up to its closing fence or the end. A single fence closes a
+            block that the prompt has opened if code comes before it.
+    """
+    program = text if extract == "raw" else _extract_fenced(text)
+    return program if program and not program.isspace() else None
+
+
+def _extract_fenced(text: str) -> str | None:
+    blocks = list(fenced_blocks(text))
+    parts = between_fences(text)
+    if len(parts) == 2 and _CODE.match(parts[0]) and not any(language for language, _ in blocks):
+        return parts[0]
+    for languages in (("python", "python3", "py"), ("",)):
+        for language, code in blocks:
+            if language in languages:
+                return code
+    return None
+
+
+def with_tabs(source: str) -> str:
+    """Return a solution indented by tabs, as in the published training code.
+
+    Lines inside strings stay unchanged. So does a source that cannot be tokenized, such as one with
+    inconsistent indentation.
+    """
+    source = "\n".join(line.rstrip("\r") for line in source.split("\n")).rstrip() + "\n"
+    try:
+        depth_at, in_string = _layout(source)
+    except (tokenize.TokenError, SyntaxError):
+        return source
+    lines = source.split("\n")
+    shift = 0
+    for row, line in enumerate(lines):
+        body = line.lstrip(" \t")
+        if row in in_string or not body:
+            continue
+        width = len(line[: len(line) - len(body)].expandtabs(_TAB_SIZE))
+        if row in depth_at:
+            shift = _NEW_INDENT * depth_at[row] - width
+        tabs, spaces = divmod(max(0, width + shift), _NEW_INDENT)
+        lines[row] = "\t" * tabs + " " * spaces + body
+    return "\n".join(lines)
+
+
+def _layout(source: str) -> tuple[dict[int, int], set[int]]:
+    """Return the depth of each row that begins a statement, and the rows that continue a string."""
+    depth_at: dict[int, int] = {}
+    in_string: set[int] = set()
+    depth, begins = 0, True
+    opened: list[int] = []  # rows where f-strings begin, because their parts are separate tokens
+    comments: list[int] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        name = tokenize.tok_name[token.type]
+        first, last = token.start[0] - 1, token.end[0] - 1
+        if name in ("INDENT", "DEDENT"):
+            depth += 1 if name == "INDENT" else -1
+        elif name == "COMMENT" and begins:
+            comments.append(first)  # a comment has the depth of the statement after it
+        elif name == "NEWLINE":
+            begins = True
+        elif name not in ("NL", "COMMENT", "ENDMARKER"):
+            if begins:
+                depth_at |= dict.fromkeys([*comments, first], depth)
+                comments.clear()
+            begins = False
+        if name == "STRING":
+            in_string |= set(range(first + 1, last + 1))
+        elif name == "FSTRING_START":
+            opened.append(first)
+        elif name == "FSTRING_END":
+            in_string |= set(range(opened.pop() + 1, last + 1))
+    return depth_at | dict.fromkeys(comments, 0), in_string
+
+
+# Longer examples would fill the context.
+_MAX_CHARS: Final = 12_000
+
+
+def load_shots(
+    options: TaskOptions, problems: Sequence[Row], default: int, *, calls: bool, form: str
+) -> tuple[tuple[str, ...], bool]:
+    """Return the examples, none of which is a problem, and whether they are treegen's own.
+
+    With a few-shot file, its first examples are used. Otherwise examples are drawn by seed: from
+    fewshot_data; or from the train split next to the problems, if it has enough; or from the
+    bundled examples.
+
+    Args:
+        options: Few-shot options and seed of the run.
+        problems: Problems of the run.
+        default: Number of examples if the user gives none.
+        calls: Whether to use examples with starter code, otherwise examples without it.
+        form: The form of the prompt, one of PROMPTS.
+
+    Raises:
+        InputError: There are fewer examples than requested.
+        DataError: An example cannot be read, or is a problem of the run.
+    """
+    wanted = default if options.num_fewshot is None else options.num_fewshot
+    if wanted == 0:
+        return (), False
+    bundled = load_bundled_shots()
+    problem_questions = {normalize_text(row.question) for row in problems}
+    if options.fewshot_file is not None:
+        source = load_rows(options.fewshot_file, None)
+        for number, row in enumerate(source.rows[:wanted], start=1):
+            if normalize_text(row.question) in problem_questions:
+                raise DataError(
+                    f"example {number} of {source.source} is a problem of this run; remove it"
+                )
+        shots = _format_shots(source.rows, form, wanted)
+    else:
+        for source in (_source(options), *([bundled] if options.fewshot_data is None else [])):
+            rows = _draw_examples(source, problem_questions, options.seed, calls=calls)
+            shots = _format_shots(rows, form, wanted)
+            if len(shots) == wanted:
+                break
+    if len(shots) < wanted:
+        raise InputError(
+            f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
+            f"examples {'with' if calls else 'without'} starter code that are no problems of this "
+            f"run; lower it, or name others with {arg('fewshot_data')}"
+        )
+    return tuple(shots), source.source == bundled.source
+
+
+def _draw_examples(
+    source: LoadedRows, problem_questions: Collection[str], seed: int, *, calls: bool
+) -> list[Row]:
+    fit = [
+        row
+        for row in source.rows
+        if bool(row.starter) == calls and normalize_text(row.question) not in problem_questions
+    ]
+    return sorted(fit, key=lambda row: rank(seed, row.question))
+
+
+def _source(options: TaskOptions) -> LoadedRows:
+    if options.fewshot_data not in (None, "train"):
+        return load_rows(options.fewshot_data, None)
+    if options.data in HUB_NAMES:
+        return load_rows(options.data, "train")
+    if options.data is not None:
+        data = Path(options.data)
+        folder = data if data.is_dir() else data.parent
+        if (folder / "train").is_dir() or (folder / "train.jsonl").is_file():
+            return load_split(folder, "train")
+        if (folder.parent / "train").is_dir():
+            return load_split(folder.parent, "train")
+        if options.fewshot_data == "train":
+            raise DataError(
+                f"there is no train split beside {data}; give {arg('fewshot_data')} a path"
+            )
+    elif options.fewshot_data == "train":
+        raise DataError(
+            f"the bundled problems have no train split; give {arg('fewshot_data')} a path"
+        )
+    return load_bundled_shots()
+
+
+def _format_shots(rows: Sequence[Row], form: str, wanted: int) -> list[str]:
+    """Return the first examples that have a usable solution and are not too long."""
+    shots: list[str] = []
+    for row in rows:
+        if len(shots) == wanted:
+            break
+        with suppress(ValueError):
+            if solutions := row.solutions:
+                prompt = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
+                shot = prompt + with_tabs(solutions[0])
+                if len(shot) <= _MAX_CHARS:
+                    shots.append(shot)
+    return shots
+
 
 _STARTER: Final = ("all", "with", "without")
 

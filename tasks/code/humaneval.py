@@ -19,10 +19,9 @@ from treegen.common.params import SamplingParams
 from treegen.evals.task import TaskOptions
 from treegen.tasks.code.calls import assert_cases
 from treegen.tasks.code.task import CodeTask, check_name, code_arguments
-from treegen.tasks.common.fences import block_that_defines, text_before
 from treegen.tasks.common.files import text_field
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.programs.task import ProgramCases
+from treegen.tasks.programs.task import ProgramCases, block_that_defines, text_before
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 STOPS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

@@ -33,10 +33,9 @@ from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
 from treegen.tasks.code.calls import assert_cases
 from treegen.tasks.code.task import CodeTask, code_arguments
-from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.files import Rows, read_any, text_field
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.programs.task import ProgramCases
+from treegen.tasks.programs.task import ProgramCases, block_that_defines
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 # The first and last task number of each split, as in the published data.

@@ -22,15 +22,13 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.tasks.code.calls import CALLS, call_cases
+from treegen.tasks.code.calls import CALLS, build_expected, call_cases, is_expected, is_listed
 from treegen.tasks.code.humaneval import CHAT
-from treegen.tasks.code.plus_compare import build_expected, is_expected, is_listed
 from treegen.tasks.code.task import CodeTask, check_name, code_arguments, whole
-from treegen.tasks.common.fences import block_that_defines
 from treegen.tasks.common.files import text_field
 from treegen.tasks.common.sources import Source
 from treegen.tasks.programs.report import ProgramVerdict
-from treegen.tasks.programs.task import ProgramCases, ProgramOutcome
+from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, block_that_defines
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 Arguments = list[Any]

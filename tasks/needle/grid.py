@@ -27,7 +27,7 @@ from treegen.evals.statistics.tables import Grid, problem_values, table_by
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.text_task import TextTask, greedy
-from treegen.tasks.needle.options import (
+from treegen.tasks.needle.task import (
     ARGUMENT,
     SHORTER,
     Measure,

@@ -18,7 +18,7 @@ from treegen.cli.terminal import progress
 from treegen.common.formatting import safe_text
 from treegen.common.outputs import LevelRows
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
-from treegen.evals.progress.timeline import read_timeline
+from treegen.evals.progress.usage import read_timeline
 from treegen.evals.statistics.estimators import estimate
 from treegen.report.view import read_trees
 from treegen.search.tree.draw import draw_tree

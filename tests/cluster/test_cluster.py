@@ -205,7 +205,7 @@ def test_if_all_workers_are_given_up_each_call_says_so(
 ) -> None:
     for slot in cluster._crew.slots:
         monkeypatch.setattr(slot, "over", True)
-        monkeypatch.setattr(slot, "told", "its process died")
+        monkeypatch.setattr(slot, "reason", "its process died")
     told = r"no worker is left \(worker 0: its process died; worker 1: its process died\)"
     for call in (lambda: cluster.run(TREE, PARAMS), lambda: cluster.search(_fails, ["a"])):
         with pytest.raises(WorkerError, match=told):
@@ -260,7 +260,7 @@ def test_a_worker_that_hangs_is_taken_for_dead(
 ) -> None:
     wanted = llm.run(TREE, PARAMS).completions
     found: list[Completion] = []
-    monkeypatch.setattr("treegen.cluster.worker_pool.PATIENCE", 8.0)
+    monkeypatch.setattr("treegen.llm.cluster.worker_pool.PATIENCE", 8.0)
     before = cluster._crew.slots[1].life
     with cluster.stream(TREE, PARAMS) as stream:
         found += stream.step()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from treegen import LLM, Cluster, Node, SamplingParams, WorkerError
-from treegen.cluster.placement import Placement
-from treegen.cluster.worker import make_llm_options
+from treegen.llm.cluster.placement import Placement
+from treegen.llm.cluster.worker import make_llm_options
 from treegen.model.options import EngineOptions
 
 pytestmark = [
@@ -38,7 +38,7 @@ def test_a_gpu_that_joins_takes_work(
     nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "treegen.cluster.cluster.make_llm_options",
+        "treegen.llm.cluster.cluster.make_llm_options",
         lambda options, device: make_llm_options(options, "cpu"),
     )
     tree = Node(
@@ -66,7 +66,7 @@ def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
     nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "treegen.cluster.cluster.make_llm_options",
+        "treegen.llm.cluster.cluster.make_llm_options",
         lambda options, device: make_llm_options(options, "cpu"),
     )
     tree = Node("Go.", children=[Node("Question?", id="0", samples=400)], samples=0)
@@ -85,7 +85,7 @@ def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
             assert cluster.num_workers == 1
             stream = cluster.stream(tree, params)
             assert next(stream).num_tokens == 150
-            monkeypatch.setattr("treegen.cluster.worker_pool.PATIENCE", 3.0)
+            monkeypatch.setattr("treegen.llm.cluster.worker_pool.PATIENCE", 3.0)
             nodes.remove_node(node)
             with pytest.raises(WorkerError, match=r"no worker is left \(Ray has found no room"):
                 list(stream)

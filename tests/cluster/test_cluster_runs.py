@@ -16,12 +16,12 @@ import pytest
 from cli_cases import Command, assert_same_samples, copy_part, results_of, run_command
 
 from treegen import LLM, AsyncLLM, Cluster, InputError, WorkerError, evaluate, open_run, search_task
-from treegen.cluster import worker_pool
 from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job, prepare_job
 from treegen.evals.sampling import sample
 from treegen.evals.scoring.results import write_results
+from treegen.llm.cluster import worker_pool
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")

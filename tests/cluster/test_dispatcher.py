@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from treegen.cluster.dispatcher import Dispatcher, WorkItem
+from treegen.llm.cluster.dispatcher import Dispatcher, WorkItem
 
 
 def _items(*sizes: int, weight: float = 10.0) -> list[WorkItem]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cli_cases import Command
 
-from treegen.cluster import placement
-from treegen.cluster.placement import Placement, parse_placement
 from treegen.errors import InputError
+from treegen.llm.cluster import placement
+from treegen.llm.cluster.placement import Placement, parse_placement
 
 HAS_RAY = find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="needs ray")
@@ -92,7 +92,7 @@ def test_an_address_that_does_not_answer_is_told_soon(
     command: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
 ) -> None:
     """Nobody listens there, or somebody who is no Ray."""
-    from treegen.cluster import ray_session
+    from treegen.llm.cluster import ray_session
 
     monkeypatch.setattr(ray_session, "_SECONDS", 0.5)
     args = ["eval", "gsm8k", "-M", tiny, "-o", tmp_path / "run", "-L", "1", "--workers", "2"]

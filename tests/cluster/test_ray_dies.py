@@ -17,9 +17,9 @@ import pytest
 from cli_cases import assert_same_samples
 from processes import descendants, living
 
-from treegen.cluster import ray_session
-from treegen.cluster.dispatcher import Dispatcher, WorkItem
-from treegen.cluster.ray_session import RayMonitor
+from treegen.llm.cluster import ray_session
+from treegen.llm.cluster.dispatcher import Dispatcher, WorkItem
+from treegen.llm.cluster.ray_session import RayMonitor
 
 EVAL = [
     "eval",

@@ -11,9 +11,9 @@ from types import FrameType
 import pytest
 
 from treegen import Cluster
-from treegen.cluster.ray_session import defer_signals
-from treegen.cluster.worker_pool import WorkerPool, WorkerSlot
 from treegen.common.signals import SIGNALS, second_signal_handler
+from treegen.llm.cluster.ray_session import defer_signals
+from treegen.llm.cluster.worker_pool import WorkerPool, WorkerSlot
 
 
 class _Stopped(BaseException):

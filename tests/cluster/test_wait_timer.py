@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from treegen.cluster.worker_pool import PATIENCE, WaitTimer
+from treegen.llm.cluster.worker_pool import PATIENCE, WaitTimer
 
 
 def test_time_counts_in_which_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from train_demo.words import WordProblem, word_problem
 from transformers import PreTrainedTokenizerFast
 
 from treegen import LLM, SamplingParams
-from treegen.tasks.apps.prompts import with_tabs
+from treegen.tasks.apps.task import with_tabs
 from treegen.tasks.common.answers import numeric_answer
 from treegen.tasks.puzzles import countdown_text
 from treegen.tasks.puzzles.puzzle import PuzzleStep, is_legal

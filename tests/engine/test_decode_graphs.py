@@ -31,8 +31,7 @@ from treegen.engine.compute import decode_graphs
 from treegen.engine.compute.decode_step import FORCED, NUM_INPUTS, DecodeStep, DeferredDraws
 from treegen.engine.compute.graph_pool import estimate_row_seconds
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
-from treegen.engine.speculative.drafter_factory import FunctionDrafter
-from treegen.engine.speculative.speculation import SpeculationOptions
+from treegen.engine.speculative.speculation import FunctionDrafter, SpeculationOptions
 from treegen.model.batch import Batch
 from treegen.ops.attention.gpu.units import WorkShape
 from treegen.ops.attention.level import HostLevel

@@ -221,7 +221,7 @@ def test_guesses_and_searches(
     again = llm.search(grow, [TRUNK], SamplingParams(seed=2))
     assert again[0].value == searched[0].value and not again[0].error
     assert copied
-    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.DraftLengthController", Always)
+    monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
     got = guessed(llm, Knowing(want.completions)).run(ragged(4), params)
     assert [c.tokens for c in got.completions] == [c.tokens for c in want.completions]
     assert got.usage.accepted_tokens and copied

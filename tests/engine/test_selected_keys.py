@@ -296,7 +296,7 @@ def test_few_pages_cached_prefixes_and_drafts(
         check_completion(path, prompts[mine.prompt_id], mine, 2e-5)
     if llm.spec.states:
         return  # models with recurrent layers verify no drafts
-    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.DraftLengthController", Always)
+    monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
     drafting = LLM(llm.model, tokenizer=llm.tokenizer, page_size=8, memory="2MiB")
     drafting.keep(llm.tokenizer.decode(random_ids(40, seed=5)))
     result = guessed(drafting, Knowing(want)).run(ragged(), PARAMS)

@@ -45,7 +45,7 @@ PARAMS = SamplingParams(max_tokens=24, seed=6, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether guesses pay is not what is tested here."""
-    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.DraftLengthController", Always)
+    monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
 
 
 @pytest.fixture(scope="module")

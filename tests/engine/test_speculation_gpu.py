@@ -20,7 +20,7 @@ QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: H
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether guesses pay is not what is tested here."""
-    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.DraftLengthController", Always)
+    monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
 
 
 def tree_of(samples: int) -> Node:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from treegen.common.params import SamplingParams
-from treegen.engine.rows.verify_input import VerifyInput
+from treegen.engine.rows.table import VerifyInput
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import draw
 

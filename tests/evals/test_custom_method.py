@@ -13,7 +13,7 @@ from treegen.errors import InputError
 from treegen.evals.identity import run_settings
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob, load_search_job
-from treegen.evals.search.method_arguments import (
+from treegen.evals.search.method_types import (
     Argument,
     Count,
     read_signature,

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from treegen.evals.progress.run_progress import RunProgress
-from treegen.evals.progress.time_left import TimeForecast, TimeLeft
+from treegen.evals.progress.run_progress import RunProgress, TimeForecast, TimeLeft
 
 
 def simulate(

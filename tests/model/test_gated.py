@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.functional import gelu, relu, silu
 
 from treegen.model.linear.fp8 import Fp8Linear, quantize_linears, quantize_rows
-from treegen.model.linear.gated import GatedLinears, silu_mul_quantize
-from treegen.model.linear.merged import MergedLinears
+from treegen.model.linear.merged import GatedLinears, MergedLinears, silu_mul_quantize
 
 Activation = Callable[..., torch.Tensor]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

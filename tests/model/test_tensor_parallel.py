@@ -128,7 +128,7 @@ def test_two_ranks_where_samples_have_everything(
     family: str, how: str, group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Penalties, grammars, budgets and log-probabilities of prompts, with few pages."""
-    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.DraftLengthController", Always)
+    monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
     tiny_models.save_tiny_model(tmp_path, family)
     params = [
         SamplingParams(n=3, seed=5 + i, max_tokens=24, **each) for i, each in enumerate(_TOGETHER)
@@ -219,7 +219,7 @@ def test_run_ahead_and_compiled_layers(group: RankGroup, tmp_path: Path) -> None
 
 
 def test_guessed_tokens(group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.DraftLengthController", Always)
+    monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
     tiny_models.save_tiny_model(tmp_path, "llama")
     params = SamplingParams(max_tokens=20, seed=3, ignore_eos=True)
     plain = alone(tmp_path).run(tree_of(4), params)

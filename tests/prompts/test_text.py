@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from trained_tokenizers import BUILDERS, FRAGMENTS, SPACE, random_text, trained
 
 from treegen.errors import InputError
-from treegen.prompts.detokenize import PARTIAL, Detokenizer
 from treegen.prompts.stops import StopStrings
+from treegen.prompts.token_text import PARTIAL, Detokenizer
 
 GENERATED = st.lists(st.sampled_from(FRAGMENTS), max_size=10).map("".join)
 STOPS = st.lists(

@@ -23,8 +23,7 @@ from report_cases import HOSTILE, make_run, make_search_run, make_timeline, make
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
-from treegen.evals.progress.timeline import read_timeline
-from treegen.evals.progress.usage import load_attempts
+from treegen.evals.progress.usage import load_attempts, read_timeline
 from treegen.evals.scoring.results import write_results
 from treegen.evals.statistics.estimators import pass_at_k
 from treegen.evals.statistics.metrics import ReportOptions

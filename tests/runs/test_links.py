@@ -16,7 +16,7 @@ from report_cases import make_run, make_search_run
 from treegen.api.run import open_run
 from treegen.errors import RunError, TreegenError
 from treegen.evals.progress.run_progress import RunProgress
-from treegen.evals.progress.timeline import NAME, Timeline, read_timeline
+from treegen.evals.progress.usage import NAME, Timeline, read_timeline
 from treegen.report.exchange import export_run
 from treegen.report.load import load_run
 from treegen.runs.files import Lock, check_no_link, read_json

@@ -13,8 +13,7 @@ from treegen.evals.task import TaskOptions
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.apps.compare import COMPARERS
 from treegen.tasks.apps.data import LoadedRows, load_bundled_shots, load_rows
-from treegen.tasks.apps.prompts import ask, extract_program, with_tabs
-from treegen.tasks.apps.task import APPS
+from treegen.tasks.apps.task import APPS, ask, extract_program, with_tabs
 from treegen.tasks.programs.scoring import PACKAGES
 from treegen.tasks.sandbox import Limits, SandboxPool
 

@@ -16,6 +16,7 @@ from treegen.errors import DataError, InputError
 from treegen.evals.chat import as_chat
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskOptions, get_task
+from treegen.tasks.code.calls import OTHER, CallValue, build_expected, is_expected
 from treegen.tasks.code.humaneval import HumanEval
 from treegen.tasks.code.livecodebench import (
     LiveCodeBench,
@@ -26,10 +27,8 @@ from treegen.tasks.code.livecodebench import (
 )
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus, mbpp_arguments
-from treegen.tasks.code.plus_compare import OTHER, CallValue, build_expected, is_expected
 from treegen.tasks.code.task import CodeTask
-from treegen.tasks.common.fences import block_that_defines
-from treegen.tasks.programs.task import ProgramOutcome
+from treegen.tasks.programs.task import ProgramOutcome, block_that_defines
 from treegen.tasks.sandbox import (
     ProgramResult,
     ProgramStatus,

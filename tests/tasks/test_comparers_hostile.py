@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from treegen.tasks.apps.compare import COMPARERS
+from treegen.tasks.code.calls import CallValue, ExpectedResult, is_expected
 from treegen.tasks.code.livecodebench import same_lines, same_value
-from treegen.tasks.code.plus_compare import CallValue, ExpectedResult, is_expected
 from treegen.tasks.sandbox import value_json
 
 SIZE = 30_000  # characters that a program sends

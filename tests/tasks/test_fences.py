@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from treegen.tasks.apps.prompts import extract_program
-from treegen.tasks.common.fences import block_that_defines, fenced_blocks
+from treegen.tasks.apps.task import extract_program
+from treegen.tasks.programs.task import block_that_defines, fenced_blocks
 
 CODE = "def f(x):\n    return x\n"
 INDENTED = "   def f(x):\n       return x\n"

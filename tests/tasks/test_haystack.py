@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import InputError
-from treegen.tasks.needle.options import Measure, fit_length
+from treegen.tasks.needle.task import Measure, fit_length
 from treegen.tasks.needle.text import COLOURS, Haystack, filler, insert, load_haystack
 
 WORDS = st.lists(

@@ -19,8 +19,7 @@ from treegen.tasks import ReportOptions, Task, TaskData, get_task
 from treegen.tasks.common import sources
 from treegen.tasks.gpqa import GPQA
 from treegen.tasks.math.aime import AIME
-from treegen.tasks.math.boxed import equivalent, extract_boxed
-from treegen.tasks.math.task import Math, Math500, minerva_answer
+from treegen.tasks.math.task import Math, Math500, equivalent, extract_boxed, minerva_answer
 
 AIME_ROW = {"ID": "2024-I-1", "Problem": "How many?", "Solution": "Many.", "Answer": 33}
 MATH_ROW = {

@@ -17,8 +17,15 @@ from treegen.evals.verdict import SampleScore, unify_answers
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa import GPQA
 from treegen.tasks.math.aime import AIME
-from treegen.tasks.math.boxed import equivalent, extract_boxed, hendrycks_form
-from treegen.tasks.math.task import Math, Math500, minerva_answer, minerva_form
+from treegen.tasks.math.task import (
+    Math,
+    Math500,
+    equivalent,
+    extract_boxed,
+    hendrycks_form,
+    minerva_answer,
+    minerva_form,
+)
 
 math_verify = pytest.importorskip("math_verify")
 hendrycks: Any = pytest.importorskip("lm_eval.tasks.hendrycks_math.utils")

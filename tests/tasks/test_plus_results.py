@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treegen.tasks.code.calls import PRELUDE
+from treegen.tasks.code.calls import PRELUDE, CallValue, build_expected, is_expected
 from treegen.tasks.code.humaneval import HumanEval
 from treegen.tasks.code.plus import HumanEvalPlus
-from treegen.tasks.code.plus_compare import CallValue, build_expected, is_expected
 from treegen.tasks.sandbox import ProgramStatus, SandboxPool, value_json
 
 NUMBERS = (

@@ -13,7 +13,7 @@ from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import prompts_of
-from treegen.tasks.needle.ruler_items import ADJECTIVES, NOUNS
+from treegen.tasks.needle.ruler import ADJECTIVES, NOUNS
 
 NAMES = [info.name for info in list_tasks() if info.name.startswith("ruler-niah-")]
 SENTENCE = re.compile(r"One of the special magic (numbers|uuids) for (\S+) is: (\S+)\.")

@@ -21,7 +21,7 @@ from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskOptions, get_task
 from treegen.tasks.common.text_task import interleave_images
 from treegen.tasks.vision.documents import anls, is_relaxed_match
-from treegen.tasks.vision.mmmu_answers import guess, mmmu_letter, mmmu_pro_letter, readings
+from treegen.tasks.vision.mmmu import guess, mmmu_letter, mmmu_pro_letter, readings
 
 NAMES = ("mmmu", "mmmu-pro", "chartqa", "docvqa")
 WORDS = (

@@ -13,8 +13,15 @@ from treegen.common.progress import load_tqdm
 from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import labels_of
 from treegen.evals.judging.jury import check_jury
-from treegen.evals.judging.models import JudgeLoader, resolve_judges
-from treegen.evals.judging.pipeline import JudgeResult, OpenRuns, judge_all, load_juries, open_runs
+from treegen.evals.judging.pipeline import (
+    JudgeLoader,
+    JudgeResult,
+    OpenRuns,
+    judge_all,
+    load_juries,
+    open_runs,
+    resolve_judges,
+)
 from treegen.evals.judging.prompts import AnswerSet
 from treegen.evals.judging.rubric import Rubric, load_rubric
 from treegen.evals.judging.settings import Verdicts, resolve_judge_settings

@@ -14,7 +14,7 @@ from treegen.common.files import file_name, given_path
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
-from treegen.evals.judging.models import JudgeLoader
+from treegen.evals.judging.pipeline import JudgeLoader
 from treegen.evals.pipeline.evaluation import evaluate_all
 from treegen.evals.pipeline.execution import ModelLoader
 from treegen.evals.pipeline.listener import BarListener, Listener
@@ -378,7 +378,7 @@ class _OutputDirectory:
         self,
         output: str | Path | None,
         resume: bool | str | Path,
-        asked: Mapping[str, Any],
+        choices: Mapping[str, Any],
         name: str,
     ) -> None:
         """Name the directory.
@@ -386,14 +386,14 @@ class _OutputDirectory:
         Args:
             output: The directory that the user names; None for a temporary one.
             resume: As for `evaluate`.
-            asked: The user's choices, by name.
+            choices: The user's choices, by name.
             name: The name of a temporary run: its task and its model.
         """
         for argument, value in (("output", output), ("resume", resume)):
             if value is not None and not (argument == "resume" and isinstance(value, bool)):
                 given_path(argument, value)
         self.resume = None if resume is False else "" if resume is True else str(resume)
-        self._allowed = bool(asked.get(ALLOW_TASK_CODE))
+        self._allowed = bool(choices.get(ALLOW_TASK_CODE))
         self._temporary: Path | None = None
         if output is None and self.resume is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="treegen-"))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from treegen.bench.shapes import build_model, byte_tokenizer, shape_of
-from treegen.cluster.cluster import Cluster
-from treegen.cluster.placement import Placement
-from treegen.cluster.worker import from_checkpoint
 from treegen.common.lifetimes import Closeable
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
+from treegen.llm.cluster.cluster import Cluster
+from treegen.llm.cluster.placement import Placement
+from treegen.llm.cluster.worker import from_checkpoint
 from treegen.model.options import LOADING, EngineOptions
 from treegen.prompts.tree import Node
 

@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any, Literal, get_args
 
-from treegen.common.checks import as_tuple, check_number
-from treegen.common.checks import check_bool as check_bool
-from treegen.common.checks import check_int as check_int
+from treegen.common.checks import as_tuple, check_bool, check_int, check_number
 from treegen.common.spelling import check_field_names, with_hints
-from treegen.common.structured_outputs import STRUCTURES as STRUCTURES
-from treegen.common.structured_outputs import check_structure, read_structured_outputs
+from treegen.common.structured_outputs import STRUCTURES, check_structure, read_structured_outputs
 from treegen.errors import InputError, arg
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -175,7 +172,7 @@ class SamplingParams:
         self._check_thinking()
 
     def _check_numbers(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             check_number(name, getattr(self, name))
         check_int("top_k", self.top_k)
         for name, least in (("max_tokens", 1), ("logprobs", 0), ("n", 1)):
@@ -208,8 +205,9 @@ class SamplingParams:
             check_int("seed", self.seed)
             if not 0 <= self.seed <= MAX_SEED:
                 raise InputError(f"{arg('seed')} must be in [0, 2**63), got {self.seed}")
-        if self.prompt_logprobs is not None:
-            check_int("prompt_logprobs", self.prompt_logprobs, least=0, most=MAX_COUNT)
+        for name in ("prompt_logprobs", "max_thinking_tokens"):
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value, least=0, most=MAX_COUNT)
         if self.logprobs_mode not in get_args(LogprobsMode):
             modes = " or ".join(get_args(LogprobsMode))
             raise InputError(f"{arg('logprobs_mode')} must be {modes}, got {self.logprobs_mode!r}")
@@ -231,8 +229,7 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop", "self_certainty"):
             check_bool(name, getattr(self, name))
         if not isinstance(self.stop, str):
-            # An iterator could be read only once.
-            object.__setattr__(self, "stop", as_tuple("stop", self.stop))
+            object.__setattr__(self, "stop", as_tuple("stop", self.stop))  # also of an iterator
         if any(not isinstance(text, str) or not text for text in self.stops):
             raise InputError(f"stop strings must be non-empty text, got {self.stop!r}")
         object.__setattr__(self, "stop_token_ids", as_tuple("stop_token_ids", self.stop_token_ids))
@@ -274,17 +271,15 @@ class SamplingParams:
                 raise InputError(
                     f"{arg(name)} must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, got {value}"
                 )
-        check_number("repetition_penalty", self.repetition_penalty)
         if not 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION:
             raise InputError(
                 f"{arg('repetition_penalty')} must be above 0, and at most {MAX_REPETITION:g}; got "
                 f"{self.repetition_penalty}"
             )
         check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, least=0, most=MAX_COUNT)
-        words = self.bad_words
-        if isinstance(words, str):
-            raise InputError(f"{arg('bad_words')} must be a list of words, got {words!r}")
-        object.__setattr__(self, "bad_words", as_tuple("bad_words", words))
+        if isinstance(self.bad_words, str):
+            raise InputError(f"{arg('bad_words')} must be a list of words, got {self.bad_words!r}")
+        object.__setattr__(self, "bad_words", as_tuple("bad_words", self.bad_words))
         for word in self.banned:
             if not isinstance(word, str) or not word:
                 raise InputError(f"{arg('bad_words')} must be text that is not empty, got {word!r}")
@@ -306,9 +301,7 @@ class SamplingParams:
             )
 
     def _check_thinking(self) -> None:
-        budget, tags, end = self.max_thinking_tokens, self.reasoning_tags, self.thinking_end
-        if budget is not None:
-            check_int("max_thinking_tokens", budget, least=0, most=MAX_COUNT)
+        tags, end = self.reasoning_tags, self.thinking_end
         if tags is not None and tags != "auto":
             tags = () if isinstance(tags, str) else as_tuple("reasoning_tags", tags)
             if len(tags) != 2 or not all(isinstance(tag, str) and tag.strip() for tag in tags):
@@ -399,8 +392,7 @@ class SamplingParams:
     def structure(self) -> tuple[str, str] | None:
         """The name in STRUCTURES and its value as text; None if a sample may be any text."""
         for name in STRUCTURES:
-            value = getattr(self, name)
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 return name, value if isinstance(value, str) else json.dumps(value)
         return None
 

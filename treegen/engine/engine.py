@@ -25,7 +25,7 @@ from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest
-from treegen.engine.speculative.drafter_factory import DrafterFactory
+from treegen.engine.speculative.speculation import DrafterFactory
 from treegen.engine.update_gate import UpdateGate
 from treegen.errors import CapacityError, InputError, arg
 from treegen.model.memory import make_cache

@@ -31,8 +31,7 @@ from treegen.common.device import use_device
 from treegen.common.outputs import Completion, Status
 from treegen.engine.param_set import ParamSet
 from treegen.engine.passes.decode import DecodeSteps, DeferredStep, InFlightStep
-from treegen.engine.passes.prefill import InFlightPrefill, PrefillPasses
-from treegen.engine.passes.recompute import recompute_segments
+from treegen.engine.passes.prefill import InFlightPrefill, PrefillPasses, recompute_segments
 from treegen.engine.requests.admission import AdmissionController
 from treegen.engine.requests.output_processor import GeneratedSegment, OutputProcessor
 from treegen.engine.requests.pass_results import (

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-    from treegen.cluster.placement import Placement
     from treegen.common.spec import ModelSpec
     from treegen.llm.base import BaseLLM
+    from treegen.llm.cluster.placement import Placement
     from treegen.model.model_info import ModelInfo
 
 
@@ -221,7 +221,7 @@ def load_llm(
             set_threads()
         llm = LLM(**asdict(engine))
     else:
-        from treegen.cluster.cluster import Cluster
+        from treegen.llm.cluster.cluster import Cluster
 
         llm = Cluster.at(places, engine, before)
     if llm.fingerprint != fingerprint:

@@ -16,9 +16,13 @@ from treegen.common.outputs import Completion
 from treegen.errors import RunError
 from treegen.evals.early_stopping import Rounds
 from treegen.evals.job import Job, PreparedJob
-from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
-from treegen.evals.progress.time_left import TimeForecast
-from treegen.evals.progress.timeline import Timeline
+from treegen.evals.progress.run_progress import (
+    AccuracyCounter,
+    RunProgress,
+    TimeForecast,
+    UpdateTimer,
+)
+from treegen.evals.progress.usage import Timeline
 from treegen.evals.sample_recorder import SampleRecorder, keep_job_images
 from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.run_verdicts import RunVerdicts

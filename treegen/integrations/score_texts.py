@@ -28,10 +28,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_int
 from treegen.common.files import describe_read_error, open_regular, replace_file
 from treegen.common.outputs import Score
-from treegen.common.params import MAX_COUNT, check_int
+from treegen.common.params import MAX_COUNT
 from treegen.errors import DataError, InputError, RunError, TreegenError
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.plan.requests import ScoreInput, build_score_requests

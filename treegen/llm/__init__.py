@@ -4,6 +4,19 @@ llm.py, base.py, search_calls.py   the calls    follower.py   the other ranks of
 async_llm.py     calls that callers in event loops await, and the limit on waiting samples
 encoder.py       the threads that encode prompts in order of arrival
 engine_loop.py   the thread that owns the LLM and runs its steps
+cluster/         workers, each with its own LLM, that share every run
 """
 
-from treegen.llm.llm import LLM as LLM
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treegen.llm.llm import LLM as LLM
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import LLM on first use, because workers start without torch."""
+        if name != "LLM":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from treegen.llm.llm import LLM
+
+        return LLM

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from treegen.common.checks import CacheMode
+from treegen.common.checks import CacheMode, check_int
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, Score, Status, Usage
-from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, check_params
+from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_params
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
 from treegen.llm.arguments import read_prompts
@@ -20,15 +20,14 @@ from treegen.model.training.weight_updates import NewWeights
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText
 from treegen.prompts.tree import Message, Parts, chat_arguments
-from treegen.search.live.texts import StreamedTexts
+from treegen.search.live.run import StreamedTexts
 
 if TYPE_CHECKING:
     from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.radix import Tokens
     from treegen.search.backend import Context
-    from treegen.search.live.appended import AppendedText
     from treegen.search.live.backend import LiveBackend
-    from treegen.search.live.pending import LiveContext
+    from treegen.search.live.pending import AppendedText, LiveContext
 
 T = TypeVar("T")
 _WAITING_PER_ROW: Final = 4

@@ -8,9 +8,10 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from treegen.common.checks import check_int
 from treegen.common.lifetimes import Closeable, NonCopyable
 from treegen.common.outputs import Completion, RequestOutput, Score
-from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, check_tree_params
+from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_tree_params
 from treegen.common.progress import check_progress
 from treegen.common.spec import ModelSpec
 from treegen.engine.stream import RunResult, ScoreStream, Stream, run_to_end

@@ -23,7 +23,7 @@ from treegen.prompts.chat_images import has_images, open_images, render_turns
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tree import Message, Parts
-from treegen.search.live.appended import AppendedText, AppendedTextEncoder
+from treegen.search.live.pending import AppendedText, AppendedTextEncoder
 
 if TYPE_CHECKING:
     from treegen.llm import LLM

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 
-from treegen.common.checks import CacheMode, check_cache_mode
+from treegen.common.checks import CacheMode, check_bool, check_cache_mode
 from treegen.common.drafter import DraftFunction
-from treegen.common.params import Params, SamplingParams, check_bool, check_tree_params
+from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.engine.engine import Engine, insert_prefix, plan_prefix
 from treegen.engine.on_demand import OnDemandStream
 from treegen.engine.param_set import ParamSet, param_sets

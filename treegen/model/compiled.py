@@ -40,8 +40,7 @@ from treegen.model.hook import (
 from treegen.model.indexer import INDEX_KEYS, write_and_select
 from treegen.model.latent import is_latent_layer
 from treegen.model.linear.experts import GroupedLayers
-from treegen.model.linear.gated import GatedLinears
-from treegen.model.linear.merged import MergedLinears
+from treegen.model.linear.merged import GatedLinears, MergedLinears
 from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
 from treegen.model.recurrent.operators import OPERATORS, forward
 from treegen.ops.attention.selection import IndexForm

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from treegen.common.params import check_bool
+from treegen.common.checks import check_bool
 from treegen.common.version import warn_untested
 from treegen.errors import InputError
 from treegen.model.checkpoint.adapter import find_adapter

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from treegen.common.checks import device_name
+from treegen.common.checks import check_bool, check_int, device_name
 from treegen.common.formatting import parse_bytes
-from treegen.common.params import check_bool, check_int
 from treegen.common.spelling import hint_at, hints_at
 from treegen.errors import InputError, arg
 from treegen.prompts.plan.cost_model import Sharing, check_sharing

@@ -24,7 +24,6 @@ from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint.adapter import Adapter, merge
 from treegen.model.checkpoint.files import fingerprint, weight_files
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
-from treegen.model.checkpoint.layer_formats import check_fp4
 from treegen.model.checkpoint.load_report import (
     check_complete,
     loading_error,
@@ -34,6 +33,7 @@ from treegen.model.checkpoint.load_report import (
 from treegen.model.checkpoint.packed_weights import dequantize_packed_on_load
 from treegen.model.checkpoint.quantized import (
     QuantizationInfo,
+    check_fp4,
     configure_dequantization,
     unused_names,
 )

@@ -18,23 +18,24 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.common.outputs import FinishReason
-from treegen.common.params import STRUCTURES, SamplingParams
+from treegen.common.params import SamplingParams
+from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, arg
-from treegen.prompts.detokenize import (
+from treegen.prompts.grammars import grammar_of
+from treegen.prompts.thinking import ThinkingTags, thinking_of
+from treegen.prompts.token_text import (
     CONTEXT_TOKENS,
     NUM_PROBES,
     PARTIAL,
     Detokenizer,
     special_tokens,
 )
-from treegen.prompts.grammars import grammar_of
-from treegen.prompts.thinking import ThinkingTags, thinking_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-    from treegen.prompts.detokenize import Tokens
+    from treegen.prompts.token_text import Tokens
 
 _MOST_KEPT: Final = 32
 

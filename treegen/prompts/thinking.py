@@ -22,11 +22,11 @@ import numpy as np
 from treegen.common.outputs import Thinking
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, arg
-from treegen.prompts.detokenize import Detokenizer
+from treegen.prompts.token_text import Detokenizer
 from treegen.prompts.tokens import append_text
 
 if TYPE_CHECKING:
-    from treegen.prompts.detokenize import Tokens
+    from treegen.prompts.token_text import Tokens
 
 
 @dataclass(frozen=True, slots=True)

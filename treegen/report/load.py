@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import Message, RunError, TreegenError
 from treegen.evals.config.base import OpenRunOptions, overrides_run
-from treegen.evals.progress.timeline import read_timeline
-from treegen.evals.progress.usage import load_attempts, sum_usage
+from treegen.evals.progress.usage import load_attempts, read_timeline, sum_usage
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.statistics.tables import Table
 from treegen.evals.thinking import load_thinking

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import Message, TreegenError
 from treegen.evals.config.base import OpenRunOptions, drop_unset, find_moved_files, overrides_run
-from treegen.evals.progress.timeline import read_timeline
-from treegen.evals.progress.usage import load_attempts
+from treegen.evals.progress.usage import load_attempts, read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
 from treegen.evals.verdict import Verdict
 from treegen.report.view import ProblemView, RunView, Sample, StoredTree, read_trees, task_name

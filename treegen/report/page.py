@@ -19,9 +19,8 @@ from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison
 from treegen.report.curves import k_curves
 from treegen.report.page_data import blobs
-from treegen.report.plots.comparison import comparison_plots
 from treegen.report.plots.figures import Plot, PlotLink
-from treegen.report.plots.runs import curves_plot, metric_plot, run_plots
+from treegen.report.plots.runs import comparison_plots, curves_plot, metric_plot, run_plots
 from treegen.report.plots.searches import cost_listing, methods_plot
 from treegen.report.run_settings import KeySettings, describe_view, differing_columns
 from treegen.report.tables import cards, headline_of, metrics, other_tables, settings, sharing

@@ -25,7 +25,7 @@ from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
 from treegen.search.event_loop import IdleLoop, end_loop, run_apart
-from treegen.search.running_search import RunningSearch, resume_any
+from treegen.search.run import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult, name_problems, warn_if_all_failed
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from treegen.common.checks import check_argument_types
-from treegen.common.params import check_int
+from treegen.common.checks import check_argument_types, check_int
 from treegen.search.event_loop import gather
 from treegen.search.tree.node import SearchNode, is_ended
 

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from treegen.common.params import Params, SamplingParams, check_int, check_tree_params
+from treegen.common.checks import check_int
+from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError
 from treegen.prompts.plan.requests import expand_requests

@@ -20,10 +20,10 @@ from treegen.errors import InputError
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
+from treegen.search.backend import PendingResults
 from treegen.search.budget import Budget, BudgetIgnored, SearchUsage, check_budget
 from treegen.search.event_loop import LEFT, drive_backend
 from treegen.search.live.backend import LiveBackend
-from treegen.search.pending import PendingResults
 from treegen.search.tree.node import Search, SearchNode
 
 T = TypeVar("T")

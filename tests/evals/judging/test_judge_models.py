@@ -8,7 +8,7 @@ import pytest
 from cli_cases import OWN_TASK, Command
 
 import treegen as library
-from treegen.evals.judging import models as judges
+from treegen.evals.judging import pipeline as judges
 from treegen.llm import LLM
 
 SMALL = ("--memory", "32MiB", "--max-tokens", "6", "--wordings", "1")

@@ -8,8 +8,7 @@ from judging_cases import RUBRIC, rubric_file
 
 from treegen.errors import InputError
 from treegen.evals.judging.prompts import addresses_judge, quote_answer
-from treegen.evals.judging.readers import READERS
-from treegen.evals.judging.rubric import BUILT_IN, load_rubric
+from treegen.evals.judging.rubric import BUILT_IN, READERS, load_rubric
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     import httpx2
 
     from treegen.integrations.client import RemoteLLM
-    from treegen.integrations.server.node_limits import NodeLimits
+    from treegen.integrations.server.node_params import NodeLimits
 else:
     httpx2 = pytest.importorskip("httpx2")
     RemoteLLM = pytest.importorskip("treegen.integrations.client").RemoteLLM
-    NodeLimits = pytest.importorskip("treegen.integrations.server.node_limits").NodeLimits
+    NodeLimits = pytest.importorskip("treegen.integrations.server.node_params").NodeLimits
 
 QUESTION = "Question: {} has 3 apples and buys 5 more. How many apples does {} have?\nAnswer:"
 PROBLEMS = [(name, QUESTION.format(name, name)) for name in ("Tom", "Ann", "Eve")]

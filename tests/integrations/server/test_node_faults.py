@@ -20,7 +20,7 @@ from treegen.errors import InternalError
 from treegen.integrations.server import node_answers, node_calls, node_routes
 from treegen.integrations.server.errors import StatusError, for_client
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_routes import StoredAnswers
 from treegen.integrations.server.node_types import (
     MAX_INDEX,
@@ -34,7 +34,7 @@ from treegen.integrations.server.openapi import make_openapi
 from treegen.llm.engine_loop import EngineLoop
 from treegen.prompts import tokens
 from treegen.prompts.tokens import PromptAppender
-from treegen.search.live import appended
+from treegen.search.live import pending
 from treegen.search.live.run import LiveRun
 
 pytest.importorskip("jsonschema")
@@ -77,7 +77,7 @@ def test_a_panic_of_the_tokenizer_is_an_error_of_the_request(
     root = client.root("A")
     with monkeypatch.context() as patched:
         patched.setattr(PromptAppender, "append", panic)
-        patched.setattr(appended, "append_text", panic)
+        patched.setattr(pending, "append_text", panic)
         patched.setattr(tokens, "_encode_shared", panic)
         for path, body, param in (
             ("", {"prompt": "new"}, "prompt"),
@@ -104,7 +104,7 @@ def test_texts_are_encoded_outside_the_engine(
     root = client.root("A")
     (sample,) = client.sample(root, params={"max_tokens": 2})
     monkeypatch.setattr(PromptAppender, "append", note(append))
-    monkeypatch.setattr(appended, "append_text", note(append_text))
+    monkeypatch.setattr(pending, "append_text", note(append_text))
     for node in (root, sample, client.extend(sample, "x")):
         client.extend(node, " then")
         client.post(f"/v1/nodes/{node['id']}/score", {"texts": [" then"]})

@@ -16,7 +16,7 @@ from serving import KEY, Running, draining, listening
 
 from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.errors import NumericsError
-from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_params import NodeLimits
 from treegen.search.live.run import LiveRun
 
 pytest.importorskip("jsonschema")

@@ -18,7 +18,7 @@ from small_searches import SMALL, exact_demo, save_tiny_verifier
 
 from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.evals.search.methods import METHODS
-from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_params import NodeLimits
 from treegen.model.scorers.verifier import Verifier
 from treegen.search.budget import Budget
 from treegen.search.reward import load_verifier

@@ -13,8 +13,8 @@ from image_cases import asked, far, tree_of
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, CapacityError, Cluster, Node, SamplingParams
-from treegen.cluster.jobs import ImageJob, PackedPlan, SamplingJob, pickle_job
-from treegen.cluster.worker import Worker, WorkerInfo, from_checkpoint
+from treegen.llm.cluster.jobs import ImageJob, PackedPlan, SamplingJob, pickle_job
+from treegen.llm.cluster.worker import Worker, WorkerInfo, from_checkpoint
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.plan.requests import build_sample_requests
 from treegen.search import SearchNode

@@ -13,7 +13,7 @@ from treegen import LLM
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.redraw import _Comparison, random_number, redraw_samples
 from treegen.ops.sampling.draw import uniforms
-from treegen.prompts.detokenize import Detokenizer
+from treegen.prompts.token_text import Detokenizer
 from treegen.report.certify.build import load_job_of, render_prompts
 from treegen.runs import RunDir
 

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from treegen.demo import model_path
 from treegen.prompts.token_text import TokenText
-from treegen.search.live.texts import StreamedText
+from treegen.search.live.run import StreamedText
 
 WHOLE = "na\u00efve \U0001f600\U0001f600 \u65e5\u672c apples\n\nand pears"
 

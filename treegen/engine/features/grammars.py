@@ -30,8 +30,7 @@ from treegen.engine.features.grammar_state import (
 )
 from treegen.engine.param_set import ParamSet
 from treegen.engine.rows.engine_run import EngineRun
-from treegen.engine.rows.table import RowPhase
-from treegen.engine.rows.verify_input import VerifyInput
+from treegen.engine.rows.table import RowPhase, VerifyInput
 from treegen.engine.segments.segment import LiveRequest
 from treegen.errors import InputError, ModelWarning
 from treegen.ops.sampling.logits import Masks

@@ -26,7 +26,7 @@ from treegen.engine.features import Features
 from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
-from treegen.engine.rows.verify_input import VerifyInput
+from treegen.engine.rows.table import VerifyInput
 from treegen.ops.attention import PreparedLevels
 from treegen.ops.sampling.draw import AsyncDraws, Draws
 

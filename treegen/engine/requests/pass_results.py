@@ -19,8 +19,7 @@ from treegen.engine.passes.prefill import InFlightPrefill
 from treegen.engine.requests.admission import AdmissionController
 from treegen.engine.requests.output_processor import OutputProcessor
 from treegen.engine.rows.engine_run import EngineRun
-from treegen.engine.rows.table import RowPhase
-from treegen.engine.rows.verify_input import VerifyInput
+from treegen.engine.rows.table import RowPhase, VerifyInput
 from treegen.engine.speculative.speculation import SpeculativeDecoder
 from treegen.errors import (
     CapacityError,

@@ -5,7 +5,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from treegen.common.params import PENALTIES, STRUCTURES, SamplingParams
+from treegen.common.params import PENALTIES, SamplingParams
+from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, RunError, arg
 from treegen.evals.config.base import (
     BaseSettings,

@@ -1,7 +1,7 @@
 """Scores of two published graders and their tables, computed from the texts that a judge wrote.
 
 The scores equal those of the published scripts on the same texts, including their faults. The tests
-compare them with the scripts if these are available. `treegen.evals.judging.readers` reads the
+compare them with the scripts if these are available. `treegen.evals.judging.rubric` reads the
 texts.
 
 - SimpleQA: openai/simple-evals, simpleqa_eval.py.
@@ -18,7 +18,7 @@ from typing import Any
 from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
 from treegen.evals.judging.judgements import JudgementSet
-from treegen.evals.judging.readers import mt_bench, mt_bench_pair, simpleqa
+from treegen.evals.judging.rubric import mt_bench, mt_bench_pair, simpleqa
 from treegen.evals.statistics.tables import Cell, Table
 
 

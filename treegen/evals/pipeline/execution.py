@@ -25,11 +25,11 @@ from treegen.model.options import EngineOptions
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
-    from treegen.cluster.placement import Placement
     from treegen.evals.job import AnyJob
     from treegen.evals.pipeline.targets import RunTarget
     from treegen.evals.progress.run_progress import RunProgress
     from treegen.llm.base import BaseLLM
+    from treegen.llm.cluster.placement import Placement
     from treegen.model.model_info import ModelInfo
     from treegen.runs import RunInfo, RunSettings
 

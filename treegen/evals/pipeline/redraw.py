@@ -25,8 +25,8 @@ from treegen.evals.model import load_llm, weights_fingerprint
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.sampling import sample
 from treegen.model.options import EngineOptions
-from treegen.prompts.detokenize import PARTIAL, Detokenizer
 from treegen.prompts.plan.plan import Request
+from treegen.prompts.token_text import PARTIAL, Detokenizer
 from treegen.runs import Key, RunDir, RunSettings, versions
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from treegen.common.files import describe_read_error, read_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.registry import load_file
-from treegen.evals.search.method_arguments import read_signature
-from treegen.evals.search.method_types import Method, MethodContext
+from treegen.evals.search.method_types import Method, MethodContext, read_signature
 from treegen.evals.search.methods import METHODS
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CacheFullError
 from treegen.evals.problem import Problem
-from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
-from treegen.evals.progress.time_left import TimeForecast
+from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, TimeForecast
 from treegen.evals.progress.usage import AttemptLog, load_attempts
 from treegen.evals.scoring.results import results_head
 from treegen.evals.search.job import SearchJob

@@ -15,8 +15,7 @@ from treegen.errors import CacheFullError
 from treegen.evals.problem import Problem
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import search_names
-from treegen.evals.search.method_arguments import to_call_values
-from treegen.evals.search.method_types import Method, TreeSettings
+from treegen.evals.search.method_types import Method, TreeSettings, to_call_values
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask
 from treegen.evals.search.value_functions import (

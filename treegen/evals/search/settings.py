@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from treegen.common.checks import check_int
 from treegen.common.formatting import parse_bytes
-from treegen.common.params import PENALTIES, SamplingParams, check_int
+from treegen.common.params import PENALTIES, SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import (
@@ -27,8 +28,14 @@ from treegen.evals.search.custom_method import (
     is_custom_method,
     short_name,
 )
-from treegen.evals.search.method_arguments import read_values
-from treegen.evals.search.method_types import CHOOSE, EVALUATE, PROPOSE, REWARD, TreeSettings
+from treegen.evals.search.method_types import (
+    CHOOSE,
+    EVALUATE,
+    PROPOSE,
+    REWARD,
+    TreeSettings,
+    read_values,
+)
 from treegen.evals.search.task import SearchDefaults, SearchTask, get_search_task
 from treegen.search.budget import Budget
 

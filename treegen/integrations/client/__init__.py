@@ -2,8 +2,7 @@
 
 Nothing here imports torch. RemoteLLM needs the extra `client`.
 
-llm.py            RemoteLLM
-search_run.py     many searches of one call
+llm.py            RemoteLLM, and many searches of one call
 searches.py       the event loop of searches; the server uses it too
 backend.py        the backend of searches: nodes, calls and their results
 step_requests.py  the calls of one step as one request

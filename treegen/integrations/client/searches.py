@@ -13,7 +13,7 @@ from treegen.integrations.client.backend import NodeBackend, Send
 from treegen.integrations.server.node_types import Operation, Result, RootOperation
 from treegen.search.budget import Budget
 from treegen.search.event_loop import IdleLoop, end_loop
-from treegen.search.running_search import RunningSearch, resume_any
+from treegen.search.run import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult
 

@@ -16,7 +16,7 @@ from treegen.integrations.server.node_types import (
     Result,
     RootOperation,
 )
-from treegen.search.pending import PendingResults
+from treegen.search.backend import PendingResults
 
 
 @dataclass(slots=True, eq=False)

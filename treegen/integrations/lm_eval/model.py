@@ -18,7 +18,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import resolve_max_length
 from tqdm import tqdm
 
-from treegen.common.params import check_int
+from treegen.common.checks import check_int
 from treegen.common.version import VERSION
 from treegen.errors import CapacityError, InputError, arg
 from treegen.integrations.lm_eval.cached_responses import Journal, ResponseCache, SampledPrompt

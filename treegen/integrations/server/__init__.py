@@ -10,13 +10,13 @@ sockets.py       the socket that the server listens on
 run.py           the server process
 weights.py       new weights from checkpoints below one folder
 
-node_types.py    the protocol of nodes; its sampling parameters are in node_params.py
+node_types.py    the protocol of nodes
+node_params.py   its sampling parameters, and limits of each API key
 node_routes.py   the routes of nodes; answers stored by idempotency keys
 node_batch.py    several operations of one request
 node_calls.py    the operations; prompts and appended text are in given_text.py
 node_answers.py  nodes as JSON
 nodes.py         trees, leases and what they take
-node_limits.py   limits of each API key
 openapi.py       the OpenAPI document
 
 search.py           chats answered by searches

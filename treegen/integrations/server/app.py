@@ -39,7 +39,7 @@ from treegen.integrations.server.errors import (
     stream_json,
 )
 from treegen.integrations.server.metrics import Metrics
-from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_routes import NodeRoutes
 from treegen.integrations.server.openapi import make_openapi
 from treegen.integrations.server.requests import (

@@ -23,7 +23,7 @@ from treegen.prompts.images.table import PlacedImage
 from treegen.prompts.radix import Tokens
 from treegen.prompts.token_bytes import TokenLowerBound
 from treegen.prompts.tree import Message, chat_arguments
-from treegen.search.live.appended import AppendedText
+from treegen.search.live.pending import AppendedText
 
 _CONTENTS: Final = ("text", "parts", "messages")  # fields that have the text of an extension
 _MOST_GIVEN: Final = 2**20  # characters of given text that one operation may encode

@@ -26,7 +26,7 @@ from treegen.integrations.server.errors import (
 )
 from treegen.integrations.server.node_batch import BatchRunner
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_types import (
     IDEMPOTENCY_HEADER,
     BatchRequest,

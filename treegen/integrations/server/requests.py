@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from treegen.common.params import REQUEST_FIELDS, STRUCTURES, SamplingParams
+from treegen.common.params import REQUEST_FIELDS, SamplingParams
 from treegen.common.spelling import did_you_mean, hints_at
+from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, TreegenError
 from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.tree import Message

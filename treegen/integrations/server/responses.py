@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from treegen.common.outputs import Completion, Score
 from treegen.integrations.server.requests import CompletionRequest
-from treegen.prompts.detokenize import CONTEXT_TOKENS
 from treegen.prompts.replies import Part, ReasoningPart, Reply, ReplyReader, TextPart, ToolCall
-from treegen.prompts.token_text import NamedToken, TokenText, chat_logprobs
+from treegen.prompts.token_text import CONTEXT_TOKENS, NamedToken, TokenText, chat_logprobs
 from treegen.search.live.run import SampleDelta
 
 _NOTHING: Final = Completion("", 0, 0, "", (), (), "length")

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treegen.errors import InputError
 from treegen.integrations.server.app import Server
-from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.search import SearchMethods
 from treegen.integrations.server.search_requests import SearchLimits
 from treegen.integrations.server.sockets import prepare_to_listen, url_of

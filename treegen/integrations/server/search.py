@@ -28,7 +28,7 @@ from treegen.errors import BusyError, InputError
 from treegen.integrations.server.errors import encode_event, make_error_response
 from treegen.integrations.server.node_batch import BatchRunner
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_limits import NodeLimits
+from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_types import BatchRequest, Operation, Result, RootOperation
 from treegen.integrations.server.nodes import Changes, NodeStore
 from treegen.integrations.server.requests import RequestError, check_chat_template

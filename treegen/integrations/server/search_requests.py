@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from treegen.common.checks import check_int, check_number
-from treegen.common.params import STRUCTURES
+from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, arg
 from treegen.integrations.server.node_params import NodeModel
 from treegen.integrations.server.parsing import parse_model

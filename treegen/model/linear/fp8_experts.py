@@ -21,7 +21,7 @@ from treegen.model.linear.experts import (
     grouped_product,
 )
 from treegen.model.linear.fp8 import MULTIPLE, quantize_in_chunks, quantize_linears, quantize_rows
-from treegen.model.linear.gated import silu_mul_quantize
+from treegen.model.linear.merged import silu_mul_quantize
 
 
 class Fp8Experts(GroupedExperts):

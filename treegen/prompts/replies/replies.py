@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from treegen.common.outputs import Completion
 from treegen.errors import InputError, ModelWarning, arg
-from treegen.prompts.detokenize import Detokenizer, special_tokens
 from treegen.prompts.replies.arguments import ToolSchemas
 from treegen.prompts.replies.call_grammars import call_grammar
 from treegen.prompts.replies.formats import (
@@ -22,7 +21,7 @@ from treegen.prompts.replies.readers import make_call
 from treegen.prompts.replies.scan import NotACall
 from treegen.prompts.replies.types import Part, ReasoningPart, Reply, TextPart, ToolCall
 from treegen.prompts.thinking import KNOWN, ThinkingTags, tags_of, template_text, without_tags
-from treegen.prompts.token_text import TokenText
+from treegen.prompts.token_text import Detokenizer, TokenText, special_tokens
 from treegen.prompts.tokens import TAIL
 
 _THOUGHTS: Final = ("reasoning_content", "thinking", "reasoning", "thoughts")

@@ -21,22 +21,20 @@ from treegen.engine.requests.output_processor import GeneratedSegment
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError
-from treegen.prompts.detokenize import Detokenizer
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import check_vocabulary, token_ids
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import StopConditions
+from treegen.prompts.token_text import Detokenizer
 from treegen.prompts.tokens import TAIL, GivenPrompt, append_text, encode_texts
 from treegen.prompts.tree import Parts
-from treegen.search.backend import BackendSample, Context
+from treegen.search.backend import BackendSample, Context, PendingResults, T
 from treegen.search.budget import SearchUsage, StopReason
 from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.live.appended import AppendedText, AppendedTextEncoder
-from treegen.search.live.pending import LiveContext, LiveResults
+from treegen.search.live.pending import AppendedText, AppendedTextEncoder, LiveContext, LiveResults
 from treegen.search.live.prompts import PromptIndex, check_fits
-from treegen.search.pending import PendingResults, T
 
 
 class LiveBackend:

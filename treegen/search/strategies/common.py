@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from treegen.common.params import check_int
+from treegen.common.checks import check_int
 from treegen.search.budget import BudgetReached
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.evaluate import Evaluate, evaluate_nodes

@@ -15,8 +15,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+from treegen.common.checks import check_int
 from treegen.common.outputs import Completion, Score
-from treegen.common.params import SamplingParams, check_int
+from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Parts, check_parts

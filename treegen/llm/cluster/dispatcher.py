@@ -294,14 +294,14 @@ class Dispatcher:
         """Take back parts that a worker has returned, so that other workers can do them."""
         mine = self._open.get(worker, {})
         for key, indices in parts:
-            given = mine.get(key, set()) & set(indices)
-            if not given:
+            returned = mine.get(key, set()) & set(indices)
+            if not returned:
                 continue
-            mine[key] -= given
+            mine[key] -= returned
             if not mine[key]:
                 del mine[key]
             if key not in self.left_out:
-                item = replace(self._items[key], indices=tuple(sorted(given)))
+                item = replace(self._items[key], indices=tuple(sorted(returned)))
                 self._lanes[worker].append(item)
 
     def find_donor(self, least: int) -> tuple[int, int] | None:
@@ -371,7 +371,7 @@ def score_items(plan: Plan, groups: Sequence[Sequence[int]]) -> list[WorkItem]:
     """Return the work items for scoring groups of requests."""
     items = []
     for number, group in enumerate(groups):
-        own = {segment.index: segment for place in group for segment in plan.path(place)}
-        tokens = sum(s.stop - s.start for s in own.values() if s.rows <= len(group))
+        segments = {segment.index: segment for place in group for segment in plan.path(place)}
+        tokens = sum(s.stop - s.start for s in segments.values() if s.rows <= len(group))
         items.append(WorkItem(number, tuple(range(len(group))), max(tokens, 1) / len(group)))
     return items

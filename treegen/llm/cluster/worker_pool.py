@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.cluster.ray_session import RaySession, defer_signals
-from treegen.cluster.worker import Worker, WorkerFailure, WorkerInfo
 from treegen.common.cores import count_cores
 from treegen.errors import InputError, ModelWarning, WorkerError
+from treegen.llm.cluster.ray_session import RaySession, defer_signals
+from treegen.llm.cluster.worker import Worker, WorkerFailure, WorkerInfo
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
@@ -71,7 +71,7 @@ class WorkerSlot:
     """Number of deaths since its last result."""
     over: bool = False
     """Whether the worker is given up or stopped."""
-    told: str = ""
+    reason: str = ""
     """Why the last process ended or is not used."""
 
     @property
@@ -122,10 +122,12 @@ class WorkerPool:
         self.starting = False
         names = Counter(slot.loaded.device for slot in self.slots if slot.loaded)
         if len(names) > 1:
-            told = ", ".join(f"{count} x {name}" for name, count in names.most_common())
-            raise InputError(f"the GPUs differ ({told}), so samples would too; choose equal ones")
-        for told in dict.fromkeys(w for s in self.slots if s.loaded for w in s.loaded.warnings):
-            warnings.warn(told, ModelWarning, stacklevel=2)
+            devices = ", ".join(f"{count} x {name}" for name, count in names.most_common())
+            raise InputError(
+                f"the GPUs differ ({devices}), so samples would too; choose equal ones"
+            )
+        for text in dict.fromkeys(w for s in self.slots if s.loaded for w in s.loaded.warnings):
+            warnings.warn(text, ModelWarning, stacklevel=2)
         self._look_due = time.monotonic() + _LOOK
 
     def _poll_loading(self) -> None:
@@ -136,7 +138,7 @@ class WorkerPool:
                 raise WorkerError(f"{slot.name} cannot be started: {gone}; try again")
             if slot.over or (slot.failures and slot.loaded is None):
                 raise WorkerError(
-                    f"{slot.name} cannot be started: {slot.told}; start the run again"
+                    f"{slot.name} cannot be started: {slot.reason}; start the run again"
                 )
         if self.has_no_room():
             raise WorkerError(NO_ROOM)
@@ -175,19 +177,19 @@ class WorkerPool:
         if isinstance(result, WorkerFailure):
             if result.error is not None and self.starting:
                 raise result.error
-            self.replace_worker(slot, result.told)
+            self.replace_worker(slot, result.reason)
             return False
         if not self.starting and result.device not in self.devices:
-            slot.over, slot.told = True, f"{result.device} is not what the others have"
+            slot.over, slot.reason = True, f"{result.device} is not what the others have"
             ray.kill(slot.actor)
             return False
         self.devices.add(result.device)
         slot.loaded = result
         return True
 
-    def replace_worker(self, slot: WorkerSlot, told: str) -> None:
+    def replace_worker(self, slot: WorkerSlot, reason: str) -> None:
         """End a broken or dead worker, and start another unless it has failed too often."""
-        slot.told = " ".join(told.split())[:300]
+        slot.reason = " ".join(reason.split())[:300]
         slot.failures += 1
         slot.loaded = slot.loading = None
         self.session.ray.kill(slot.actor)

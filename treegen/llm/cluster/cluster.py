@@ -9,21 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.cluster.cluster_run import ClusterRun, make_no_workers_error
-from treegen.cluster.dispatcher import Dispatcher, WorkItem, sample_items, score_groups, score_items
-from treegen.cluster.jobs import (
-    ImageJob,
-    PackedPlan,
-    SamplingJob,
-    ScoringJob,
-    SearchingJob,
-    WorkerJob,
-)
-from treegen.cluster.placement import Placement, parse_placement
-from treegen.cluster.ray_session import RaySession
-from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
-from treegen.cluster.worker import from_checkpoint, make_llm_options
-from treegen.cluster.worker_pool import WorkerPool, most_threads
 from treegen.common.checks import check_argument_types, check_int
 from treegen.common.cores import count_cores
 from treegen.common.params import SamplingParams
@@ -32,6 +17,27 @@ from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.llm.arguments import missing_attribute
 from treegen.llm.base import BaseLLM
+from treegen.llm.cluster.cluster_run import ClusterRun, make_no_workers_error
+from treegen.llm.cluster.dispatcher import (
+    Dispatcher,
+    WorkItem,
+    sample_items,
+    score_groups,
+    score_items,
+)
+from treegen.llm.cluster.jobs import (
+    ImageJob,
+    PackedPlan,
+    SamplingJob,
+    ScoringJob,
+    SearchingJob,
+    WorkerJob,
+)
+from treegen.llm.cluster.placement import Placement, parse_placement
+from treegen.llm.cluster.ray_session import RaySession
+from treegen.llm.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
+from treegen.llm.cluster.worker import from_checkpoint, make_llm_options
+from treegen.llm.cluster.worker_pool import WorkerPool, most_threads
 from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt

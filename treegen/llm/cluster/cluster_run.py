@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from treegen.cluster.dispatcher import MOST_DEATHS, Dispatcher, WorkItem
-from treegen.cluster.jobs import Result, WorkerJob, pickle_job
-from treegen.cluster.worker import TurnResult
-from treegen.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.errors import ModelWarning, TreegenError, WorkerError
+from treegen.llm.cluster.dispatcher import MOST_DEATHS, Dispatcher, WorkItem
+from treegen.llm.cluster.jobs import Result, WorkerJob, pickle_job
+from treegen.llm.cluster.worker import TurnResult
+from treegen.llm.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
 
 _NOT_SUMMED: Final = ("seconds", "page_size", "impl", "kernels")  # fields of Usage
 _TURN: Final = 0.25  # seconds of a turn
@@ -222,7 +222,7 @@ class ClusterRun:
             results += self._note(slot, share, batch)
             if batch.failure is not None:
                 if batch.failure.error is None:
-                    self._handle_worker_death(slot, batch.failure.told)
+                    self._handle_worker_death(slot, batch.failure.reason)
                 else:
                     self._error = batch.failure.error
                 break
@@ -253,24 +253,24 @@ class ClusterRun:
         share.usage, share.status, share.levels = batch.usage, batch.status, batch.levels
         return done
 
-    def _handle_worker_death(self, slot: WorkerSlot, told: str) -> None:
+    def _handle_worker_death(self, slot: WorkerSlot, reason: str) -> None:
         """Handle the death of a worker: reassign its work, and start another in its place."""
         share = self._shares.pop(slot)
         gone = replace(share.usage, peak_rows=0, peak_pages=0, num_pages=0)
         self._past.append((slot, gone))
         before = set(self._dealer.left_out)
-        self._crew.replace_worker(slot, told)
+        self._crew.replace_worker(slot, reason)
         self._dealer.remove_worker(slot.number, for_good=slot.over)
         for key in self._dealer.left_out - before:
-            self.left_out[key] = f"it broke workers {MOST_DEATHS} times ({slot.told})"
+            self.left_out[key] = f"it broke workers {MOST_DEATHS} times ({slot.reason})"
             name = self.name_of(key)
             warnings.warn(f"{name!r} is left out: {self.left_out[key]}", ModelWarning, stacklevel=2)
 
-    def _give_up(self, told: str) -> None:
+    def _give_up(self, reason: str) -> None:
         """Leave out all unfinished work."""
         keys = self._dealer.cancel_remaining()
-        self.left_out |= dict.fromkeys(keys, told)
-        warnings.warn(f"{told}; {len(keys):,} prompts are not done", ModelWarning, stacklevel=2)
+        self.left_out |= dict.fromkeys(keys, reason)
+        warnings.warn(f"{reason}; {len(keys):,} prompts are not done", ModelWarning, stacklevel=2)
 
     # Reporting
 
@@ -319,8 +319,8 @@ class ClusterRun:
 
 def make_no_workers_error(slots: Iterable[WorkerSlot]) -> WorkerError:
     """Return the error to raise when all workers have been given up."""
-    told = "; ".join(f"{slot.name}: {slot.told}" for slot in slots if slot.told)
-    return WorkerError(f"no worker is left ({told})")
+    reason = "; ".join(f"{slot.name}: {slot.reason}" for slot in slots if slot.reason)
+    return WorkerError(f"no worker is left ({reason})")
 
 
 def sum_usages(usages: Sequence[Usage], total: Usage) -> None:

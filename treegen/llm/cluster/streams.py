@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from treegen.cluster.cluster_run import ClusterRun
-from treegen.cluster.dispatcher import WorkItem
-from treegen.cluster.jobs import Result
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.synchronization import ExclusiveSection, synchronized
 from treegen.engine.stream import Stream
 from treegen.errors import InputError, WorkerError
+from treegen.llm.cluster.cluster_run import ClusterRun
+from treegen.llm.cluster.dispatcher import WorkItem
+from treegen.llm.cluster.jobs import Result
 from treegen.prompts.plan.plan import Plan
 from treegen.search.run import SearchRun
 from treegen.search.tree.result import SearchProblem, SearchResult
@@ -58,9 +58,9 @@ class ClusterStream(_WorkerRunView, Stream):
     def check_complete(self) -> None:
         """Raise WorkerError if prompts were left out because they crashed workers or Ray failed."""
         if left := self._run.left_out:
-            key, told = next(iter(left.items()))
+            key, reason = next(iter(left.items()))
             more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
-            raise WorkerError(f"prompt {self._run.name_of(key)!r}{more} is left out: {told}")
+            raise WorkerError(f"prompt {self._run.name_of(key)!r}{more} is left out: {reason}")
 
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
@@ -170,9 +170,9 @@ class ClusterSearchRun(_WorkerRunView, SearchRun):
         """Wait at most a fifth of a second for results of workers."""
         try:
             self._results += [result for _, _, result in self._run.step()]
-            for key, told in list(self._run.left_out.items())[self._left_out :]:
+            for key, reason in list(self._run.left_out.items())[self._left_out :]:
                 self._left_out += 1
-                self._results.append(SearchResult.make_skipped(self._problems[key], told))
+                self._results.append(SearchResult.make_skipped(self._problems[key], reason))
         except BaseException:
             self.close()
             raise

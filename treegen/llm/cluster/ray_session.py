@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from treegen.cluster.placement import Placement
 from treegen.common.signals import SIGNALS, second_signal_handler
 from treegen.errors import InputError, WorkerError
+from treegen.llm.cluster.placement import Placement
 
 # Bytes, allocated as they are filled; Ray requires at least 75 MiB.
 _OBJECT_STORE: Final = 80 * 2**20
@@ -206,7 +206,7 @@ class RayMonitor:
     def __init__(self, ray: Any) -> None:
         """Find the processes of the connected module `ray`."""
         here = ray.get_runtime_context()
-        own = here.get_node_id()
+        node_id = here.get_node_id()
         host, _, port = here.gcs_address.rpartition(":")
         self._server = (host.strip("[]"), int(port))
         # A driver may be connected from a machine that is not a node.
@@ -214,7 +214,7 @@ class RayMonitor:
             (
                 (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
                 for node in ray.nodes()
-                if node["NodeID"] == own
+                if node["NodeID"] == node_id
             ),
             None,
         )

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from treegen.cluster.jobs import JobShare, Part, Result, WorkerJob, unpickle_job
 from treegen.common.outputs import LevelRows, Status, Usage
 from treegen.errors import CapacityError, InternalError, ModelWarning, TreegenError, WorkerError
+from treegen.llm.cluster.jobs import JobShare, Part, Result, WorkerJob, unpickle_job
 from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class WorkerFailure:
     """A failure in a worker."""
 
-    told: str
+    reason: str
     """Description in one line."""
     error: TreegenError | None = None
     """The error, as one LLM raises it, if the caller can fix it; None if the worker is broken."""
@@ -32,12 +32,12 @@ class WorkerFailure:
     @staticmethod
     def of(error: BaseException) -> WorkerFailure:
         """Describe an error for the caller; a full GPU or a lost rank counts as a broken worker."""
-        told = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         full = isinstance(error, CapacityError) and error.__cause__ is not None
-        own = full or isinstance(error, InternalError | WorkerError)
-        if own or not isinstance(error, TreegenError):
-            return WorkerFailure(told)
-        return WorkerFailure(told, error)
+        is_broken = full or isinstance(error, InternalError | WorkerError)
+        if is_broken or not isinstance(error, TreegenError):
+            return WorkerFailure(reason)
+        return WorkerFailure(reason, error)
 
 
 @dataclass(frozen=True, slots=True)

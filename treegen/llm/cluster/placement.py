@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from treegen.common.checks import device_name
+from treegen.common.checks import check_int, device_name
 from treegen.common.cores import count_cores
-from treegen.common.params import check_int
 from treegen.errors import InputError, install
 
 ALL = "all"
