@@ -22,7 +22,7 @@ from treegen.search.environments.branch import AgentStep, Branch, SharedRun, Sha
 from treegen.search.environments.observations import call_key
 from treegen.search.environments.protocol import Environment, Observation
 from treegen.search.environments.states import Outcome, WorldUsage
-from treegen.search.environments.worlds import LiveWorlds
+from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import await_external
@@ -58,7 +58,7 @@ class Agent(Closeable):
         turns: ToolTurns | None = None,
         template: Mapping[str, Any] | None = None,
         max_live: int = 8,
-        max_seconds: float = 300.0,
+        max_seconds: float = MAX_SECONDS,
         max_steps: int = 30,
         forces_calls: bool = False,
         **overrides: Any,

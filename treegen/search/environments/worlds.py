@@ -30,6 +30,9 @@ from treegen.search.environments.states import Outcome, WorldState, WorldUsage
 
 T = TypeVar("T")
 
+MAX_SECONDS: Final = 300.0
+"""Longest time of one call of an environment, by default."""
+
 _CLOSING_SECONDS: Final = 30.0
 """Longest time to wait for the end of everything when an environment is closed."""
 
@@ -391,18 +394,8 @@ class LiveWorlds(Closeable):
         return task
 
     async def _call(self, call: Awaitable[T], what: str) -> T:
-        """Await a call of the environment, for a limited time."""
-
-        async def guarded() -> T:
-            try:
-                return await call
-            except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
-                raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-
-        try:
-            return await asyncio.wait_for(guarded(), self._max_seconds)
-        except TimeoutError as error:
-            raise WorldError(f"{what} took more than {self._max_seconds:g} seconds") from error
+        """Await a call of the environment, for a limited time; see `limit_time`."""
+        return await limit_time(call, what, self._max_seconds)
 
     async def _close_all(self) -> None:
         own = asyncio.current_task()
@@ -413,6 +406,30 @@ class LiveWorlds(Closeable):
             await self._end(state)
         await self._call(self.environment.close(), "closing the environment")
         await self._loop.shutdown_asyncgens()
+
+
+async def limit_time(call: Awaitable[T], what: str, seconds: float) -> T:
+    """Return the result of a call of an environment.
+
+    Args:
+        call: The call.
+        what: What it does, for the message.
+        seconds: Seconds after which it is cancelled.
+
+    Raises:
+        WorldError: It took too long, or it would end the event loop.
+    """
+
+    async def guarded() -> T:
+        try:
+            return await call
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+
+    try:
+        return await asyncio.wait_for(guarded(), seconds)
+    except TimeoutError as error:
+        raise WorldError(f"{what} took more than {seconds:g} seconds") from error
 
 
 async def _settled(future: Future[T]) -> T:
