@@ -71,7 +71,11 @@ class World(Protocol):
         ...
 
     async def close(self) -> None:
-        """Free what the world holds. Snapshots stay. A second call does nothing."""
+        """Free what the world holds. Snapshots stay. A second call does nothing.
+
+        A call that was cancelled may still run in a thread; it ends before the world is freed.
+        Other methods raise StoppedError from now on.
+        """
         ...
 
 
@@ -105,7 +109,10 @@ class Environment(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close all worlds and delete all snapshots that this object made."""
+        """Close all worlds and delete all snapshots that this object made.
+
+        A second call does nothing. `start` and `restore` raise StoppedError from now on.
+        """
         ...
 
 
