@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from agent_policies import call
@@ -13,6 +15,7 @@ from treegen.errors import CapacityError, InputError, RunError, WorldError
 from treegen.evals.problem import Problem
 from treegen.evals.search import journaled_environment
 from treegen.evals.search.action_journal import ActionJournal, Episode
+from treegen.evals.search.agent_search import RunAgent
 from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import open_for_append
@@ -335,7 +338,12 @@ def test_a_cancelled_action_has_begun_and_has_no_end(tmp_path: Path) -> None:
         key = '["add", {}]'
         assert environment.journal.begun(["a search"]) == [("a search", key)]
         assert environment.journal.begun([]) == []
-        assert environment.journal.num_stored == 2
+        job: Any = SimpleNamespace(settings=SimpleNamespace(environment="counters"))
+        agent: Any = None
+        begun = environment.journal.begun(["a search"])
+        lines = RunAgent(job, agent, environment.inner, environment, begun).describe_resume()
+        assert lines[0].startswith('the action ["add", {}] of a search began and has no stored end')
+        assert lines[1].startswith("2 actions are stored") and "keeps no snapshots" in lines[2]
         assert asyncio.run(act(environment, "add", "add", "add"))[-1] == "now 3"
         assert environment.journal.begun(["a search"]) == []
 

@@ -54,11 +54,10 @@ class RunAgent:
         lines = []
         if self.begun:
             (search, key), *others = self.begun
-            more = f", and {len(others):,} other actions" if others else ""
+            more = f"; so do {len(others):,} others" if others else ""
             lines.append(
-                f"the action {key:.100} of {search}{more} began and have no stored end, so they "
-                "may have run; they run again where the search needs them, from the state before "
-                "them"
+                f"the action {key:.100} of {search} began and has no stored end{more}; it may have "
+                "run, and runs again, from the state before it, if the search needs it"
             )
         if num:
             lines.append(f"{num:,} actions are stored; treegen reads what they have shown")
