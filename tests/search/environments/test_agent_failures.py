@@ -217,7 +217,12 @@ class Slow:
 def test_an_object_is_closed_once_its_calls_have_ended() -> None:
     async def check() -> None:
         made: list[Slow] = []
-        environment = MemoryEnvironment(lambda problem: made.append(Slow()) or made[-1], [])
+
+        def make(problem: object) -> Slow:
+            made.append(Slow())
+            return made[-1]
+
+        environment = MemoryEnvironment(make, [])
         world, other = await environment.start(None), await environment.start(None)
         action = asyncio.ensure_future(world.run(ToolCall("wait", {})))
         while not made[0].events:

@@ -12,7 +12,7 @@ import json
 import warnings
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -124,15 +124,14 @@ class JournaledEnvironment:
     async def close(self) -> None:
         """Close the environment. Snapshots that a resumed run may need stay."""
         self._states.clear()
-        async with AsyncExitStack() as stack:  # each step runs, also if another one fails
-            keep = () if self.is_finished else self.journal.snapshots()
-            if isinstance(self.inner, LastingEnvironment):
-                stack.push_async_callback(self.inner.close, keep)
-            else:
-                stack.push_async_callback(self.inner.close)
-            stack.push_async_callback(self.delete_finished)
+        try:
             if self.is_finished:
-                stack.push_async_callback(self._remove_leftovers)
+                await self._remove_leftovers()
+            await self.delete_finished()
+        finally:
+            inner, keep = self.inner, self.journal.snapshots()
+            closing = inner.close(keep) if isinstance(inner, LastingEnvironment) else inner.close()
+            await self.call(closing, "closing the environment")
 
     def store(self, episode: Episode, path: Keys, inner: str | None) -> str:
         """Return the id of a state.
@@ -319,7 +318,7 @@ class _JournaledWorld:
     async def _end_world(self) -> None:
         if (world := self._world) is not None:
             self._world = None
-            await world.close()
+            await self._environment.call(world.close(), "closing a world")
 
     async def _look(self, action: ToolCall) -> Observation:
         """Return what an action shows that changes nothing."""
