@@ -324,7 +324,7 @@ def test_an_action_that_takes_too_long_does_not_run_again(tmp_path: Path) -> Non
         with opened(tmp_path, inner := Hangs({}), keeps=False, seconds=0.2) as environment:
             with pytest.raises(WorldError, match=r"^the action add took more than 0.2 seconds$"):
                 asyncio.run(act(environment, "add", "add", "add"))
-            assert environment.journal.begun(["a search"]) == []
+            assert environment.journal.list_unfinished(["a search"]) == []
         assert ("2hangs" in inner.ran) == (process == 0)
 
 
@@ -336,16 +336,16 @@ def test_a_cancelled_action_has_begun_and_has_no_end(tmp_path: Path) -> None:
         asyncio.run(cancel(environment))
     with opened(tmp_path, Counters({}), keeps=False) as environment:
         key = '["add", {}]'
-        assert environment.journal.begun(["a search"]) == [("a search", key)]
-        assert environment.journal.begun([]) == []
+        assert environment.journal.list_unfinished(["a search"]) == [("a search", key)]
+        assert environment.journal.list_unfinished([]) == []
         job: Any = SimpleNamespace(settings=SimpleNamespace(environment="counters"))
         agent: Any = None
-        begun = environment.journal.begun(["a search"])
+        begun = environment.journal.list_unfinished(["a search"])
         lines = RunAgent(job, agent, environment.inner, environment, begun).describe_resume()
         assert lines[0].startswith('the action ["add", {}] of a search began and has no stored end')
         assert lines[1].startswith("2 actions are stored") and "keeps no snapshots" in lines[2]
         assert asyncio.run(act(environment, "add", "add", "add"))[-1] == "now 3"
-        assert environment.journal.begun(["a search"]) == []
+        assert environment.journal.list_unfinished(["a search"]) == []
 
 
 def test_a_snapshot_that_fails_ends_its_branch_in_a_resumed_run_too(tmp_path: Path) -> None:

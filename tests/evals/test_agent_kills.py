@@ -134,7 +134,7 @@ def test_an_interrupted_run_goes_on_from_its_snapshots(
     num_stored: list[int] = []
     worlds = tmp_path / "run" / "worlds"
 
-    def interrupted(problem: Problem, context: str, seed: int) -> str:
+    def reply(problem: Problem, context: str, seed: int) -> str:
         nonlocal num_replies
         num_replies += 1
         if num_replies == 40:
@@ -143,9 +143,9 @@ def test_an_interrupted_run_goes_on_from_its_snapshots(
         return policy(problem, context, seed)
 
     with pytest.raises(KeyboardInterrupt):
-        run_job(job, interrupted, tmp_path / "run")
+        run_job(job, reply, tmp_path / "run")
     assert list(worlds.iterdir())
-    run_job(job, interrupted, tmp_path / "run", resume=True)
+    run_job(job, reply, tmp_path / "run", resume=True)
     assert not list(worlds.iterdir())
     ran = log_of(tmp_path / "log")
     assert len(ran) == len(set(ran)) > 2 * max(num_stored)

@@ -101,7 +101,7 @@ class ActionJournal:
         """
         return self._entries.get((search, path, key))
 
-    def begun(self, searches: Collection[str]) -> list[tuple[str, str]]:
+    def list_unfinished(self, searches: Collection[str]) -> list[tuple[str, str]]:
         """Return the actions of searches that began and have no end, as searches and their keys."""
         return [(search, key) for search, _, key in self._begun if search in searches]
 

@@ -117,7 +117,9 @@ def open_agent(
         environment = task.make_environment(job.data, options)
         keeps = settings.environment in task.keep_snapshots
         journaled = JournaledEnvironment(environment, journal, keeps_snapshots=keeps)
-        begun = journal.begun([name for name, key in job.searches.items() if key not in run.done])
+        begun = journal.list_unfinished(
+            [name for name, key in job.searches.items() if key not in run.done]
+        )
         with Agent(
             journaled,
             max_live=settings.max_live,

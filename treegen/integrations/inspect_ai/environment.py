@@ -29,7 +29,7 @@ from treegen.common.files import (
     sweep,
 )
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError, arg
-from treegen.integrations.inspect_ai.images import DockerImages, compose, size_of
+from treegen.integrations.inspect_ai.docker_images import DockerImages, compose, size_of
 from treegen.integrations.inspect_ai.world import InspectWorld
 from treegen.search.environments.file_tools import (
     BASH_TOOL,
