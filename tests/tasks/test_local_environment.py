@@ -585,7 +585,7 @@ def test_snapshots_stay_for_the_next_process(tmp_path: Path) -> None:
         await environment.restore(own)
 
     use(create("none", folder=tmp_path / "w"), body)
-    assert not [*tmp_path.iterdir()]
+    assert not [*(tmp_path / "w").iterdir()]
 
 
 @pytest.mark.parametrize("name", ["worlds", "snapshots"])
