@@ -91,9 +91,9 @@ class Storage:
                 for place, mode in ((self._worlds, 0o711), (self._snapshots, 0o700)):
                     with suppress(FileExistsError):
                         place.mkdir(mode)
-                for left in (*worlds, *(each for each in snapshots if each.suffix)):
+                for left in (*worlds, *(partial for partial in snapshots if partial.suffix)):
                     remove_tree(left)
-                self._sizes = {each.name: _measure(each) for each in snapshots if not each.suffix}
+                self._sizes = {kept.name: _measure(kept) for kept in snapshots if not kept.suffix}
                 self.has_reflinks = _try_reflinks(path)
             except OSError as error:
                 raise InputError(
