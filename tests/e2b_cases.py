@@ -74,6 +74,7 @@ class Cloud:
         self.failing = 0  # deletions that come first and fail
         self.endless = ""  # a path whose answers do not end
         self.status = 200  # of these answers
+        self.encoding = ""  # of files
         self.drip = 0.0  # seconds between their parts
         self.form: Any = None  # what the API answers in place of objects
         self.url = ""
@@ -211,7 +212,8 @@ class Cloud:
             return _error(404, f"path '{request.query_params['path']}' does not exist")
         if path.is_dir():
             return _error(400, f"path '{request.query_params['path']}' is a directory")
-        return Response(path.read_bytes(), media_type="application/octet-stream")
+        headers = {"Content-Encoding": self.encoding} if self.encoding else None
+        return Response(path.read_bytes(), 200, headers, "application/octet-stream")
 
     async def write(self, request: Request, sandbox: Sandbox) -> Response:
         assert request.headers["content-type"] == "application/octet-stream"

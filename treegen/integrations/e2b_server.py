@@ -356,6 +356,10 @@ class _UnreachableError(WorldError):
 
 async def _read(response: httpx2.Response, most: int) -> Answer:
     """Return an answer with at most so many bytes of its body."""
+    if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+        raise WorldError(
+            f"{response.url.host} answers in the encoding {encoding:.20}; switch it off"
+        )
     body = bytearray()
     async with aclosing(response.aiter_raw()) as chunks:
         async for chunk in chunks:
