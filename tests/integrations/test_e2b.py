@@ -171,13 +171,13 @@ def test_answers_are_limited_in_bytes_and_time(
 
     async def body(environment: E2BEnvironment) -> None:
         world = await environment.start(PROBLEM)
-        cloud.status = status
-        if is_slow:
-            monkeypatch.setattr(e2b_server, "_ANSWER_SECONDS", 1.0)
         cloud.encoding = "gzip"  # although the request excludes it
         with pytest.raises(WorldError, match="answers in the encoding gzip"):
             await call(world, "read_file", path="note.txt")
         cloud.encoding = ""
+        cloud.status = status
+        if is_slow:
+            monkeypatch.setattr(e2b_server, "_ANSWER_SECONDS", 1.0)
         late = "does not end its answer in 1 s"
         cloud.endless = "/files"
         try:
