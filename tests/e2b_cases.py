@@ -71,6 +71,12 @@ class Cloud:
         self.requests: list[tuple[str, str]] = []
         self.busy = 0  # answers of status 429 that come first
         self.break_off = False
+        self.failing = 0  # deletions that come first and fail
+        self.endless = ""  # a path whose answers do not end
+        self.status = 200  # of these answers
+        self.encoding = ""  # of files
+        self.drip = 0.0  # seconds between their parts
+        self.form: Any = None  # what the API answers in place of objects
         self.url = ""
         api, data = self.api, self.envd
         self.app = Starlette(
@@ -100,6 +106,13 @@ class Cloud:
             if self.busy:
                 self.busy -= 1
                 return _error(429, "rate limit")
+            if self.failing and request.method == "DELETE":
+                self.failing -= 1
+                return _error(500, "internal error")
+            if self.form is not None and request.method != "DELETE":
+                return JSONResponse(self.form)
+            if self.endless == request.url.path:
+                return self.flood()
             body = await request.body()
             sandbox = None
             if "id" in request.path_params and "/sandboxes/" in request.url.path:
@@ -117,6 +130,8 @@ class Cloud:
             assert "x-api-key" not in request.headers  # a sandbox never sees the key
             sandbox = self.sandboxes.get(request.headers["e2b-sandbox-id"])
             assert request.headers["e2b-sandbox-port"] == ENVD_PORT
+            if self.endless == request.url.path:
+                return self.flood()
             if sandbox is None or sandbox.is_paused:
                 return _error(502, "the sandbox is not running")
             if request.headers.get("x-access-token") != sandbox.token:
@@ -125,6 +140,14 @@ class Cloud:
             return response
 
         return check
+
+    def flood(self) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * (1 << 16)
+                await asyncio.sleep(self.drip)
+
+        return StreamingResponse(parts(), self.status)
 
     def add(self, body: dict[str, Any], source: Path) -> Sandbox:
         name = f"i{secrets.token_hex(8)}"
@@ -189,7 +212,8 @@ class Cloud:
             return _error(404, f"path '{request.query_params['path']}' does not exist")
         if path.is_dir():
             return _error(400, f"path '{request.query_params['path']}' is a directory")
-        return Response(path.read_bytes(), media_type="application/octet-stream")
+        headers = {"Content-Encoding": self.encoding} if self.encoding else None
+        return Response(path.read_bytes(), 200, headers, "application/octet-stream")
 
     async def write(self, request: Request, sandbox: Sandbox) -> Response:
         assert request.headers["content-type"] == "application/octet-stream"

@@ -22,7 +22,7 @@ from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.prompts.replies.types import ToolCall
-from treegen.search.environments.memory import MemoryEnvironment
+from treegen.search.environments.memory import MemoryEnvironment, in_daemon
 from treegen.search.environments.protocol import Environment
 from treegen.tasks.agents import repair, text_world
 from treegen.tasks.agents.game import ToolGame
@@ -201,9 +201,11 @@ class RepairEnvironment(MemoryEnvironment):
         return repair.RepairGame(dict(puzzle.files), puzzle.public, self.runner)
 
     async def close(self) -> None:
-        """Close all worlds, and the sandbox."""
-        await super().close()
-        self._pool.close()
+        """Close all worlds, and the sandbox once the tests that still run have ended."""
+        try:
+            await super().close()
+        finally:
+            await in_daemon(self._pool.close)
 
 
 def _puzzle_of(problem: Problem) -> repair.RepairPuzzle:

@@ -143,7 +143,7 @@ class LocalWorld(FileWorld):
 
     async def close(self) -> None:
         """End the sandbox and remove the directory. A second call does nothing."""
-        if not self._is_closed:
+        if self in self._host.worlds:
             await self._host.call(self.remove)
 
     def fill(self, files: Files) -> None:

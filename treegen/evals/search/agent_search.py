@@ -9,21 +9,18 @@ from typing import Any, Final
 from treegen.errors import CacheFullError, InputError
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
-from treegen.evals.search.action_journal import (
-    LOCK_FILE,
-    ActionJournal,
-    Episode,
-    JournaledEnvironment,
-)
+from treegen.evals.search.action_journal import LOCK_FILE, ActionJournal, Episode
 from treegen.evals.search.agent_task import AgentTask, Assessment, EnvironmentOptions
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob
+from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.evals.search.searcher import Searcher, problems_of, stop_when
 from treegen.evals.search.value_functions import ValueFunction
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import SearchRunDir, open_for_append
 from treegen.search.environments.agent import Agent, step_of
 from treegen.search.environments.protocol import Environment
+from treegen.search.environments.worlds import MAX_SECONDS
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.records import SearchTree
 from treegen.search.tree.result import SearchOutcome
@@ -41,9 +38,9 @@ class RunAgent:
     agent: Agent
     environment: Environment
     """The environment itself, without the journal."""
-    journal: ActionJournal
-    keeps_snapshots: bool
-    """Whether snapshots outlive the process."""
+    journaled: JournaledEnvironment
+    begun: Sequence[tuple[str, str]]
+    """Actions of earlier processes that began and have no end, as searches and their keys."""
 
     @property
     def task(self) -> AgentTask:
@@ -53,11 +50,18 @@ class RunAgent:
 
     def describe_resume(self) -> list[str]:
         """Return what happens to the actions that the run has stored, for people."""
-        num = self.journal.num_stored
-        if not num:
-            return []
-        lines = [f"{num:,} actions are stored; treegen reads what they have shown"]
-        if not self.keeps_snapshots:
+        num = self.journaled.journal.num_stored
+        lines = []
+        if self.begun:
+            (search, key), *others = self.begun
+            more = f"; so do {len(others):,} others" if others else ""
+            lines.append(
+                f"the action {key:.100} of {search} began and has no stored end{more}; it may have "
+                "run, and runs again, from the state before it, if the search needs it"
+            )
+        if num:
+            lines.append(f"{num:,} actions are stored; treegen reads what they have shown")
+        if (num or self.begun) and not self.journaled.keeps_snapshots:
             lines.append(
                 f"the environment {self.job.settings.environment} keeps no snapshots, so actions "
                 "run again where a branch goes on after them"
@@ -74,6 +78,10 @@ class RunAgent:
             value_function: As for `TaskSearch`.
         """
         return AgentSearch(self, interrupted, value_function)
+
+    def finish(self, search: str) -> None:
+        """Let the snapshots of a search be deleted, because its record is stored."""
+        self.journaled.finished.append(search)
 
     def assess(self, problem: Problem, tree: SearchTree, node: int) -> Assessment:
         """Return the official score of the episode that ends at a node.
@@ -109,13 +117,17 @@ def open_agent(
         environment = task.make_environment(job.data, options)
         keeps = settings.environment in task.keep_snapshots
         journaled = JournaledEnvironment(environment, journal, keeps_snapshots=keeps)
+        begun = journal.list_unfinished(
+            [name for name, key in job.searches.items() if key not in run.done]
+        )
         with Agent(
             journaled,
             max_live=settings.max_live,
             max_steps=settings.depth,
+            max_seconds=(settings.depth + 3) * MAX_SECONDS,  # a branch may be replayed
             forces_calls=settings.forces_calls,
         ) as agent:
-            yield RunAgent(job, agent, environment, journal, keeps)
+            yield RunAgent(job, agent, environment, journaled, begun)
             journaled.is_finished = run.missing <= 0
 
 
@@ -168,7 +180,7 @@ class AgentSearch:
         """Search the problem of a root."""
         run, name = self._run, root.search.name
         problem = self._problems[name]
-        run.agent.begin(root, Episode(name, problem))
+        run.agent.begin(root, Episode(name, problem, lambda: root.search.stopped is None))
         how = self._value_function or ValueFunction(
             run.agent.evaluate, 0.0, 1.0, lambda value: min(max(value, 0.0), 1.0)
         )

@@ -28,7 +28,8 @@ class EnvironmentOptions:
     execution: ExecutionOptions | None = None
     """Permission to run programs that a model wrote; None without it."""
     folder: Path | None = None
-    """A directory for worlds and snapshots that outlive the process; None for none."""
+    """A directory of this run alone for worlds and snapshots that outlive the process; None for
+    none. A resumed run removes what it does not need there."""
 
 
 @dataclass(frozen=True, slots=True)

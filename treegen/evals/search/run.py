@@ -93,6 +93,8 @@ def run_searches(
                     continue
                 record = make_record(job, result, agent)
                 run.append(record)
+                if agent is not None:
+                    agent.finish(result.name)
                 parts.save()
                 unknown = results.num_unknown + len(finished) - number
                 yield tracker.count(record, result.usage.seconds, results, unknown)

@@ -22,7 +22,7 @@ from treegen.search.environments.branch import AgentStep, Branch, SharedRun, Sha
 from treegen.search.environments.observations import call_key
 from treegen.search.environments.protocol import Environment, Observation
 from treegen.search.environments.states import Outcome, WorldUsage
-from treegen.search.environments.worlds import LiveWorlds
+from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import await_external
@@ -58,7 +58,7 @@ class Agent(Closeable):
         turns: ToolTurns | None = None,
         template: Mapping[str, Any] | None = None,
         max_live: int = 8,
-        max_seconds: float = 300.0,
+        max_seconds: float = MAX_SECONDS,
         max_steps: int = 30,
         forces_calls: bool = False,
         **overrides: Any,
@@ -70,8 +70,8 @@ class Agent(Closeable):
             turns: Reads calls and renders results. By default the tokenizer of the search's model
                 and its chat template do.
             template: Further variables of the chat template, as for the prompts. Default: none.
-            max_live: Maximum number of live worlds. Worlds that wait for the model give way to
-                others: they are snapshotted and closed.
+            max_live: Maximum number of live worlds. If another world needs a place, one that waits
+                for the model is snapshotted and closed.
             max_seconds: Longest time of one action, snapshot or restoration. A longer one ends its
                 branch.
             max_steps: Maximum number of steps of an episode of `play`.
@@ -88,7 +88,7 @@ class Agent(Closeable):
 
     @property
     def usage(self) -> WorldUsage:
-        """What the environment has done so far, for all searches."""
+        """Counts of what the environment has done for all searches."""
         return self._worlds.usage
 
     def close(self) -> None:
@@ -396,8 +396,8 @@ def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNod
     """Return the results of a reply's calls, as text or parts to append to the sample."""
     shown = outcome.observations
     # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
-    marks = {place: secrets.token_hex(16) for place, each in enumerate(shown) if each.images}
-    texts = [marks.get(place, each.text) for place, each in enumerate(shown)]
+    marks = {i: secrets.token_hex(16) for i, observation in enumerate(shown) if observation.images}
+    texts = [marks.get(i, observation.text) for i, observation in enumerate(shown)]
     text = turns.render_results(reply.calls, texts, sample.stop)
     if not marks:
         return text
@@ -415,7 +415,7 @@ def _last_reward(node: SearchNode) -> float | None:
 
 
 def _count(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) -> None:
-    """Count the actions of runs for a search, those of each run once."""
+    """Count the actions of runs for a search. Each run counts once."""
     for key, run in runs.items():
         if run.is_counted:
             continue
@@ -425,4 +425,4 @@ def _count(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) ->
         is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
         search.usage.actions += outcome.result().num_run if is_over else len(key)
         # Which of several replies has run a call that they share depends on timing.
-        search.num_acted += outcome.result().num_asked if is_over else len(key)
+        search.num_acted += outcome.result().num_calls if is_over else len(key)

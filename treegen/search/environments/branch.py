@@ -53,7 +53,7 @@ class SharedState:
     worlds: LiveWorlds
     """Runs the world."""
     state: Future[WorldState]
-    """The state, to come."""
+    """A future of the state."""
     above: tuple[SharedState, tuple[str, ...]] | None = None
     """The state that it follows from, and its place in the `runs` of that state."""
     num_owners: int = 1
@@ -101,7 +101,7 @@ class SharedRun:
     """Calls that run from a state once, for all replies that make them."""
 
     outcome: Future[Outcome]
-    """What they have done, to come."""
+    """A future of their outcome."""
     after: SharedState | None = None
     """The state after them, once a node has it."""
     is_counted: bool = False
