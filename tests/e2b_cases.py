@@ -41,6 +41,8 @@ else:
 
 KEY = "e2b_0123456789abcdef"
 ENVD_PORT = "49983"
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc")
+"""Directories of this machine that commands with another root need."""
 
 
 @dataclass
@@ -87,6 +89,7 @@ class Cloud:
                 Route("/files", data(self.read), methods=["GET"]),
                 Route("/files", data(self.write), methods=["POST"]),
                 Route("/filesystem.Filesystem/ListDir", data(self.list_dir), methods=["POST"]),
+                Route("/filesystem.Filesystem/MakeDir", data(self.make_dir), methods=["POST"]),
                 Route("/process.Process/Start", data(self.start), methods=["POST"]),
             ]
         )
@@ -211,6 +214,13 @@ class Cloud:
             entries.append({"name": path.name, "type": kind, "path": shown})
         return JSONResponse({"entries": entries} if entries else {})
 
+    async def make_dir(self, request: Request, sandbox: Sandbox) -> Response:
+        path = _inside(sandbox, (await request.json())["path"])
+        if path.exists():
+            return _error(409, "directory already exists")
+        path.mkdir(parents=True)
+        return JSONResponse({"entry": {"name": path.name, "type": "FILE_TYPE_DIRECTORY"}})
+
     async def start(self, request: Request, sandbox: Sandbox) -> Response:
         assert request.headers["content-type"] == "application/connect+json"
         assert request.headers["connect-protocol-version"] == "1"
@@ -225,10 +235,12 @@ class Cloud:
     async def _run(
         self, process: dict[str, Any], sandbox: Sandbox, seconds: float
     ) -> AsyncIterator[bytes]:
+        command, cwd = [process["cmd"], *process["args"]], _inside(sandbox, process["cwd"])
+        if not process["cwd"].startswith("/home/user"):
+            command = [*_as_root(sandbox), "--chdir", process["cwd"], *command]
         child = await asyncio.create_subprocess_exec(
-            process["cmd"],
-            *process["args"],
-            cwd=_inside(sandbox, process["cwd"]),
+            *command,
+            cwd=cwd,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -265,8 +277,14 @@ class Cloud:
         yield _envelope({}, 2)
 
 
+def _as_root(sandbox: Sandbox) -> list[str]:
+    """Return the start of a command for which the sandbox's directory is the root."""
+    system = [word for name in SYSTEM for word in ("--ro-bind-try", name, name)]
+    return ["bwrap", "--bind", str(sandbox.root), "/", *system, "--dev", "/dev", "--proc", "/proc"]
+
+
 def _inside(sandbox: Sandbox, path: str) -> Path:
-    assert path.startswith("/home/user")
+    assert path.startswith(("/home/user", "/app", "/tests/", "/logs/"))
     return sandbox.root / path[1:]
 
 

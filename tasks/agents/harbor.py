@@ -50,8 +50,8 @@ _ARCHIVES: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 class HarborTask:
     """A task folder."""
 
-    name: str
-    """The name of the folder."""
+    folder: Path
+    """The folder."""
     instruction: str
     """What the agent is asked for."""
     environment: Mapping[str, bytes]
@@ -66,11 +66,18 @@ class HarborTask:
     """The time of the tests."""
     metadata: Mapping[str, Any]
     """The table [metadata] of task.toml."""
+    backend: str = "local"
+    """The environment that is to build it, for messages."""
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.folder.name
 
     def refuse(self, reason: str) -> DataError:
-        """Return the error for a task that the environment "local" cannot build."""
+        """Return the error for a task that the environment cannot build."""
         return DataError(
-            f"the environment local cannot build Harbor's task {self.name}: {reason}; choose "
+            f"the environment {self.backend} cannot build Harbor's task {self.name}: {reason}; choose "
             f"another {arg('environment=')}, such as one with containers, or leave the task out"
         )
 
@@ -125,7 +132,7 @@ def read_task(folder: Path) -> HarborTask:
     )
     image = environment.get("docker_image")
     return HarborTask(
-        name=folder.name,
+        folder=folder,
         instruction=instruction.strip(),
         environment=dict(_files(folder / "environment")),
         tests=dict(_files(folder / "tests")),
@@ -346,6 +353,16 @@ def _copy(
         for path, name in names.items():
             copied[posixpath.join(target, name) if name else target] = context[path]
     return copied
+
+
+def check_image(task: HarborTask) -> None:
+    """Raise DataError unless docker can build the environment of a task from a Dockerfile."""
+    if any(name in task.environment for name in _COMPOSE):
+        raise task.refuse("it starts several containers")
+    if "Dockerfile" not in task.environment:
+        raise task.refuse("it has no Dockerfile")
+    if "test.sh" not in task.tests:
+        raise task.refuse("tests/test.sh is missing")
 
 
 def python_test(task: HarborTask) -> str:

@@ -215,6 +215,15 @@ class JournaledEnvironment:
             raise InputError(f"there is no snapshot {snapshot!r}; it was deleted")
         return _JournaledWorld(self, *self._states[snapshot])
 
+    async def revive(self, episode: Episode, path: Keys) -> World:
+        """Return a new live world in a state, which may change without a trace in the journal.
+
+        Args:
+            episode: The episode.
+            path: The keys of the actions that led to the state and may have changed its world.
+        """
+        return await _JournaledWorld(self, episode, path, None)._live()
+
     async def delete(self, snapshot: str) -> None:
         """Delete a snapshot; unknown ids do nothing."""
         _, _, inner = self._states.pop(snapshot, (None, (), None))
