@@ -15,7 +15,7 @@ from treegen.evals.config.base import check_no_unused
 from treegen.evals.problem import Problem
 from treegen.evals.search.method_arguments import read_values
 from treegen.evals.search.method_types import CHOOSE, TreeSettings
-from treegen.evals.search.methods import TEXT_METHODS, solution_text
+from treegen.evals.search.methods import METHODS, TEXT_METHODS, solution_text
 from treegen.evals.search.searcher import Searcher
 from treegen.evals.search.settings import SearchSettings, resolve_search_settings
 from treegen.evals.search.task import SearchDefaults, SearchTask
