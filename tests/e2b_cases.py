@@ -316,3 +316,15 @@ def serving(folder: Path) -> Iterator[Cloud]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """A server for environments that the command line opens, whose commands have a root."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("the server of the tests starts commands by bubblewrap")
+    (tmp_path / "cloud").mkdir()
+    with serving(tmp_path / "cloud") as cloud:
+        for name, value in (("API_KEY", KEY), ("API_URL", cloud.url), ("SANDBOX_URL", cloud.url)):
+            monkeypatch.setenv(f"E2B_{name}", value)
+        yield cloud

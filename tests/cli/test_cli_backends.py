@@ -2,18 +2,17 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_cases import Command
-from e2b_cases import KEY, Cloud, serving
+from e2b_cases import KEY, Cloud
+from e2b_cases import cloud as cloud
 from harbor_cases import save_tasks, save_writer_model
 
 from treegen.runs import RecordFile, SearchRunDir
@@ -29,18 +28,6 @@ TWO = [*FEW, "-m", "best-of-n", "-n", "2", "--allow-code-execution"]
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_writer_model(tmp_path_factory.mktemp("writer"))
-
-
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    if shutil.which("bwrap") is None:
-        pytest.skip("the server of the tests starts commands by bubblewrap")
-    (tmp_path / "cloud").mkdir()
-    with serving(tmp_path / "cloud") as cloud:
-        for name, value in (("KEY", KEY), ("URL", cloud.url)):
-            monkeypatch.setenv(f"E2B_API_{name}", value)
-        monkeypatch.setenv("E2B_SANDBOX_URL", cloud.url)
-        yield cloud
 
 
 def records_of(path: Path) -> dict[str, dict[str, Any]]:
@@ -87,22 +74,6 @@ def test_harbor_tasks_are_scored_by_their_own_tests(
     assert records_of(run) == records
     assert treegen("report", run, "-o", tmp_path / "report.html").code == 0
     assert KEY not in (tmp_path / "report.html").read_text()
-
-
-@pytest.mark.parametrize("name", ["local", "inspect:local", "e2b"])
-def test_repair_runs_in_each_environment(
-    treegen: Command, writer: Path, cloud: Cloud, tmp_path: Path, name: str
-) -> None:
-    run = tmp_path / "run"
-    args = ["search", "repair", "-T", "level=easy", "-T", "problems=1", "--force-calls"]
-    done = treegen(*args, *environment_options(name), "-M", writer, *TWO, "-o", run)
-    assert done.code == 0, done.err
-    (record,) = records_of(run).values()
-    assert set(record["scores"]) == {"hidden_tests", "public_tests"}
-    lines = list(RecordFile(run / "actions.jsonl", writable=False).records())
-    rewards = [line["observation"]["reward"] for line in lines]
-    assert any(reward is not None and 0 <= reward < 1 for reward in rewards)
-    assert not cloud.sandboxes and list(cloud.templates) == ["base"]
 
 
 @pytest.mark.parametrize("name", ["local", "inspect:local", "e2b"])
