@@ -62,7 +62,8 @@ def save_writer_model(directory: Path) -> Path:
         model = AutoModelForCausalLM.from_config(config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for _ in range(200):
-            loss = sum(model(input_ids=ids, labels=wanted).loss for ids, wanted in episodes)
+            losses = [model(input_ids=ids, labels=wanted).loss for ids, wanted in episodes]
+            loss = torch.stack(losses).sum()
             if loss < 0.03:
                 break
             optimizer.zero_grad()
