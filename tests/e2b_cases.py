@@ -41,6 +41,8 @@ else:
 
 KEY = "e2b_0123456789abcdef"
 ENVD_PORT = "49983"
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc")
+"""Directories of this machine that commands with another root need."""
 
 
 @dataclass
@@ -93,6 +95,7 @@ class Cloud:
                 Route("/files", data(self.read), methods=["GET"]),
                 Route("/files", data(self.write), methods=["POST"]),
                 Route("/filesystem.Filesystem/ListDir", data(self.list_dir), methods=["POST"]),
+                Route("/filesystem.Filesystem/MakeDir", data(self.make_dir), methods=["POST"]),
                 Route("/process.Process/Start", data(self.start), methods=["POST"]),
             ]
         )
@@ -235,6 +238,13 @@ class Cloud:
             entries.append({"name": path.name, "type": kind, "path": shown})
         return JSONResponse({"entries": entries} if entries else {})
 
+    async def make_dir(self, request: Request, sandbox: Sandbox) -> Response:
+        path = _inside(sandbox, (await request.json())["path"])
+        if path.exists():
+            return _error(409, "directory already exists")
+        path.mkdir(parents=True)
+        return JSONResponse({"entry": {"name": path.name, "type": "FILE_TYPE_DIRECTORY"}})
+
     async def start(self, request: Request, sandbox: Sandbox) -> Response:
         assert request.headers["content-type"] == "application/connect+json"
         assert request.headers["connect-protocol-version"] == "1"
@@ -249,10 +259,12 @@ class Cloud:
     async def _run(
         self, process: dict[str, Any], sandbox: Sandbox, seconds: float
     ) -> AsyncIterator[bytes]:
+        command, cwd = [process["cmd"], *process["args"]], _inside(sandbox, process["cwd"])
+        if not process["cwd"].startswith("/home/user"):
+            command = [*_as_root(sandbox), "--chdir", process["cwd"], *command]
         child = await asyncio.create_subprocess_exec(
-            process["cmd"],
-            *process["args"],
-            cwd=_inside(sandbox, process["cwd"]),
+            *command,
+            cwd=cwd,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -289,8 +301,14 @@ class Cloud:
         yield _envelope({}, 2)
 
 
+def _as_root(sandbox: Sandbox) -> list[str]:
+    """Return the start of a command for which the sandbox's directory is the root."""
+    system = [word for name in SYSTEM for word in ("--ro-bind-try", name, name)]
+    return ["bwrap", "--bind", str(sandbox.root), "/", *system, "--dev", "/dev", "--proc", "/proc"]
+
+
 def _inside(sandbox: Sandbox, path: str) -> Path:
-    assert path.startswith("/home/user")
+    assert path.startswith(("/home/user", "/app", "/tests/", "/logs/"))
     return sandbox.root / path[1:]
 
 
@@ -322,3 +340,15 @@ def serving(folder: Path) -> Iterator[Cloud]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """A server for environments that the command line opens, whose commands have a root."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("the server of the tests starts commands by bubblewrap")
+    (tmp_path / "cloud").mkdir()
+    with serving(tmp_path / "cloud") as cloud:
+        for name, value in (("API_KEY", KEY), ("API_URL", cloud.url), ("SANDBOX_URL", cloud.url)):
+            monkeypatch.setenv(f"E2B_{name}", value)
+        yield cloud

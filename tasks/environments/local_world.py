@@ -98,8 +98,12 @@ class LocalWorld(FileWorld):
         self._lock = threading.RLock()  # a cancelled action may still run in its thread
         self._is_cancelled = self._is_closed = False
 
-    async def execute(self, command: str) -> Observation:
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
         """Run a Python program in the directory.
+
+        Args:
+            command: Source of the program.
+            seconds: Not used: the limits of all programs are those of the environment.
 
         Raises:
             WorldError: The sandbox failed.

@@ -34,6 +34,7 @@ SMALL = {
     "best-of-n": ["-n", "2"],
     "beam": ["--width", "2", "--expand", "2"],
     "mcts": ["--expand", "2", "--iterations", "6"],
+    "lats": ["--expand", "2", "--iterations", "4"],
 }
 
 
@@ -94,6 +95,8 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
     for args, message in (
         (["repair"], "--allow-code-execution"),
         (["text-world", "-m", "self-refine"], "works on texts"),
+        (["countdown", "-m", "lats"], "works on tool calls"),
+        (["text-world", "-m", "lats", "-a", "weight=2"], "weight"),
         (["text-world", "--environment", "docker"], "there is no environment 'docker'"),
         (["countdown", "--environment", "memory"], "is solved by text"),
         (["countdown", "--max-live", "3"], "which is solved by text"),

@@ -34,6 +34,7 @@ from treegen.search.environments.protocol import Observation, Traits
 _MAX_FILE: Final = 1 << 25
 _LIST_DEPTH: Final = 32
 _FILE_ERRORS: Final = (400, 404, 507)  # no such path, not a file, or a full disk
+_EXISTS: Final = 409
 _LABEL: Final = "treegen"  # the key in the metadata of sandboxes
 
 
@@ -120,6 +121,7 @@ class E2BEnvironment:
         except MissingError:
             name = self._new["templateID"]
             raise InputError(f"there is no template {name!r:.80}; name one of the server") from None
+        await world.make_directory()
         await write_first_files(world, self._files(problem))
         return world
 
@@ -211,14 +213,18 @@ class E2BWorld(FileWorld):
         self._extended = time.monotonic()
         self._is_closed = False
 
-    async def execute(self, command: str) -> Observation:
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
         """Run a command of bash, and return its output.
+
+        Args:
+            command: The command.
+            seconds: Maximum seconds. Default: the environment's limit.
 
         Raises:
             WorldError: The server fails. Whether the command ran is not known.
         """
         await self._extend()
-        seconds = self._environment.command_seconds
+        seconds = seconds or self._environment.command_seconds
         process = {
             "cmd": "/bin/bash",
             "args": ["-l", "-c", command],
@@ -242,6 +248,21 @@ class E2BWorld(FileWorld):
             ToolError: The path cannot be written.
         """
         await self._ask("POST", self._file_url(path), data, "application/octet-stream")
+
+    async def make_directory(self) -> None:
+        """Create the working directory unless it exists. A command cannot start without it.
+
+        Raises:
+            WorldError: The server fails.
+        """
+        url = f"{self._url}/filesystem.Filesystem/MakeDir"
+        body = json.dumps({"path": self._environment.directory}).encode()
+        headers = self._headers | {"Content-Type": "application/json"}
+        headers["Connect-Protocol-Version"] = "1"
+        response = await self._server.send("POST", url, content=body, headers=headers)
+        if response.status_code not in (200, _EXISTS):
+            await self.close()
+            raise self._server.failure(response)
 
     async def list_files(self) -> list[str]:
         """Return the paths of all files; those of directories end with a slash."""

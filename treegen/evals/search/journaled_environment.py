@@ -115,6 +115,15 @@ class JournaledEnvironment:
             raise InputError(f"there is no snapshot {snapshot!r}; it was deleted")
         return _JournaledWorld(self, *self._states[snapshot])
 
+    async def revive(self, episode: Episode, path: Keys) -> World:
+        """Return a new live world in a state, which may change without a trace in the journal.
+
+        Args:
+            episode: The episode.
+            path: The keys of the actions that led to the state and may have changed its world.
+        """
+        return await _JournaledWorld(self, episode, path, None).live()
+
     async def delete(self, snapshot: str) -> None:
         """Delete a snapshot; unknown ids do nothing."""
         if snapshot in self._states:
@@ -261,7 +270,7 @@ class _JournaledWorld:
                 raise WorldError(entry.observation.failure)
             shown, snapshot = entry.observation, entry.snapshot
         else:
-            shown, snapshot = await self._run(await self._live(), action)
+            shown, snapshot = await self._run(await self.live(), action)
         self._path = (*self._path, key)
         await self._move(snapshot)
         return shown
@@ -326,13 +335,13 @@ class _JournaledWorld:
         if entry is not None:
             self._journal.num_read += 1
             return entry.observation
-        world = await self._live()
+        world = await self.live()
         call = world.observe() if action is OBSERVE else world.run(action)
         shown = await self._environment.call(call, f"the action {action.name or 'observe'}")
         self._journal.append(self._episode.search, self._path, action, shown)
         return shown
 
-    async def _live(self) -> World:
+    async def live(self) -> World:
         """Return a live world in this state."""
         if self._world is None:
             self._world = await self._revive()

@@ -87,6 +87,9 @@ class MethodContext(Protocol):
     def instruct(self, node: "SearchNode", text: str) -> "SearchNode":
         """Append an instruction to a node, such as a request for feedback."""
 
+    async def ask(self, node: "SearchNode", text: str, max_tokens: int) -> str:
+        """Return the model's answer to a question about an episode of an agent."""
+
     async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
         """Make next steps in the way named by the knobs."""
 
@@ -116,6 +119,8 @@ class Method:
     """Whether a solution is the text of the whole path to its node, and not of the node alone."""
     needs_text: bool = False
     """Whether it works on texts alone, and not on the steps of an agent."""
+    needs_agent: bool = False
+    """Whether it works on the steps of an agent alone."""
     arguments: tuple[Argument, ...] = ()
     """Its own arguments, which users give by name; `run` takes them as keywords."""
     source: str | None = None

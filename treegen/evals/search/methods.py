@@ -14,6 +14,7 @@ from treegen.evals.search.method_types import Method, MethodContext
 from treegen.evals.search.tree_methods import (
     ab_mcts,
     get_tree_limits,
+    lats,
     mcts,
     rstar,
     self_refine,
@@ -137,6 +138,13 @@ METHODS: Final[Mapping[str, Method]] = {
         on_scale=True,
         arguments=read_signature(ab_mcts),
     ),
+    "lats": Method(
+        lats,
+        ("depth", "expand", "evaluate", "exploration", "iterations"),
+        needs_agent=True,
+        on_scale=True,
+        arguments=read_signature(lats),
+    ),
     "rstar": Method(
         rstar,
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
@@ -153,6 +161,9 @@ METHODS: Final[Mapping[str, Method]] = {
         needs_text=True,
     ),
 }
+
+TEXT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.needs_agent)
+"""The methods that search texts."""
 
 
 def solution_text(method: str, tree: "SearchTree", node: int) -> str:

@@ -245,7 +245,7 @@ def _judge_episode(agent: "RunAgent", problem: Problem, result: "SearchResult") 
     if result.best is None:
         return {"solved": False, "answer": None, "scores": {}}
     assess = wrap_task_method(agent.assess, agent.task.name, problem.id)
-    verdict = assess(problem, result.tree, result.best)
+    verdict = assess(problem, result)
     answer = answer_of(result.tree, result.best)
     return {"solved": verdict.solved, "answer": answer, "scores": verdict.scores}
 

@@ -3,10 +3,13 @@
 Strategies are imported when they run, so that help is fast.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from treegen.errors import InputError
+from treegen.evals.config.type_checks import Minimum
 from treegen.evals.search.method_arguments import Count
 
 if TYPE_CHECKING:
@@ -159,6 +162,81 @@ async def self_refine(
         rounds=rounds,
         chains=chains,
     )
+
+
+async def lats(
+    on: "MethodContext",
+    *,
+    weight: Annotated[float, Minimum(0)] = 0.5,
+    lessons: Count = 4,
+    reflect: str = "The task is not solved yet. In one or two sentences, say what went wrong and "
+    "what to do instead.",
+    judge: str = "How likely do these steps lead to a solution? Answer with a number from 0 to 10.",
+) -> "SearchOutcome":
+    """Search by language agent tree search; see `treegen.search.lats`.
+
+    The value of a new state is weight * (the model's judgement) + (1 - weight) * (the share of its
+    siblings with the same actions), as in the paper. The reward of an end is that of `evaluate`.
+
+    Args:
+        on: The problem and its functions.
+        weight: Weight of the model's judgement, at most 1; without it, the model is not asked.
+        lessons: The number of lessons of failures that later steps get.
+        reflect: The instruction that asks for the lesson of a failure.
+        judge: The instruction that asks for a judgement.
+
+    Raises:
+        InputError: `weight` is more than 1.
+    """
+    from treegen.search.event_loop import gather
+    from treegen.search.strategies.lats import lats as search
+
+    if weight > 1:
+        raise InputError(f"weight must be from 0 to 1, got {weight:g}")
+    known: dict[SearchNode, Sequence[str]] = {}
+    shares: dict[SearchNode, float] = {}
+
+    async def propose(node: "SearchNode", lessons: "Sequence[str]") -> "Sequence[SearchNode]":
+        new = [lesson for lesson in lessons if lesson not in known.get(node, ())]
+        start = node
+        if new and not on.done(node):
+            start = on.instruct(node, "\n".join(["Lessons of earlier attempts:", *new]))
+        children = await on.propose(start)
+        counts = Counter(map(on.state, children))
+        for child in children:
+            known[child] = [*known.get(node, ()), *new]
+            shares[child] = counts[on.state(child)] / len(children)
+        return children
+
+    async def evaluate(nodes: "Sequence[SearchNode]", lessons: "Sequence[str]") -> list[float]:
+        values = [(1 - weight) * shares[node] for node in nodes]
+        if weight:
+            answers = await gather(on.ask(node, judge, 32) for node in nodes)
+            for place, answer in enumerate(answers):
+                values[place] += weight * _read_score(answer)
+        return values
+
+    async def learn(end: "SearchNode", reward: float) -> str:
+        return " ".join((await on.ask(end, reflect, 200)).split())
+
+    return await search(
+        on.root,
+        propose,
+        evaluate,
+        on.done,
+        on.chance,
+        learn,
+        iterations=on.knobs.iterations,
+        c=on.knobs.exploration,
+        num_lessons=lessons,
+        **get_tree_limits(on),
+    )
+
+
+def _read_score(answer: str) -> float:
+    """Return the first number of an answer, from 0 to 10, as a value from 0 to 1; 0.5 without."""
+    number = re.search(r"[0-9]{1,4}([.][0-9]{1,4})?", answer)
+    return min(float(number[0]) / 10, 1.0) if number else 0.5
 
 
 def _choose_evaluator(on: "MethodContext") -> "Evaluate":

@@ -61,7 +61,8 @@ class InspectEnvironment:
     Args:
         sandbox: Name of a provider, such as "docker", or its class. "local" does not isolate
             anything: commands run as your user.
-        config: The provider's configuration, such as the path of a Dockerfile or compose file.
+        config: The provider's configuration, such as the path of a Dockerfile or compose file; or a
+            function that returns that of a problem, all of them Dockerfiles.
         allow_code_execution: Must be True: commands of the model run on this machine.
         files: Returns the first files of a problem.
         folder: Directory for archives, which are kept if the process is killed; None for a
@@ -80,7 +81,7 @@ class InspectEnvironment:
     def __init__(
         self,
         sandbox: str | type[SandboxEnvironment] = "docker",
-        config: str | None = None,
+        config: str | Callable[[Any], str] | None = None,
         *,
         allow_code_execution: bool = False,
         files: Callable[[Any], Files] = files_of,
@@ -101,13 +102,15 @@ class InspectEnvironment:
                 ) from None
         self._type, self._config, self._files = sandbox, config, files
         is_docker = sandbox.__name__ == "DockerSandboxEnvironment"
-        self._makes_images = is_docker and (config is None or Path(config).name == "Dockerfile")
+        is_image = not isinstance(config, str) or Path(config).name == "Dockerfile"
+        self._makes_images = is_docker and is_image
         self.command_seconds, self.max_chars = command_seconds, max_chars
         self._created: set[str] = set()
         self._worlds: set[InspectWorld] = set()
         # Providers keep what they have started in context variables.
         self._context = contextvars.copy_context()
-        self._is_started = self._is_closed = False
+        self._started: list[str | None] = []  # configurations that the provider has prepared
+        self._is_closed = False
         self._start_lock = asyncio.Lock()
         self._stack = ExitStack()
         self._has_folder, self._folder = folder is not None, self._open(folder)
@@ -131,7 +134,8 @@ class InspectEnvironment:
         Raises:
             WorldError: The sandbox does not start.
         """
-        world = await self._create(self._config)
+        config = self._config(problem) if callable(self._config) else self._config
+        world = await self._create(config, config)
         await write_first_files(world, self._files(problem))
         return world
 
@@ -155,8 +159,12 @@ class InspectEnvironment:
                 raise InputError(f"{path} is not as treegen wrote it; remove it")
             if snapshot not in await self._images.tags():
                 raise missing
-            return await self._create(str(path))
-        world = await self._create(self._config)
+            base = self._config
+            if callable(base):
+                base = self._started[0] if self._started else str(path)
+            return await self._create(str(path), base)
+        assert not callable(self._config)
+        world = await self._create(self._config, self._config)
         try:
             await world.unpack(data)
         except BaseException:
@@ -201,9 +209,9 @@ class InspectEnvironment:
             stack.callback(self._stack.close)
             if any(snapshot.startswith(_IMAGE) for snapshot in self._created):
                 stack.push_async_callback(self._images.prune)
-            if self._is_started:
-                clean_up = partial(self._type.task_cleanup, _TASK, self._config, True)
-                stack.push_async_callback(lambda: self.call(clean_up()))
+            for config in self._started:
+                clean_up = partial(self._type.task_cleanup, _TASK, config, True)
+                stack.push_async_callback(lambda end: self.call(end()), clean_up)
             for snapshot in self._created - (set(keep) if self._has_folder else set()):
                 stack.push_async_callback(self.delete, snapshot)
             for world in [*self._worlds]:
@@ -254,14 +262,20 @@ class InspectEnvironment:
         """Return the name of a world's container."""
         return str((await self.call(world.sandbox.connection())).container)
 
-    async def _create(self, config: str | None) -> InspectWorld:
+    async def _create(self, config: str | None, base: str | None) -> InspectWorld:
+        """Return a new world.
+
+        Args:
+            config: Its configuration.
+            base: The configuration that the provider prepares before, once.
+        """
         if self._is_closed:
             raise StoppedError("the environment is closed; create a new one")
         try:
             async with self._start_lock:
-                if not self._is_started:
-                    await self.call(self._type.task_init(_TASK, self._config))
-                    self._is_started = True
+                if base not in self._started:
+                    await self.call(self._type.task_init(_TASK, base))
+                    self._started.append(base)
             sandboxes = await self.call(self._type.sample_init(_TASK, config, {}))
         except Exception as error:
             raise WorldError(

@@ -56,13 +56,17 @@ class InspectWorld(FileWorld):
         self._owner = owner
         self._is_closed = self._is_ended = False
 
-    async def execute(self, command: str) -> Observation:
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
         """Run a command of bash, and return its output.
+
+        Args:
+            command: The command.
+            seconds: Maximum seconds. Default: the environment's limit.
 
         Raises:
             WorldError: The sandbox fails.
         """
-        seconds = self._owner.command_seconds
+        seconds = seconds or self._owner.command_seconds
         try:
             result = await self._exec(["bash", "--login", "-c", command], seconds)
         except TimeoutError:

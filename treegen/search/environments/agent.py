@@ -7,9 +7,9 @@ returns has the model's cache and the environment's state, so both fork at any n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from treegen.common.checks import check_int
 from treegen.common.lifetimes import Closeable
@@ -18,9 +18,9 @@ from treegen.prompts.replies.types import Reply
 from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import Parts
 from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, StepEnd
+from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, make_step
 from treegen.search.environments.observations import call_key
-from treegen.search.environments.protocol import Environment, Observation
+from treegen.search.environments.protocol import Environment, Observation, World
 from treegen.search.environments.states import Outcome, WorldUsage
 from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
@@ -28,6 +28,8 @@ from treegen.search.event_loop import gather
 from treegen.search.external_calls import await_external
 from treegen.search.propose import Propose
 from treegen.search.tree.node import SearchNode
+
+T = TypeVar("T")
 
 
 class Agent(Closeable):
@@ -135,12 +137,13 @@ class Agent(Closeable):
             raise InputError(f"the episode ended at node {node.key!r}; act from a node before it")
         if branch.state is None:
             raise InputError(f"node {node.key!r} was dropped; act from a node that is kept")
-        turns = self._turns_of(node)
+        turns = self.turns_of(node)
         params = {**self._overrides, **overrides}
         if self._forces_calls:
             grammar = turns.replies.call_grammar(turns.tools, is_single=True)
             # A sample below one of the same grammar would continue that one's text.
-            params["grammar"] = f"{grammar}\n// turn {node.depth // 2 % 2}"
+            num_steps = sum(step_of(above) is not None for above in node.path)
+            params["grammar"] = f"{grammar}\n// turn {num_steps % 2}"
         before = _last_tokens(node)
         samples = await node.sample(n, **params)
         if branch.state is None:  # the node was dropped meanwhile
@@ -159,7 +162,7 @@ class Agent(Closeable):
                 if reply.calls and calls not in runs:
                     continue  # the budget has no room for them
                 outcome = runs[calls].outcome.result() if calls else None
-                step = _step(sample, reply, outcome)
+                step = make_step(sample, reply, outcome)
                 if step.failure:
                     _end_failed(sample, step)
                     continue
@@ -211,6 +214,20 @@ class Agent(Closeable):
                 state.runs[key] = run
             runs[key] = run
         return runs, False
+
+    def instruct(self, node: SearchNode, text: str) -> SearchNode:
+        """Append a message of the user to a node where the episode goes on; return the new node.
+
+        Args:
+            node: The node.
+            text: The message.
+        """
+        branch = _branch_of(node)
+        if branch.state is None or (branch.step is not None and branch.step.end):
+            raise InputError(f"no episode goes on at node {node.key!r}; instruct a node before it")
+        child = node.extend(self.turns_of(node).render_message(text))
+        child.branch = Branch(branch.actions, None, branch.state.add_owner())
+        return child
 
     async def play(self, node: SearchNode, n: int = 1) -> list[SearchNode]:
         """Play n episodes from a node to their ends, and return the last node of each.
@@ -319,7 +336,24 @@ class Agent(Closeable):
         (shown,) = await await_external(node, [self._worlds.observe(state.state)])
         return shown
 
-    def _turns_of(self, node: SearchNode) -> ToolTurns:
+    async def use_world(
+        self,
+        node: SearchNode,
+        make: Callable[[], Awaitable[World]],
+        use: Callable[[World], Awaitable[T]],
+    ) -> T:
+        """Return what a function returns for a world of its own, such as a score.
+
+        Args:
+            node: The node that the call is about.
+            make: Opens the world.
+            use: The function. It may change the world, which is closed afterwards.
+        """
+        (result,) = await await_external(node, [self._worlds.use(make, use)])
+        return result
+
+    def turns_of(self, node: SearchNode) -> ToolTurns:
+        """Return what reads replies and renders results for the model of a node's search."""
         if self._turns is None:
             tokenizer = getattr(node.search.backend, "tokenizer", None)
             if tokenizer is None:
@@ -360,29 +394,6 @@ def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
     if completion.finish_reason != "stop":  # a call at the end may be cut off
         return Reply(completion.text, [])
     return turns.read(completion, before)
-
-
-def _step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> AgentStep:
-    """Return the step of a sample.
-
-    Args:
-        sample: The sample.
-        reply: The sample as a reply.
-        outcome: What its calls have done; None if it has none.
-    """
-    if sample.finish_reason != "stop":
-        cut = f"the reply was cut off ({sample.finish_reason})"
-        return AgentStep(reply=reply, end="failed", failure=cut)
-    if outcome is None:
-        return AgentStep(reply=reply, end="answer")
-    end: StepEnd = "failed" if outcome.failure else "done" if outcome.state is None else ""
-    return AgentStep(
-        reply=reply,
-        observations=outcome.observations,
-        end=end,
-        failure=outcome.failure,
-        reward=outcome.reward,
-    )
 
 
 def _end_failed(sample: SearchNode, step: AgentStep) -> None:

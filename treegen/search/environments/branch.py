@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treegen.prompts.replies.types import Reply
-from treegen.search.environments.observations import observation_json
+from treegen.search.environments.observations import call_key, observation_json
 from treegen.search.environments.protocol import Observation
 from treegen.search.environments.states import Outcome, WorldState
 from treegen.search.environments.worlds import LiveWorlds
+from treegen.search.tree.node import SearchNode
 
 StepEnd = Literal["", "answer", "done", "failed"]
 
@@ -31,6 +32,14 @@ class AgentStep:
     reward: float | None = None
     """The environment's judgement of the state after the step, if it came with the step."""
 
+    def describe(self) -> str:
+        """Return the calls and results as lines of text, or the answer."""
+        lines = [f"Call: {call_key(call)}" for call in self.reply.calls]
+        lines += [f"Result: {shown.text}" for shown in self.observations]
+        return "\n".join(
+            [*lines, *([f"Answer: {self.reply.text}"] if self.end == "answer" else [])]
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the step as a JSON object, without fields that are empty."""
         calls = [{"name": call.name, "arguments": call.arguments} for call in self.reply.calls]
@@ -44,6 +53,29 @@ class AgentStep:
         }
         record = {name: value for name, value in record.items() if value}
         return record if self.reward is None else {**record, "reward": self.reward}
+
+
+def make_step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> AgentStep:
+    """Return the step of a sample.
+
+    Args:
+        sample: The sample.
+        reply: The sample as a reply.
+        outcome: What its calls have done; None if it has none.
+    """
+    if sample.finish_reason != "stop":
+        cut = f"the reply was cut off ({sample.finish_reason})"
+        return AgentStep(reply=reply, end="failed", failure=cut)
+    if outcome is None:
+        return AgentStep(reply=reply, end="answer")
+    end: StepEnd = "failed" if outcome.failure else "done" if outcome.state is None else ""
+    return AgentStep(
+        reply=reply,
+        observations=outcome.observations,
+        end=end,
+        failure=outcome.failure,
+        reward=outcome.reward,
+    )
 
 
 @dataclass(slots=True, eq=False)

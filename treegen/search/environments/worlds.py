@@ -98,6 +98,25 @@ class LiveWorlds(Closeable):
         """Return a future of the observation of a state."""
         return self._submit(self._observe(state))
 
+    def use(
+        self, make: Callable[[], Awaitable[World]], use: Callable[[World], Awaitable[T]]
+    ) -> Future[T]:
+        """Return what a function returns for a world of its own, to come.
+
+        Args:
+            make: Opens the world.
+            use: The function. It may change the world, which is closed afterwards.
+        """
+
+        async def use_once() -> T:
+            world = await self._open(make)
+            try:
+                return await use(world)
+            finally:
+                await self._discard(world)
+
+        return self._submit(use_once())
+
     def release(self, state: Future[WorldState]) -> None:
         """Close the world of a state and delete its snapshot, once the future has a result."""
         if not self._loop.is_closed():
