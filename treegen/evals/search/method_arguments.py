@@ -204,15 +204,11 @@ def _no() -> Any:
 def _describe_type(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return " ".join(
-            [
-                _describe_type(parts[0]),
-                *(
-                    f"from {bound.least} on" if isinstance(bound, Minimum) else f"up to {bound.most}"
-                    for bound in _bounds(parts)
-                ),
-            ]
-        )
+        bounds = [
+            f"from {bound.least} on" if isinstance(bound, Minimum) else f"up to {bound.most}"
+            for bound in _bounds(parts)
+        ]
+        return " ".join([_describe_type(parts[0]), *bounds])
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if origin in (typing.Union, types.UnionType):
