@@ -103,14 +103,17 @@ class Harbor(AgentTask, TextTask):
                 f"{arg('data=')}, and leave out split"
             )
         tasks, skipped = read_folder(Path(options.data))
+        last = DataError("there is no task")
         self._setups = {}
         for task in tasks:
             try:
                 self._setups[task.name] = _prepare(replace(task, backend=environment))
             except DataError as error:
-                skipped.append(Skipped(str(task.folder / "task.toml"), 1, str(error)))
+                reason, _, _ = str(error).partition(";")
+                skipped.append(Skipped(str(task.folder / "task.toml"), 1, reason))
+                last = error
         if not self._setups:
-            raise DataError(skipped[-1].reason)
+            raise last
         problems = [as_problem(setup.task) for setup in self._setups.values()]
         return TaskData(select(problems, options), options.data, skipped=tuple(skipped))
 

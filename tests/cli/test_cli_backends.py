@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("elsewhere"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-FEW = ["--depth", "4", "--max-tokens", "80", "--memory", "16MiB", "--temperature", "0.3"]
+FEW = ["--depth", "4", "--max-tokens", "160", "--memory", "16MiB", "--temperature", "0.3"]
 TWO = [*FEW, "-m", "best-of-n", "-n", "2", "--allow-code-execution"]
 
 

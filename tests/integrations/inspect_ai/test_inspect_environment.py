@@ -218,6 +218,36 @@ class DockerSandboxEnvironment(LocalSandboxEnvironment):
         return SandboxConnection(type="docker", command="", container="container-7")
 
 
+_prepared: list[str | None] = []
+
+
+class Prepared(DockerSandboxEnvironment):
+    """Notes the configurations that it prepares."""
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: Any) -> None:
+        _prepared.append(config)
+        if len(_prepared) == 1:
+            _running.set([])
+
+
+def test_problems_have_dockerfiles_of_their_own(empty: Path) -> None:
+    """Each is prepared once, and its worlds start from it."""
+    _configs.clear()
+    _prepared.clear()
+    Prepared.__name__ = DockerSandboxEnvironment.__name__
+
+    async def body(environment: InspectEnvironment) -> None:
+        for name in ("a", "b", "a"):
+            await environment.start(Problem(name, "", ""))
+
+    use(body, Prepared, config=lambda problem: f"{problem.id}/Dockerfile")
+    assert _configs == ["a/Dockerfile", "b/Dockerfile", "a/Dockerfile"]
+    assert _prepared == ["a/Dockerfile", "b/Dockerfile"]
+    with pytest.raises(InputError, match="except for docker"):
+        InspectEnvironment("local", str, allow_code_execution=True)
+
+
 DOCKER = """#!{python}
 import json, sys
 from pathlib import Path

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
 from treegen.evals.config.type_checks import Count as Count
-from treegen.evals.config.type_checks import Minimum
+from treegen.evals.config.type_checks import Maximum, Minimum
 
 REQUIRED: Final = inspect.Parameter.empty
 
@@ -165,7 +165,7 @@ def _value(kind: Any, text: str) -> Any:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         value = _value(parts[0], text)
-        return value if all(value >= bound.least for bound in _bounds(parts)) else _no()
+        return value if all(_is_within(value, bound) for bound in _bounds(parts)) else _no()
     if origin is Literal:
         return {str(part): part for part in parts}[text] if text in map(str, parts) else _no()
     if origin in (typing.Union, types.UnionType):
@@ -189,8 +189,12 @@ def _value(kind: Any, text: str) -> Any:
     return text
 
 
-def _bounds(parts: Sequence[Any]) -> list[Minimum]:
-    return [part for part in parts[1:] if isinstance(part, Minimum)]
+def _bounds(parts: Sequence[Any]) -> list[Minimum | Maximum]:
+    return [part for part in parts[1:] if isinstance(part, Minimum | Maximum)]
+
+
+def _is_within(value: float, bound: Minimum | Maximum) -> bool:
+    return value >= bound.least if isinstance(bound, Minimum) else value <= bound.most
 
 
 def _no() -> Any:
@@ -200,9 +204,11 @@ def _no() -> Any:
 def _describe_type(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return " ".join(
-            [_describe_type(parts[0]), *(f"from {bound.least} on" for bound in _bounds(parts))]
-        )
+        bounds = [
+            f"from {bound.least} on" if isinstance(bound, Minimum) else f"up to {bound.most}"
+            for bound in _bounds(parts)
+        ]
+        return " ".join([_describe_type(parts[0]), *bounds])
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if origin in (typing.Union, types.UnionType):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from treegen.errors import InputError
-from treegen.evals.config.type_checks import Minimum
+from treegen.evals.config.type_checks import Maximum, Minimum
 from treegen.evals.search.method_arguments import Count
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ async def self_refine(
 async def lats(
     on: "MethodContext",
     *,
-    weight: Annotated[float, Minimum(0)] = 0.5,
+    weight: Annotated[float, Minimum(0), Maximum(1)] = 0.5,
     lessons: Count = 4,
     reflect: str = "The task is not solved yet. In one or two sentences, say what went wrong and "
     "what to do instead.",
@@ -180,19 +180,14 @@ async def lats(
 
     Args:
         on: The problem and its functions.
-        weight: Weight of the model's judgement, at most 1; without it, the model is not asked.
+        weight: Weight of the model's judgement, from 0 to 1; with 0, the model is not asked.
         lessons: The number of lessons of failures that later steps get.
         reflect: The instruction that asks for the lesson of a failure.
         judge: The instruction that asks for a judgement.
-
-    Raises:
-        InputError: `weight` is more than 1.
     """
     from treegen.search.event_loop import gather
     from treegen.search.strategies.lats import lats as search
 
-    if weight > 1:
-        raise InputError(f"weight must be from 0 to 1, got {weight:g}")
     known: dict[SearchNode, Sequence[str]] = {}
     shares: dict[SearchNode, float] = {}
 

@@ -61,8 +61,8 @@ class InspectEnvironment:
     Args:
         sandbox: Name of a provider, such as "docker", or its class. "local" does not isolate
             anything: commands run as your user.
-        config: The provider's configuration, such as the path of a Dockerfile or compose file; or a
-            function that returns that of a problem, all of them Dockerfiles.
+        config: The provider's configuration, such as the path of a Dockerfile or compose file. For
+            docker, it may be a function that returns the Dockerfile of a problem.
         allow_code_execution: Must be True: commands of the model run on this machine.
         files: Returns the first files of a problem.
         folder: Directory for archives, which are kept if the process is killed; None for a
@@ -102,6 +102,8 @@ class InspectEnvironment:
                 ) from None
         self._type, self._config, self._files = sandbox, config, files
         is_docker = sandbox.__name__ == "DockerSandboxEnvironment"
+        if callable(config) and not is_docker:
+            raise InputError("config must be a text, except for docker")
         is_image = not isinstance(config, str) or Path(config).name == "Dockerfile"
         self._makes_images = is_docker and is_image
         self.command_seconds, self.max_chars = command_seconds, max_chars
