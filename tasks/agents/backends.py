@@ -1,4 +1,4 @@
-"""Environments whose worlds are files and commands: on this machine, in Inspect's and E2B's sandboxes.
+"""Environments of files and commands: on this machine, and in sandboxes of Inspect and E2B.
 
 treegen search repair --environment inspect:docker --allow-code-execution
 """

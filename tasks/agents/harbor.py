@@ -77,8 +77,9 @@ class HarborTask:
     def refuse(self, reason: str) -> DataError:
         """Return the error for a task that the environment cannot build."""
         return DataError(
-            f"the environment {self.backend} cannot build Harbor's task {self.name}: {reason}; choose "
-            f"another {arg('environment=')}, such as one with containers, or leave the task out"
+            f"the environment {self.backend} cannot build Harbor's task {self.name}: {reason}; "
+            f"choose another {arg('environment=')}, such as one with containers, or leave the "
+            "task out"
         )
 
 

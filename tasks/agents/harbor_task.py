@@ -2,8 +2,8 @@
 
 In containers (inspect:docker and e2b), tests run as Harbor runs them: tests/ is copied to /tests,
 `bash /tests/test.sh` runs in the working directory, and /logs/verifier has the reward. Elsewhere,
-absolute paths of a task do not exist. So a task can run there only if its test is one Python program
-without such paths.
+absolute paths of a task do not exist. So a task can run there only if its test is one Python
+program without such paths.
 """
 
 from __future__ import annotations

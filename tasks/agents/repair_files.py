@@ -1,7 +1,7 @@
 """The repair puzzle in worlds of files and commands.
 
-The model's files are read from the world, and their tests run in treegen's sandbox. So no test is in
-the world, wherever it is.
+The model's files are read from the world, and their tests run in treegen's sandbox. So no test is
+in the world, wherever it is.
 """
 
 from __future__ import annotations
