@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from treegen.errors import InputError, arg, require_extra
@@ -15,6 +16,8 @@ from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.agent_task import EnvironmentOptions, check_execution
 from treegen.search.environments.file_tools import Files
 from treegen.search.environments.protocol import Environment
+
+_DOCKER_SECONDS: Final = 20
 
 _Open = Callable[[str, ExecutionOptions, dict[str, Any]], Environment]
 
@@ -75,10 +78,18 @@ def _check_docker() -> None:
     docker = shutil.which("docker")
     why = "is not installed"
     if docker is not None:
-        shown = subprocess.run([docker, "info"], capture_output=True, text=True, check=False)
-        if not shown.returncode:
-            return
-        why = f"does not run ({shown.stderr.strip()[-200:]})"
+        why = f"does not answer within {_DOCKER_SECONDS} s"
+        with suppress(subprocess.TimeoutExpired):
+            shown = subprocess.run(
+                [docker, "info"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_DOCKER_SECONDS,
+            )
+            if not shown.returncode:
+                return
+            why = f"does not run ({shown.stderr.strip()[-200:]})"
     raise InputError(f"docker {why}; start it, or choose another {arg('environment=')}")
 
 

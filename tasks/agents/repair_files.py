@@ -6,7 +6,7 @@ in the world, wherever it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final
@@ -16,7 +16,12 @@ from treegen.evals.problem import Problem
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.file_tools import FileWorld, ToolError
 from treegen.search.environments.memory import in_daemon
-from treegen.search.environments.protocol import Environment, Observation, Traits
+from treegen.search.environments.protocol import (
+    Environment,
+    LastingEnvironment,
+    Observation,
+    Traits,
+)
 from treegen.tasks.agents.repair import CaseRunner, RepairGame, RepairPuzzle
 
 _TOOLS: Final = tuple(
@@ -76,15 +81,28 @@ class RepairFiles:
         """Delete a snapshot. An unknown id does nothing."""
         await self.inner.delete(snapshot.partition(" ")[0])
 
-    async def close(self) -> None:
-        """Close the other environment, and the sandbox of the tests."""
+    async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
+        """Remove what earlier processes have left; see `LastingEnvironment`."""
+        if not isinstance(self.inner, LastingEnvironment):
+            return 0
+        return await self.inner.remove_leftovers(_inner_ids(keep))
+
+    async def close(self, keep: Collection[str] = ()) -> None:
+        """Close the other environment but for snapshots to keep, and the sandbox of the tests."""
         async with AsyncExitStack() as stack:
-            stack.callback(self.runner.close)
-            await self.inner.close()
+            stack.push_async_callback(in_daemon, self.runner.close)
+            if isinstance(self.inner, LastingEnvironment):
+                await self.inner.close(_inner_ids(keep))
+            else:
+                await self.inner.close()
 
     async def _wrap(self, problem: str, world: Any) -> RepairWorld:
         assert isinstance(world, FileWorld)
         return RepairWorld(self, world, problem, self._puzzles[problem])
+
+
+def _inner_ids(snapshots: Collection[str]) -> list[str]:
+    return [snapshot.partition(" ")[0] for snapshot in snapshots]
 
 
 class RepairWorld:
