@@ -49,6 +49,7 @@ class Agent(Closeable):
 
     Attributes:
         environment: The environment.
+        turns: Reads calls and renders results; None before the first step, unless it was given.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Agent(Closeable):
         max_seconds: float = 300.0,
         max_steps: int = 30,
         forces_calls: bool = False,
+        accepts_cut_replies: bool = False,
         **overrides: Any,
     ) -> None:
         """Create an agent; one serves many searches.
@@ -76,14 +78,17 @@ class Agent(Closeable):
                 branch.
             max_steps: Maximum number of steps of an episode of `play`.
             forces_calls: Whether each reply has to call a tool, once.
+            accepts_cut_replies: Whether a reply that max_tokens has cut off ends its episode as an
+                answer does, so that the environment judges the state. By default it is a failure.
             **overrides: Sampling parameters of replies, as for `SearchNode.sample`.
         """
         check_int("max_steps", max_steps, least=1)
         if overrides.get("stop"):
             raise InputError("an agent's replies end by themselves; leave out stop")
-        self.environment, self._turns, self._template = environment, turns, template
+        self.environment, self.turns, self._template = environment, turns, template
         self._worlds = LiveWorlds(environment, max_live=max_live, max_seconds=max_seconds)
         self._max_steps, self._forces_calls = max_steps, forces_calls
+        self._accepts_cut = accepts_cut_replies
         self._overrides = {"stop": (), **overrides}
 
     @property
@@ -145,7 +150,7 @@ class Agent(Closeable):
         samples = await node.sample(n, **params)
         if branch.state is None:  # the node was dropped meanwhile
             return []
-        state = branch.state.add_owner()
+        state, runs = branch.state.add_owner(), dict[tuple[str, ...], SharedRun]()
         try:
             replies = [_read(turns, sample, before) for sample in samples]
             runs, is_refused = self._run_calls(node.search, state, replies, keep=keep)
@@ -159,7 +164,7 @@ class Agent(Closeable):
                 if reply.calls and calls not in runs:
                     continue  # the budget has no room for them
                 outcome = runs[calls].outcome.result() if calls else None
-                step = _step(sample, reply, outcome)
+                step = _step(sample, reply, outcome, self._accepts_cut)
                 if step.failure:
                     _end_failed(sample, step)
                     continue
@@ -176,6 +181,8 @@ class Agent(Closeable):
             if is_refused:
                 node.search.refuse_actions()
         finally:
+            for run in runs.values():
+                run.leave()
             state.release()
             if not keep:
                 branch.release()
@@ -209,7 +216,7 @@ class Agent(Closeable):
                 search.num_acting += len(calls)
                 run = SharedRun(self._worlds.run(state.state, calls, is_last=is_last))
                 state.runs[key] = run
-            runs[key] = run
+            runs[key] = run.join()
         return runs, False
 
     async def play(self, node: SearchNode, n: int = 1) -> list[SearchNode]:
@@ -320,15 +327,15 @@ class Agent(Closeable):
         return shown
 
     def _turns_of(self, node: SearchNode) -> ToolTurns:
-        if self._turns is None:
+        if self.turns is None:
             tokenizer = getattr(node.search.backend, "tokenizer", None)
             if tokenizer is None:
                 raise InputError(
                     "this search has no tokenizer, which tool calls need; give the agent "
                     "turns=ToolTurns(tokenizer, environment.tools)"
                 )
-            self._turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
-        return self._turns
+            self.turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
+        return self.turns
 
 
 def step_of(node: SearchNode) -> AgentStep | None:
@@ -362,15 +369,18 @@ def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
     return turns.read(completion, before)
 
 
-def _step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> AgentStep:
+def _step(
+    sample: SearchNode, reply: Reply, outcome: Outcome | None, accepts_cut: bool
+) -> AgentStep:
     """Return the step of a sample.
 
     Args:
         sample: The sample.
         reply: The sample as a reply.
         outcome: What its calls have done; None if it has none.
+        accepts_cut: Whether it is an answer if it was cut off.
     """
-    if sample.finish_reason != "stop":
+    if sample.finish_reason != "stop" and not (accepts_cut and sample.finish_reason == "length"):
         cut = f"the reply was cut off ({sample.finish_reason})"
         return AgentStep(reply=reply, end="failed", failure=cut)
     if outcome is None:
