@@ -51,6 +51,7 @@ class Agent(Closeable):
 
     Attributes:
         environment: The environment.
+        turns: Reads calls and renders results; None before the first step, unless it was given.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Agent(Closeable):
         max_seconds: float = MAX_SECONDS,
         max_steps: int = 30,
         forces_calls: bool = False,
+        accepts_cut_replies: bool = False,
         **overrides: Any,
     ) -> None:
         """Create an agent; one serves many searches.
@@ -78,14 +80,17 @@ class Agent(Closeable):
                 branch.
             max_steps: Maximum number of steps of an episode of `play`.
             forces_calls: Whether each reply has to call a tool, once.
+            accepts_cut_replies: Whether a reply that max_tokens has cut off ends its episode as an
+                answer does, so that the environment judges the state. By default it is a failure.
             **overrides: Sampling parameters of replies, as for `SearchNode.sample`.
         """
         check_int("max_steps", max_steps, least=1)
         if overrides.get("stop"):
             raise InputError("an agent's replies end by themselves; leave out stop")
-        self.environment, self._turns, self._template = environment, turns, template
+        self.environment, self.turns, self._template = environment, turns, template
         self._worlds = LiveWorlds(environment, max_live=max_live, max_seconds=max_seconds)
         self._max_steps, self._forces_calls = max_steps, forces_calls
+        self._accepts_cut = accepts_cut_replies
         self._overrides = {"stop": (), **overrides}
 
     @property
@@ -148,7 +153,7 @@ class Agent(Closeable):
         samples = await node.sample(n, **params)
         if branch.state is None:  # the node was dropped meanwhile
             return []
-        state = branch.state.add_owner()
+        state, runs = branch.state.add_owner(), dict[tuple[str, ...], SharedRun]()
         try:
             replies = [_read(turns, sample, before) for sample in samples]
             runs, is_refused = self._run_calls(node.search, state, replies, keep=keep)
@@ -162,7 +167,7 @@ class Agent(Closeable):
                 if reply.calls and calls not in runs:
                     continue  # the budget has no room for them
                 outcome = runs[calls].outcome.result() if calls else None
-                step = make_step(sample, reply, outcome)
+                step = make_step(sample, reply, outcome, self._accepts_cut)
                 if step.failure:
                     _end_failed(sample, step)
                     continue
@@ -179,6 +184,8 @@ class Agent(Closeable):
             if is_refused:
                 node.search.refuse_actions()
         finally:
+            for run in runs.values():
+                run.leave()
             state.release()
             if not keep:
                 branch.release()
@@ -212,7 +219,7 @@ class Agent(Closeable):
                 search.num_acting += len(calls)
                 run = SharedRun(self._worlds.run(state.state, calls, is_last=is_last))
                 state.runs[key] = run
-            runs[key] = run
+            runs[key] = run.join()
         return runs, False
 
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
@@ -354,15 +361,15 @@ class Agent(Closeable):
 
     def turns_of(self, node: SearchNode) -> ToolTurns:
         """Return what reads replies and renders results for the model of a node's search."""
-        if self._turns is None:
+        if self.turns is None:
             tokenizer = getattr(node.search.backend, "tokenizer", None)
             if tokenizer is None:
                 raise InputError(
                     "this search has no tokenizer, which tool calls need; give the agent "
                     "turns=ToolTurns(tokenizer, environment.tools)"
                 )
-            self._turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
-        return self._turns
+            self.turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
+        return self.turns
 
 
 def step_of(node: SearchNode) -> AgentStep | None:

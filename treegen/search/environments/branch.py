@@ -55,15 +55,18 @@ class AgentStep:
         return record if self.reward is None else {**record, "reward": self.reward}
 
 
-def make_step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> AgentStep:
+def make_step(
+    sample: SearchNode, reply: Reply, outcome: Outcome | None, accepts_cut: bool
+) -> AgentStep:
     """Return the step of a sample.
 
     Args:
         sample: The sample.
         reply: The sample as a reply.
         outcome: What its calls have done; None if it has none.
+        accepts_cut: Whether it is an answer if it was cut off.
     """
-    if sample.finish_reason != "stop":
+    if sample.finish_reason != "stop" and not (accepts_cut and sample.finish_reason == "length"):
         cut = f"the reply was cut off ({sample.finish_reason})"
         return AgentStep(reply=reply, end="failed", failure=cut)
     if outcome is None:
@@ -124,7 +127,7 @@ class SharedState:
             return run.after.add_owner()
         future: Future[WorldState] = Future()
         future.set_result(after)
-        run.after = SharedState(self.worlds, future, (self, keys))
+        run.after = SharedState(self.worlds, future, (self, keys), num_owners=2)  # see `join`
         return run.after
 
 
@@ -138,6 +141,22 @@ class SharedRun:
     """The state after them, once a node has it."""
     is_counted: bool = False
     """Whether the search has counted its actions."""
+    num_users: int = 0
+    """Steps that wait for it. While there are some, it owns the state after it, because a step that
+    resumes earlier may go on from there and release it."""
+
+    def join(self) -> SharedRun:
+        """Return the run for one more step."""
+        self.num_users += 1
+        if self.num_users == 1 and self.after is not None:
+            self.after.add_owner()
+        return self
+
+    def leave(self) -> None:
+        """Take a step away from the users."""
+        self.num_users -= 1
+        if not self.num_users and self.after is not None:
+            self.after.release()
 
 
 @dataclass(slots=True, eq=False)
