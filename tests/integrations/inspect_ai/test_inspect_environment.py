@@ -219,7 +219,7 @@ class DockerSandboxEnvironment(LocalSandboxEnvironment):
 
 
 DOCKER = """#!{python}
-import json, sys
+import json, os, sys
 from pathlib import Path
 here = Path(__file__).parent.parent
 state = json.loads((here / "state").read_text())  # images: [tag, label]; containers: [name, label]
@@ -247,7 +247,9 @@ match words[:2]:
         state["containers"] = [each for each in state["containers"] if each[0] not in words]
     case _:
         sys.exit(f"unknown: {{words}}")
-(here / "state").write_text(json.dumps(state))
+new = here / f"state.{{os.getpid()}}"  # another command may read the state meanwhile
+new.write_text(json.dumps(state))
+new.rename(here / "state")
 """
 
 
