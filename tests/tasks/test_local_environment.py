@@ -523,25 +523,32 @@ def test_what_is_shown_to_the_user() -> None:
 ODD: dict[str, Callable[[Path], object]] = {
     "a file for the worlds": lambda at: (at / "worlds").write_text("x"),
     "a file for the snapshots": lambda at: (at / "snapshots").write_text("x"),
-    "a folder for the marker": lambda at: (
-        (at / ".treegen-worlds").unlink(),
-        (at / ".treegen-worlds").mkdir(),
-    ),
+    "a folder for the marker": lambda at: _replace(at / ".treegen-worlds"),
     "a pipe for the worlds": lambda at: os.mkfifo(at / "worlds"),
     "a file in the worlds": lambda at: _fill(at / "worlds", "note.txt"),
     "a file in the snapshots": lambda at: _fill(at / "snapshots", "0123456789abcdef"),
     "a partial file": lambda at: _fill(at / "snapshots", "photos.partial"),
     "somebody's folder": lambda at: (at / "snapshots" / "photos").mkdir(parents=True),
-    "a link in the snapshots": lambda at: (
-        (at / "snapshots").mkdir(),
-        (at / "snapshots" / "0123456789abcdef").symlink_to(at),
-    ),
+    "a link in the snapshots": lambda at: _link(at / "snapshots", at),
     "a name that is not UTF-8": lambda at: (at / "worlds" / "\udcff").mkdir(parents=True),
-    "a snapshot that cannot be listed": lambda at: (
-        (inner := at / "snapshots" / "0123456789abcdef" / "sub").mkdir(parents=True),
-        inner.chmod(0),
-    ),
+    "a snapshot that cannot be listed": lambda at: _seal(at / "snapshots"),
 }
+
+
+def _replace(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _link(folder: Path, target: Path) -> None:
+    folder.mkdir()
+    (folder / "0123456789abcdef").symlink_to(target)
+
+
+def _seal(folder: Path) -> None:
+    inner = folder / "0123456789abcdef" / "sub"
+    inner.mkdir(parents=True)
+    inner.chmod(0)
 
 
 def _fill(folder: Path, name: str) -> None:

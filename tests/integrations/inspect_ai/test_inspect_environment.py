@@ -249,7 +249,7 @@ def test_problems_have_dockerfiles_of_their_own(empty: Path) -> None:
 
 
 DOCKER = """#!{python}
-import json, sys
+import json, os, sys
 from pathlib import Path
 here = Path(__file__).parent.parent
 state = json.loads((here / "state").read_text())  # images: [tag, label]; containers: [name, label]
@@ -277,7 +277,9 @@ match words[:2]:
         state["containers"] = [each for each in state["containers"] if each[0] not in words]
     case _:
         sys.exit(f"unknown: {{words}}")
-(here / "state").write_text(json.dumps(state))
+new = here / f"state.{{os.getpid()}}"  # another command may read the state meanwhile
+new.write_text(json.dumps(state))
+new.rename(here / "state")
 """
 
 
