@@ -260,7 +260,7 @@ class E2BWorld(FileWorld):
         headers = self._headers | {"Content-Type": "application/json"}
         headers["Connect-Protocol-Version"] = "1"
         response = await self._server.send("POST", url, content=body, headers=headers)
-        if response.status_code not in (200, _EXISTS):
+        if response.status not in (200, _EXISTS):
             await self.close()
             raise self._server.failure(response)
 
