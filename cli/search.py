@@ -43,6 +43,7 @@ def _own_arguments() -> str:
         "treegen search gsm8k --compare best-of-n,beam --limit 20 -o runs/both",
         "treegen search countdown --method path/to/file.py:function -a width=4",
         "treegen search text-world --model DIR --method beam --budget actions=200",
+        "treegen search harbor --data TASKS --model DIR --allow-code-execution",
     ),
 )
 @click.argument("task", required=False)
@@ -112,8 +113,8 @@ def _own_arguments() -> str:
 )
 @option(
     "--environment NAME",
-    "Where the tool calls of text-world, repair and other tasks of agents run. Default: the "
-    "task's.",
+    "Where the tool calls of agents run: memory, local, inspect:PROVIDER or e2b:TEMPLATE. "
+    "Default: the task's.",
 )
 @option("--force-calls", "Let each reply of an agent be a tool call.", "forces_calls")
 @option("--max-live", "Live worlds of an agent at most. Default: 8.", type=int)
@@ -134,9 +135,9 @@ def command(
 ) -> None:
     """Search for solutions of each problem of TASK, and print how many were found, and the cost.
 
-    Tasks with steps are countdown, game24 and gsm8k; in text-world and repair the steps are tool
-    calls. Every finished search is stored with its
-    whole tree; a run that was stopped continues with --resume.
+    Tasks with steps are countdown, game24 and gsm8k; in text-world, repair and harbor the steps
+    are tool calls. Every finished search is stored with its whole tree; a run that was stopped
+    continues with --resume.
     """
     choices = _collect_choices(params)
     places = make_placement(params, choices.get("device", "auto"))

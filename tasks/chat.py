@@ -14,7 +14,7 @@ from treegen.errors import InputError, arg
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.problem import Problem
 from treegen.evals.search.method_types import CHOOSE, TreeSettings, read_values
-from treegen.evals.search.methods import METHODS, solution_text
+from treegen.evals.search.methods import METHODS, TEXT_METHODS, solution_text
 from treegen.evals.search.searcher import Searcher
 from treegen.evals.search.settings import SearchSettings, resolve_search_settings
 from treegen.evals.search.task import SearchDefaults, SearchTask
@@ -188,7 +188,7 @@ class ChatSearch:
 class ChatSearches:
     """Prepares the searches of chats for a server; see `treegen.integrations.server.search`."""
 
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = TEXT_METHODS
 
     def __init__(self, verifier: Verifier | None = None) -> None:
         """Create an object that prepares searches.

@@ -41,6 +41,8 @@ else:
 
 KEY = "e2b_0123456789abcdef"
 ENVD_PORT = "49983"
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc")
+"""Directories of this machine that commands with another root need."""
 
 
 @dataclass
@@ -71,6 +73,12 @@ class Cloud:
         self.requests: list[tuple[str, str]] = []
         self.busy = 0  # answers of status 429 that come first
         self.break_off = False
+        self.failing = 0  # deletions that come first and fail
+        self.endless = ""  # a path whose answers do not end
+        self.status = 200  # of these answers
+        self.encoding = ""  # of files
+        self.drip = 0.0  # seconds between their parts
+        self.form: Any = None  # what the API answers in place of objects
         self.url = ""
         api, data = self.api, self.envd
         self.app = Starlette(
@@ -87,6 +95,7 @@ class Cloud:
                 Route("/files", data(self.read), methods=["GET"]),
                 Route("/files", data(self.write), methods=["POST"]),
                 Route("/filesystem.Filesystem/ListDir", data(self.list_dir), methods=["POST"]),
+                Route("/filesystem.Filesystem/MakeDir", data(self.make_dir), methods=["POST"]),
                 Route("/process.Process/Start", data(self.start), methods=["POST"]),
             ]
         )
@@ -100,6 +109,13 @@ class Cloud:
             if self.busy:
                 self.busy -= 1
                 return _error(429, "rate limit")
+            if self.failing and request.method == "DELETE":
+                self.failing -= 1
+                return _error(500, "internal error")
+            if self.form is not None and request.method != "DELETE":
+                return JSONResponse(self.form)
+            if self.endless == request.url.path:
+                return self.flood()
             body = await request.body()
             sandbox = None
             if "id" in request.path_params and "/sandboxes/" in request.url.path:
@@ -117,6 +133,8 @@ class Cloud:
             assert "x-api-key" not in request.headers  # a sandbox never sees the key
             sandbox = self.sandboxes.get(request.headers["e2b-sandbox-id"])
             assert request.headers["e2b-sandbox-port"] == ENVD_PORT
+            if self.endless == request.url.path:
+                return self.flood()
             if sandbox is None or sandbox.is_paused:
                 return _error(502, "the sandbox is not running")
             if request.headers.get("x-access-token") != sandbox.token:
@@ -125,6 +143,14 @@ class Cloud:
             return response
 
         return check
+
+    def flood(self) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * (1 << 16)
+                await asyncio.sleep(self.drip)
+
+        return StreamingResponse(parts(), self.status)
 
     def add(self, body: dict[str, Any], source: Path) -> Sandbox:
         name = f"i{secrets.token_hex(8)}"
@@ -189,7 +215,8 @@ class Cloud:
             return _error(404, f"path '{request.query_params['path']}' does not exist")
         if path.is_dir():
             return _error(400, f"path '{request.query_params['path']}' is a directory")
-        return Response(path.read_bytes(), media_type="application/octet-stream")
+        headers = {"Content-Encoding": self.encoding} if self.encoding else None
+        return Response(path.read_bytes(), 200, headers, "application/octet-stream")
 
     async def write(self, request: Request, sandbox: Sandbox) -> Response:
         assert request.headers["content-type"] == "application/octet-stream"
@@ -211,6 +238,13 @@ class Cloud:
             entries.append({"name": path.name, "type": kind, "path": shown})
         return JSONResponse({"entries": entries} if entries else {})
 
+    async def make_dir(self, request: Request, sandbox: Sandbox) -> Response:
+        path = _inside(sandbox, (await request.json())["path"])
+        if path.exists():
+            return _error(409, "directory already exists")
+        path.mkdir(parents=True)
+        return JSONResponse({"entry": {"name": path.name, "type": "FILE_TYPE_DIRECTORY"}})
+
     async def start(self, request: Request, sandbox: Sandbox) -> Response:
         assert request.headers["content-type"] == "application/connect+json"
         assert request.headers["connect-protocol-version"] == "1"
@@ -225,10 +259,12 @@ class Cloud:
     async def _run(
         self, process: dict[str, Any], sandbox: Sandbox, seconds: float
     ) -> AsyncIterator[bytes]:
+        command, cwd = [process["cmd"], *process["args"]], _inside(sandbox, process["cwd"])
+        if not process["cwd"].startswith("/home/user"):
+            command = [*_as_root(sandbox), "--chdir", process["cwd"], *command]
         child = await asyncio.create_subprocess_exec(
-            process["cmd"],
-            *process["args"],
-            cwd=_inside(sandbox, process["cwd"]),
+            *command,
+            cwd=cwd,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -239,7 +275,7 @@ class Cloud:
         yield _event({"keepalive": {}})
         if self.break_off:
             os.killpg(child.pid, signal.SIGKILL)
-            await child.wait()
+            await child.communicate()
             return
         assert child.stdout is not None and child.stderr is not None
         try:
@@ -254,7 +290,7 @@ class Cloud:
         finally:  # also if the client has gone
             if child.returncode is None:
                 os.killpg(child.pid, signal.SIGKILL)
-                await child.wait()
+                await child.communicate()  # to its pipes' ends, which closes them
         status = child.returncode or 0
         end: dict[str, Any] = {"status": f"exit status {status}", "exited": True}
         if status < 0:
@@ -265,8 +301,14 @@ class Cloud:
         yield _envelope({}, 2)
 
 
+def _as_root(sandbox: Sandbox) -> list[str]:
+    """Return the start of a command for which the sandbox's directory is the root."""
+    system = [word for name in SYSTEM for word in ("--ro-bind-try", name, name)]
+    return ["bwrap", "--bind", str(sandbox.root), "/", *system, "--dev", "/dev", "--proc", "/proc"]
+
+
 def _inside(sandbox: Sandbox, path: str) -> Path:
-    assert path.startswith("/home/user")
+    assert path.startswith(("/home/user", "/app", "/tests/", "/logs/"))
     return sandbox.root / path[1:]
 
 
@@ -298,3 +340,15 @@ def serving(folder: Path) -> Iterator[Cloud]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """A server for environments that the command line opens, whose commands have a root."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("the server of the tests starts commands by bubblewrap")
+    (tmp_path / "cloud").mkdir()
+    with serving(tmp_path / "cloud") as cloud:
+        for name, value in (("API_KEY", KEY), ("API_URL", cloud.url), ("SANDBOX_URL", cloud.url)):
+            monkeypatch.setenv(f"E2B_{name}", value)
+        yield cloud

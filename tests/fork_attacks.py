@@ -82,6 +82,30 @@ print('ESCAPED', open('/proc/{pid}/root{path}/secret').read())
 print('ESCAPED', open('/proc/{pid}/cwd/secret').read())
 # proc_memory
 open('/proc/{pid}/mem', 'rb').seek(4096); print('ESCAPED')
+# proc_environment
+print('ESCAPED', open('/proc/{pid}/environ').read())
+# proc_descriptors
+import os
+print('ESCAPED', os.listdir('/proc/{pid}/fd'))
+# copy_memory
+import ctypes
+class Part(ctypes.Structure): _fields_ = [('at', ctypes.c_void_p), ('size', ctypes.c_size_t)]
+own, other = Part(ctypes.addressof(ctypes.create_string_buffer(8)), 8), Part(4194304, 8)
+read = ctypes.CDLL(None).process_vm_readv({pid}, ctypes.byref(own), 1, ctypes.byref(other), 1, 0)
+print('ESCAPED' if read >= 0 else '')
+# process_descriptor
+import ctypes
+fd = ctypes.CDLL(None).syscall(434, {pid}, 0)
+print('ESCAPED' if fd >= 0 else '')
+# limits
+import resource
+print('ESCAPED', resource.prlimit({pid}, resource.RLIMIT_NOFILE))
+# priority
+import os
+os.setpriority(os.PRIO_PROCESS, {pid}, 19); print('ESCAPED')
+# affinity
+import os
+os.sched_setaffinity({pid}, [0]); print('ESCAPED')
 # kill
 import os
 os.kill({pid}, 0); print('ESCAPED')
@@ -111,6 +135,37 @@ open('/dev/shm/treegen', 'w').write('x'); print('ESCAPED')
 # message_queue
 import ctypes
 print('ESCAPED' if ctypes.CDLL(None).msgget(77, 0o1666) >= 0 else '')
+# semaphore
+import ctypes
+print('ESCAPED' if ctypes.CDLL(None).semget(77, 1, 0o1666) >= 0 else '')
+# memory_segment
+import ctypes
+print('ESCAPED' if ctypes.CDLL(None).shmget(77, 4096, 0o1666) >= 0 else '')
+# named_queue
+import ctypes
+print('ESCAPED' if ctypes.CDLL(None).mq_open(b'/treegen', 0o102, 0o666, None) >= 0 else '')
+# keyring
+import ctypes, os
+number = 248 if os.uname().machine == 'x86_64' else 217
+key = ctypes.CDLL(None).syscall(number, b'user', b'treegen', b'x', 1, -4)
+print('ESCAPED' if key >= 0 else '')
+# watch
+import ctypes
+libc = ctypes.CDLL(None)
+print('ESCAPED' if libc.inotify_add_watch(libc.inotify_init1(0), b'{path}', 0xfff) >= 0 else '')
+# watch_all
+import ctypes
+libc = ctypes.CDLL(None)
+fd = libc.fanotify_init(0, 0)
+marked = libc.fanotify_mark(fd, 1, ctypes.c_uint64(0x20), -100, b'{path}')
+print('ESCAPED' if marked >= 0 else '')
+# request_ring
+import ctypes
+print('ESCAPED' if ctypes.CDLL(None).syscall(425, 8, ctypes.create_string_buffer(120)) >= 0 else '')
+# temporary_folders
+for folder in ('/tmp', '/var/tmp', '/run/lock', '/var/lock'):
+  try: open(folder + '/treegen-note', 'w').write('x'); print('ESCAPED', folder)
+  except OSError: pass
 # daemon
 import os
 if os.fork() == 0:

@@ -11,7 +11,7 @@ with a Dockerfile, tests/ with test.sh, and perhaps solution/, which is never re
 
 from __future__ import annotations
 
-import fnmatch
+import hashlib
 import json
 import os
 import posixpath
@@ -35,19 +35,23 @@ _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", 
 _NO_EFFECT: Final = ("FROM", "LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "STOPSIGNAL")
 """Instructions that change no file of the working directory. Programs get the sandbox's Python."""
 _SECONDS: Final = 600.0
-_SHELL_SETUP: Final = re.compile(r"set\s+[-+\w\s]+|cd\s+\S+|mkdir\s+-p\s+/logs/verifier/?")
+_SHELL_SETUP: Final = re.compile(r"set\s+[-+\w\s]+|cd\s+[\w./-]+|mkdir\s+-p\s+/logs/verifier/?")
 _SHELL_REWARD: Final = re.compile(
-    r"if \[ \$\? -eq 0 \]; ?then|else|fi|echo [01](\.0)? ?> ?/logs/verifier/reward\.txt|exit \S+"
+    r"(if \[ \$\? -eq 0 \]; ?then echo 1(\.0)? ?> ?/logs/verifier/reward\.txt "
+    r"else echo 0(\.0)? ?> ?/logs/verifier/reward\.txt fi)?( ?exit [\w$?]+)?"
 )
+"""What may follow the test: the reward is its exit status."""
 _SHELL_TEST: Final = re.compile(r"python3? /tests/([\w./-]+\.py)")
+_ARCHIVES: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
+"""Files that ADD unpacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarborTask:
     """A task folder."""
 
-    name: str
-    """The name of the folder."""
+    folder: Path
+    """The folder."""
     instruction: str
     """What the agent is asked for."""
     environment: Mapping[str, bytes]
@@ -62,12 +66,20 @@ class HarborTask:
     """The time of the tests."""
     metadata: Mapping[str, Any]
     """The table [metadata] of task.toml."""
+    backend: str = "local"
+    """The environment that is to build it, for messages."""
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.folder.name
 
     def refuse(self, reason: str) -> DataError:
-        """Return the error for a task that the environment "local" cannot build."""
+        """Return the error for a task that the environment cannot build."""
         return DataError(
-            f"the environment local cannot build Harbor's task {self.name}: {reason}; choose "
-            f"another {arg('environment=')}, such as one with containers, or leave the task out"
+            f"the environment {self.backend} cannot build Harbor's task {self.name}: {reason}; "
+            f"choose another {arg('environment=')}, such as one with containers, or leave the "
+            "task out"
         )
 
 
@@ -121,7 +133,7 @@ def read_task(folder: Path) -> HarborTask:
     )
     image = environment.get("docker_image")
     return HarborTask(
-        name=folder.name,
+        folder=folder,
         instruction=instruction.strip(),
         environment=dict(_files(folder / "environment")),
         tests=dict(_files(folder / "tests")),
@@ -135,7 +147,7 @@ def read_task(folder: Path) -> HarborTask:
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_text(folder, "task.toml"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; mend it") from None
 
 
@@ -177,7 +189,12 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
     size = num = 0
     if folder.is_symlink():
         raise DataError(f"{folder} is a symbolic link, which may lead out of the task; copy it")
-    for place, folders, names in os.walk(folder):
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise DataError(describe_read_error(Path(error.filename), error)) from None
+
+    for place, folders, names in os.walk(folder, onerror=fail):
         folders.sort()
         for name in sorted([*names, *(each for each in folders if Path(place, each).is_symlink())]):
             path = Path(place, name)
@@ -215,13 +232,21 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
         return dict(task.environment), _WORKDIR
     workdir = "/"
     copies: dict[str, bytes] = {}
+    context = _context(task)
+    num_stages = 0
     for word, rest in _instructions(task):
+        num_stages += word == "FROM"
+        step = f"{word} {rest:.60}".rstrip()
+        if num_stages > 1:
+            raise task.refuse("its Dockerfile has several stages")
+        if word not in (*_NO_EFFECT, "WORKDIR", "COPY", "ADD"):
+            raise task.refuse(f"its Dockerfile has the step {step}")
+        if word not in _NO_EFFECT and "$" in rest:
+            raise task.refuse(f"its Dockerfile has a variable in the step {step}")
         if word == "WORKDIR":
             workdir = posixpath.normpath(posixpath.join(workdir, rest.strip("\"'")))
-        elif word in ("COPY", "ADD"):
-            copies |= _copy(task, word, rest, workdir)
         elif word not in _NO_EFFECT:
-            raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}".rstrip())
+            copies |= _copy(task, context, word, rest, workdir)
     files = {}
     inside = workdir.rstrip("/") + "/"
     for path, data in copies.items():
@@ -233,26 +258,78 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
 
 def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
     text = task.environment["Dockerfile"].decode("utf-8", "replace")
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    for line in re.sub(r"\\\s*\n", " ", "\n".join(lines)).splitlines():
+    if re.match(r"(\s*#.*\n)*\s*#\s*escape\s*=", text):
+        raise task.refuse("its Dockerfile changes the escape character")
+    lines = [line.strip() for line in text.split("\n") if not line.lstrip().startswith("#")]
+    for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).split("\n"):
         if line.strip():
-            word, _, rest = line.strip().partition(" ")
-            yield word.upper(), rest.strip()
+            word, *rest = line.strip().split(maxsplit=1)
+            yield word.upper(), rest[0] if rest else ""
 
 
-def _copy(task: HarborTask, word: str, rest: str, workdir: str) -> dict[str, bytes]:
-    """Return the files of a COPY by their absolute paths."""
+def _context(task: HarborTask) -> dict[str, bytes]:
+    """Return the files that COPY may see: all that .dockerignore does not exclude."""
+    ignored = task.environment.get("Dockerfile.dockerignore")  # it wins over the other one
+    if ignored is None:
+        ignored = task.environment.get(".dockerignore", b"")
+    rules = []
+    for line in ignored.decode("utf-8", "replace").split("\n"):
+        line = line.strip()
+        is_exception = line.startswith("!")
+        pattern = posixpath.normpath("/" + line.removeprefix("!").strip()).lstrip("/")
+        if line and not line.startswith("#") and pattern:
+            rules.append((_glob(task, pattern), is_exception))
+    kept = {}
+    for path, data in task.environment.items():
+        is_kept = path not in ("Dockerfile", "Dockerfile.dockerignore", ".dockerignore")
+        for pattern_of, is_exception in rules:  # the last one that matches decides
+            if any(pattern_of.fullmatch(prefix) for prefix in _prefixes(path)):
+                is_kept = is_exception
+        if is_kept:
+            kept[path] = data
+    return kept
+
+
+def _glob(task: HarborTask, pattern: str) -> re.Pattern[str]:
+    """Return a pattern of Docker: * and ? stay within a name, ** does not."""
+    if re.search(r"[\[\]\\]", pattern):
+        raise task.refuse(f"the pattern {pattern!r:.60} has brackets or escapes")
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(special.get(part, re.escape(part)) for part in parts), re.DOTALL)
+
+
+def _prefixes(path: str) -> list[str]:
+    """Return the directories above a path, the highest first, and the path itself."""
+    names = path.split("/")
+    return ["/".join(names[:end]) for end in range(1, len(names) + 1)]
+
+
+def _copy(
+    task: HarborTask, context: Mapping[str, bytes], word: str, rest: str, workdir: str
+) -> dict[str, bytes]:
+    """Return the files of a COPY by their absolute paths.
+
+    Args:
+        task: The task.
+        context: The files that can be copied.
+        word: COPY or ADD.
+        rest: The words after it.
+        workdir: The working directory.
+    """
+    unclear = f"its Dockerfile has the step {word} {rest:.60}, which is unclear"
     try:
         words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
-    except ValueError:
-        raise task.refuse(
-            f"its Dockerfile has the step {word} {rest:.60}, which is unclear"
-        ) from None
+    except (ValueError, RecursionError):
+        raise task.refuse(unclear) from None
+    if not all(isinstance(each, str) and each for each in words):
+        raise task.refuse(unclear)
     flags = [each for each in words if each.startswith("--")]
     *sources, target = [each for each in words if not each.startswith("--")] or [""]
     is_remote = any("://" in source or source.startswith("git@") for source in sources)
+    unpacks = word == "ADD" and any(source.endswith(_ARCHIVES) for source in sources)
     odd = [flag for flag in flags if not flag.startswith(("--chown=", "--chmod="))]
-    if odd or is_remote or not sources:
+    if odd or is_remote or unpacks or not sources:
         raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}")
     into_folder = target.endswith("/") or target in (".", "./") or len(sources) > 1
     target = posixpath.normpath(posixpath.join(workdir, target))
@@ -261,31 +338,32 @@ def _copy(task: HarborTask, word: str, rest: str, workdir: str) -> dict[str, byt
         source = posixpath.normpath(source.lstrip("/") or ".")
         if source.startswith(".."):
             raise task.refuse(f"its Dockerfile copies {source}, outside of environment/")
-        matched = {
-            path: data
-            for path, data in task.environment.items()
-            if path != "Dockerfile" and _is_below(path, source)
-        }
-        if not matched:
+        pattern = _glob(task, source)
+        names = {}
+        for path in context:
+            above = next((each for each in _prefixes(path) if pattern.fullmatch(each)), None)
+            if source == ".":
+                names[path] = path
+            elif above == path:  # the target names the copy itself, unless it is a directory
+                is_named = not into_folder and path == source
+                names[path] = "" if is_named else posixpath.basename(path)
+            elif above is not None:  # a directory, whose content is copied
+                names[path] = path.removeprefix(f"{above}/")
+        if not names:
             raise task.refuse(f"its Dockerfile copies {source}, which environment/ does not have")
-        for path, data in matched.items():
-            name = _name_in(path, source, into_folder=into_folder)
-            copied[posixpath.join(target, name) if name else target] = data
+        for path, name in names.items():
+            copied[posixpath.join(target, name) if name else target] = context[path]
     return copied
 
 
-def _is_below(path: str, source: str) -> bool:
-    return source == "." or fnmatch.fnmatchcase(path, source) or path.startswith(f"{source}/")
-
-
-def _name_in(path: str, source: str, *, into_folder: bool) -> str:
-    """Return the path of a copy below its target; empty if the target names the copy itself."""
-    if source == ".":
-        return path
-    if path.startswith(f"{source}/"):  # a folder: its content is copied
-        return path.removeprefix(f"{source}/")
-    is_pattern = path != source
-    return posixpath.basename(path) if into_folder or is_pattern else ""
+def check_image(task: HarborTask) -> None:
+    """Raise DataError unless docker can build the environment of a task from a Dockerfile."""
+    if any(name in task.environment for name in _COMPOSE):
+        raise task.refuse("it starts several containers")
+    if "Dockerfile" not in task.environment:
+        raise task.refuse("it has no Dockerfile")
+    if "test.sh" not in task.tests:
+        raise task.refuse("tests/test.sh is missing")
 
 
 def python_test(task: HarborTask) -> str:
@@ -297,30 +375,30 @@ def python_test(task: HarborTask) -> str:
     script = task.tests.get("test.sh")
     if script is None:
         raise task.refuse("tests/test.sh is missing")
-    programs = []
-    for line in script.decode("utf-8", "replace").splitlines():
-        line = line.strip()
-        if not line or line.startswith("#") or _SHELL_SETUP.fullmatch(line):
+    programs: list[str] = []
+    rest = []
+    for line in script.decode("utf-8", "replace").split("\n"):
+        line = line.strip(" \t")
+        if not line or line.startswith("#") or (not programs and _SHELL_SETUP.fullmatch(line)):
             continue
         if match := _SHELL_TEST.fullmatch(line):
             programs.append(match[1])
-        elif not _SHELL_REWARD.fullmatch(line):
+        elif programs:
+            rest.append(line)
+        else:
             raise task.refuse(f"tests/test.sh has the command {line:.60}")
     if len(programs) != 1 or programs[0] not in task.tests:
         raise task.refuse("tests/test.sh does not run one Python program of tests/")
+    if not _SHELL_REWARD.fullmatch(" ".join(rest)):
+        raise task.refuse(f"tests/test.sh has the command {rest[0]:.60}")
     return programs[0]
 
 
 def as_problem(task: HarborTask) -> Problem:
-    """Return a task as a problem, with the files with which its episodes begin.
-
-    Raises:
-        DataError: The environment needs more than copies of files.
-    """
-    files, workdir = copied_files(task)
-    try:
-        texts = {path: data.decode("utf-8") for path, data in files.items()}
-    except UnicodeDecodeError:
-        raise task.refuse("it has files that are no text") from None
-    content = json.dumps([task.name, texts, workdir], sort_keys=True)
-    return Problem(task.name, task.instruction, content, {"files": texts, **dict(task.metadata)})
+    """Return a task as a problem. Its tests are only part of a hash."""
+    digest = hashlib.sha256()
+    for place in (task.environment, task.tests):
+        for path, data in sorted(place.items()):
+            digest.update(json.dumps([path, len(data)]).encode() + data)
+    plain = {name: value for name, value in task.metadata.items() if isinstance(value, str | int)}
+    return Problem(task.name, task.instruction, digest.hexdigest(), plain)

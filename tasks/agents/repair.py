@@ -169,6 +169,10 @@ class CaseRunner:
     def __deepcopy__(self, memo: object) -> CaseRunner:
         return self
 
+    def close(self) -> None:
+        """Close the sandbox."""
+        self._pool.close()
+
     def run(self, files: Mapping[str, str], cases: Sequence[CallCase]) -> list[CallResult]:
         """Return the result of each case; equal cases on equal files run once.
 

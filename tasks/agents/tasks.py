@@ -1,10 +1,11 @@
-"""The tasks text-world and repair: problems from a level and a seed, in memory."""
+"""The tasks text-world and repair: problems from a level and a seed."""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
@@ -22,10 +23,12 @@ from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.prompts.replies.types import ToolCall
-from treegen.search.environments.memory import MemoryEnvironment
-from treegen.search.environments.protocol import Environment
+from treegen.search.environments.memory import MemoryEnvironment, in_daemon
+from treegen.search.environments.protocol import Environment, World
 from treegen.tasks.agents import repair, text_world
+from treegen.tasks.agents.backends import BACKENDS, open_backend
 from treegen.tasks.agents.game import ToolGame
+from treegen.tasks.agents.repair_files import RepairFiles, RepairWorld
 from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.sandbox import SandboxPool
 
@@ -34,10 +37,10 @@ _NUM_PROBLEMS: Final = 30
 
 
 class GameTask(AgentTask, TextTask):
-    """Games in memory, which a level and a seed decide."""
+    """Games that a level and a seed decide, in memory by default."""
 
     filters = ("solved",)
-    environments = ("memory",)
+    environments: tuple[str, ...] = ("memory",)
     groups = ("level",)
     levels: ClassVar[Sequence[str]]
     """The levels, the easiest first."""
@@ -148,6 +151,8 @@ class RepairTask(GameTask):
     """Python files with bugs, public tests, and hidden tests that decide."""
 
     name = "repair"
+    environments = ("memory", *BACKENDS)
+    keep_snapshots = scored_worlds = frozenset(BACKENDS)
     levels = tuple(repair.LEVELS)
 
     def introduce(self, level: str, seed: str) -> str:
@@ -155,14 +160,20 @@ class RepairTask(GameTask):
         return repair.introduce(repair.make_puzzle(level, seed))
 
     def make_environment(self, data: TaskData, options: EnvironmentOptions) -> Environment:
-        """Return an environment of files in memory, whose tests run in the sandbox.
+        """Return an environment of files, whose tests run in the sandbox.
 
         Raises:
-            InputError: Programs may not run.
+            InputError: Programs may not run, or the environment cannot be used.
         """
         execution = check_execution(self.name, options)
-        pool = SandboxPool(execution.sandbox, limits=repair.LIMITS, workers=execution.num_workers)
-        return RepairEnvironment(pool)
+        pool = partial(
+            SandboxPool, execution.sandbox, limits=repair.LIMITS, workers=execution.num_workers
+        )
+        if options.backend == "memory":
+            return RepairEnvironment(pool())
+        puzzles = {problem.id: _puzzle_of(problem) for problem in data.problems}
+        inner = open_backend(self.name, options, lambda problem: puzzles[problem.id].files)
+        return RepairFiles(inner, repair.CaseRunner(pool()), puzzles)
 
     def assess(
         self, problem: Problem, actions: Sequence[ToolCall], environment: Environment
@@ -175,13 +186,23 @@ class RepairTask(GameTask):
             environment: The environment of the run, in whose sandbox the tests run.
         """
         assert isinstance(environment, RepairEnvironment)
-        runner = environment.runner
         puzzle = _puzzle_of(problem)
-        game = repair.RepairGame(dict(puzzle.files), puzzle.public, runner)
+        game = repair.RepairGame(dict(puzzle.files), puzzle.public, environment.runner)
         replay(game, [action for action in actions if action.name != "run_tests"])
-        hidden = runner.run(game.files, puzzle.hidden)
-        share = sum(result.passed for result in hidden) / len(hidden)
-        return Assessment(share == 1.0, {"hidden_tests": share, "public_tests": game.reward})
+        return _assess_files(problem, game)
+
+    async def assess_world(
+        self, problem: Problem, world: World, environment: Environment
+    ) -> Assessment:
+        """Return whether all hidden tests pass on the files of a world, and the shares that do.
+
+        Args:
+            problem: The problem.
+            world: The world.
+            environment: The environment of the run; not used.
+        """
+        assert isinstance(world, RepairWorld)
+        return await in_daemon(_assess_files, problem, await world.game())
 
 
 class RepairEnvironment(MemoryEnvironment):
@@ -193,7 +214,7 @@ class RepairEnvironment(MemoryEnvironment):
 
     def __init__(self, pool: SandboxPool) -> None:
         game = repair.RepairGame
-        self.runner, self._pool = repair.CaseRunner(pool), pool
+        self.runner = repair.CaseRunner(pool)
         super().__init__(self._start, game.tools, pure_tools=game.pure_tools)
 
     def _start(self, problem: Problem) -> repair.RepairGame:
@@ -201,9 +222,17 @@ class RepairEnvironment(MemoryEnvironment):
         return repair.RepairGame(dict(puzzle.files), puzzle.public, self.runner)
 
     async def close(self) -> None:
-        """Close all worlds, and the sandbox."""
-        await super().close()
-        self._pool.close()
+        """Close all worlds, and the sandbox once the tests that still run have ended."""
+        try:
+            await super().close()
+        finally:
+            await in_daemon(self.runner.close)
+
+
+def _assess_files(problem: Problem, game: repair.RepairGame) -> Assessment:
+    hidden = game.runner.run(game.files, _puzzle_of(problem).hidden)
+    share = sum(result.passed for result in hidden) / len(hidden)
+    return Assessment(share == 1.0, {"hidden_tests": share, "public_tests": game.reward})
 
 
 def _puzzle_of(problem: Problem) -> repair.RepairPuzzle:

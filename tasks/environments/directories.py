@@ -338,10 +338,10 @@ def _remove(folder: int, name: str) -> None:
         return
     os.chmod(name, 0o700, dir_fd=folder)
     with open_folder(name, folder) as inner:
-        for each in os.listdir(inner):
-            if stat.S_ISDIR(os.stat(each, dir_fd=inner, follow_symlinks=False).st_mode):
-                os.chmod(each, 0o700, dir_fd=inner)  # it must be writable to be moved
-                os.rename(each, secrets.token_hex(16), src_dir_fd=inner, dst_dir_fd=folder)
+        for below in os.listdir(inner):
+            if stat.S_ISDIR(os.stat(below, dir_fd=inner, follow_symlinks=False).st_mode):
+                os.chmod(below, 0o700, dir_fd=inner)  # it must be writable to be moved
+                os.rename(below, secrets.token_hex(16), src_dir_fd=inner, dst_dir_fd=folder)
             else:
-                os.unlink(each, dir_fd=inner)
+                os.unlink(below, dir_fd=inner)
     os.rmdir(name, dir_fd=folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -138,14 +138,26 @@ class LocalEnvironment:
         """Delete a snapshot. An unknown id does nothing."""
         await self._host.call(self._storage.delete, snapshot)
 
-    async def close(self) -> None:
-        """Close all worlds and delete the snapshots that this object made."""
+    async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
+        """Delete the snapshots of earlier processes in `folder`, and return how many.
+
+        Args:
+            keep: Ids of snapshots that stay.
+        """
+        return await self._host.call(self._storage.delete_older, keep)
+
+    async def close(self, keep: Collection[str] = ()) -> None:
+        """Close all worlds and delete the snapshots that this object made.
+
+        Args:
+            keep: Ids of snapshots that stay, if there is a `folder`.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         for world in [*self._host.worlds]:
             await world.close()
-        await self._host.call(self._storage.close)
+        await self._host.call(self._storage.close, keep)
         self._host.executor.shutdown()
 
     async def _create(self, fill: Callable[[LocalWorld], None]) -> LocalWorld:

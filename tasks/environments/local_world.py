@@ -98,8 +98,12 @@ class LocalWorld(FileWorld):
         self._lock = threading.RLock()  # a cancelled action may still run in its thread
         self._is_cancelled = self._is_closed = False
 
-    async def execute(self, command: str) -> Observation:
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
         """Run a Python program in the directory.
+
+        Args:
+            command: Source of the program.
+            seconds: Not used: the limits of all programs are those of the environment.
 
         Raises:
             WorldError: The sandbox failed.
@@ -143,7 +147,7 @@ class LocalWorld(FileWorld):
 
     async def close(self) -> None:
         """End the sandbox and remove the directory. A second call does nothing."""
-        if not self._is_closed:
+        if self in self._host.worlds:
             await self._host.call(self.remove)
 
     def fill(self, files: Files) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import stat
 import tempfile
 import threading
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,7 @@ from typing import Final
 from treegen.common.files import create_held, sweep
 from treegen.errors import CapacityError, InputError, arg
 from treegen.tasks.environments.directories import (
+    DirectoryLimitError,
     DirectorySize,
     clone,
     copy_tree,
@@ -30,6 +33,7 @@ from treegen.tasks.environments.directories import (
 _NAME: Final = "treegen-worlds-"
 _MARKER: Final = ".treegen-worlds"
 _PARTIAL: Final = ".partial"
+_ID: Final = r"[0-9a-f]{16}"
 _UNLIMITED: Final = DirectorySize(1 << 62, 1 << 62)
 
 
@@ -53,8 +57,7 @@ class Storage:
         max_snapshot_bytes: Maximum bytes of all snapshots together.
 
     Raises:
-        InputError: Another process uses the directory, or it has other files.
-        OSError: The directory cannot be created.
+        InputError: The directory cannot be used, another process uses it, or it has other files.
 
     Attributes:
         most: As given.
@@ -66,7 +69,6 @@ class Storage:
     ) -> None:
         self.most = most
         self._left, self._lock = max_snapshot_bytes, threading.Lock()
-        self._sizes: dict[str, int] = {}
         self._created: set[str] = set()
         with ExitStack() as stack:
             if folder is None:
@@ -78,21 +80,27 @@ class Storage:
             else:
                 path = Path(folder).absolute()
                 _lock_folder(path, stack)
-                _check_no_links(path)
-                stack.callback(self._leave, path)
-            (path / _MARKER).touch()
             self._worlds, self._snapshots = path / "worlds", path / "snapshots"
-            for place, mode in ((self._worlds, 0o711), (self._snapshots, 0o700)):
-                with suppress(FileExistsError):
-                    place.mkdir(mode)
-            self.remove_worlds()
-            for left in self._snapshots.glob(f"*{_PARTIAL}"):
-                remove_tree(left)
-            for kept in self._snapshots.iterdir():
-                with open_folder(kept) as inside:
-                    self._sizes[kept.name] = settle(inside, _UNLIMITED).size
+            try:
+                _check_kinds(path)
+                worlds = _list_entries(self._worlds, _ID)
+                snapshots = _list_entries(self._snapshots, f"{_ID}({_PARTIAL})?")
+                if folder is not None:
+                    stack.callback(self._leave, path)
+                (path / _MARKER).touch()
+                for place, mode in ((self._worlds, 0o711), (self._snapshots, 0o700)):
+                    with suppress(FileExistsError):
+                        place.mkdir(mode)
+                for left in (*worlds, *(partial for partial in snapshots if partial.suffix)):
+                    remove_tree(left)
+                self._sizes = {kept.name: _measure(kept) for kept in snapshots if not kept.suffix}
+                self.has_reflinks = _try_reflinks(path)
+            except OSError as error:
+                raise InputError(
+                    f"cannot keep worlds in {_show(error.filename or path)}: {error.strerror}; let "
+                    f"your user read and write there, or name another {arg('folder')}"
+                ) from None
             self._left -= sum(self._sizes.values())
-            self.has_reflinks = _try_reflinks(path)
             self._stack = stack.pop_all()
 
     def create_world(self, uid: int | None) -> str:
@@ -168,9 +176,21 @@ class Storage:
         with self._lock:
             self._left += size
 
-    def close(self) -> None:
-        """Delete the snapshots of this object, and all that it created and that is empty then."""
-        for snapshot in [*self._created]:
+    def delete_older(self, keep: Collection[str]) -> int:
+        """Delete the snapshots of earlier storages, other than those to keep; return how many."""
+        with self._lock:
+            older = self._sizes.keys() - self._created - set(keep)
+        for snapshot in older:
+            self.delete(snapshot)
+        return len(older)
+
+    def close(self, keep: Collection[str] = ()) -> None:
+        """Delete the snapshots of this object, and all that it created and that is empty then.
+
+        Args:
+            keep: Ids of snapshots that stay.
+        """
+        for snapshot in self._created - set(keep):
             self.delete(snapshot)
         self._stack.close()
 
@@ -227,16 +247,48 @@ def _remove_empty(path: Path) -> None:
         path.rmdir()
 
 
-def _check_no_links(folder: Path) -> None:
-    """Raise InputError for links in place of what a folder of worlds holds.
+def _check_kinds(folder: Path) -> None:
+    """Raise InputError for another kind of file in place of what a folder of worlds holds.
 
     The folder may come from somebody else, and what is below it is removed.
     """
-    for name in (_MARKER, "worlds", "snapshots"):
-        if (folder / name).is_symlink():
+    for name, is_kind, kind in (
+        (_MARKER, stat.S_ISREG, "no file"),
+        ("worlds", stat.S_ISDIR, "no folder"),
+        ("snapshots", stat.S_ISDIR, "no folder"),
+    ):
+        with suppress(FileNotFoundError):
+            if not is_kind(mode := os.lstat(folder / name).st_mode):
+                found = "a symbolic link, which treegen does not follow" * stat.S_ISLNK(mode)
+                raise InputError(
+                    f"{folder / name} is {found or kind}; remove it, or name another "
+                    f"{arg('folder')}"
+                )
+
+
+def _list_entries(folder: Path, form: str) -> list[Path]:
+    """Return the folders in a folder; anything but folders with names of a form is an error."""
+    paths = [*folder.iterdir()] if folder.is_dir() else []
+    for path in paths:
+        if not re.fullmatch(form, path.name) or not stat.S_ISDIR(os.lstat(path).st_mode):
             raise InputError(
-                f"{folder / name} is a symbolic link, which treegen does not follow; remove it"
+                f"{_show(path)} is nothing that treegen has stored; move it out of the folder, or "
+                f"name another {arg('folder')}"
             )
+    return paths
+
+
+def _show(path: str | Path) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _measure(snapshot: Path) -> int:
+    """Return the bytes of a stored snapshot."""
+    try:
+        with open_folder(snapshot) as inside:
+            return settle(inside, _UNLIMITED).size
+    except DirectoryLimitError as error:
+        raise InputError(f"the snapshot {snapshot} has {error}; remove it") from None
 
 
 def _try_reflinks(folder: Path) -> bool:

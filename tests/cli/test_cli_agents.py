@@ -34,6 +34,7 @@ SMALL = {
     "best-of-n": ["-n", "2"],
     "beam": ["--width", "2", "--expand", "2"],
     "mcts": ["--expand", "2", "--iterations", "6"],
+    "lats": ["--expand", "2", "--iterations", "4"],
 }
 
 
@@ -94,6 +95,8 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
     for args, message in (
         (["repair"], "--allow-code-execution"),
         (["text-world", "-m", "self-refine"], "works on texts"),
+        (["countdown", "-m", "lats"], "works on tool calls"),
+        (["text-world", "-m", "lats", "-a", "weight=2"], "weight"),
         (["text-world", "--environment", "docker"], "there is no environment 'docker'"),
         (["countdown", "--environment", "memory"], "is solved by text"),
         (["countdown", "--max-live", "3"], "which is solved by text"),
@@ -132,4 +135,5 @@ def test_files_are_repaired_in_the_sandbox(treegen: Command, walker: Path, tmp_p
     again = treegen("search", "--resume", run)
     assert again.code == 0, again.err  # the finished run needs no permission
     lines = list(RecordFile(run / "actions.jsonl", writable=False).records())
-    assert all(0 <= line["observation"]["reward"] < 1 for line in lines) and lines
+    ends = [line["observation"] for line in lines if "begins" not in line]
+    assert all(0 <= shown["reward"] < 1 for shown in ends) and ends

@@ -1,20 +1,22 @@
 """The journal of actions: what is read, restored and run again, and what differs is an error."""
 
 import asyncio
-from collections.abc import Iterator
+import secrets
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from agent_policies import call
 
-from treegen.errors import InputError, RunError, WorldError
+from treegen.errors import CapacityError, InputError, RunError, WorldError
 from treegen.evals.problem import Problem
-from treegen.evals.search.action_journal import (
-    ActionJournal,
-    Episode,
-    JournaledEnvironment,
-)
+from treegen.evals.search import journaled_environment
+from treegen.evals.search.action_journal import ActionJournal, Episode
+from treegen.evals.search.agent_search import RunAgent
+from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import open_for_append
 from treegen.runs.record_lines import decode_record, encode_record
@@ -44,7 +46,7 @@ class Counter:
     async def snapshot(self) -> str:
         if not self.environment.traits.has_snapshots:
             raise WorldError("no snapshots")
-        name = f"s{len(self.environment.stored)}-{self.number}"
+        name = f"s{secrets.token_hex(4)}-{self.number}"
         self.environment.stored[name] = self.number
         return name
 
@@ -77,9 +79,12 @@ class Counters:
 
 
 @contextmanager
-def opened(folder: Path, inner: Counters, *, keeps: bool) -> Iterator[JournaledEnvironment]:
+def opened(
+    folder: Path, inner: Counters, *, keeps: bool, seconds: float = 60.0
+) -> Iterator[JournaledEnvironment]:
     with open_for_append(folder / "actions.jsonl", "actions.lock") as file:
-        yield JournaledEnvironment(inner, ActionJournal(file), keeps_snapshots=keeps)
+        journal = ActionJournal(file)
+        yield JournaledEnvironment(inner, journal, keeps_snapshots=keeps, max_seconds=seconds)
 
 
 async def act(environment: JournaledEnvironment, *names: str) -> list[str]:
@@ -119,7 +124,10 @@ def test_the_last_snapshot_that_survived_is_restored(tmp_path: Path) -> None:
         asyncio.run(act(environment, "add", "add", "add"))
     for name in [name for name, number in stored.items() if number in (2, 3)]:
         del stored[name]
-    with opened(tmp_path, inner := Counters(stored), keeps=True) as environment:
+    with (
+        opened(tmp_path, inner := Counters(stored), keeps=True) as environment,
+        pytest.warns(RuntimeWarning, match="stored actions run again"),
+    ):
         assert asyncio.run(act(environment, "add", "add", "add", "add"))[-1] == "now 4"
     assert inner.ran == ["1add", "2add", "3add", "close"]
 
@@ -200,6 +208,177 @@ def test_an_action_that_failed_does_not_run_again(tmp_path: Path) -> None:
             assert ("2fails" in inner.ran) == (process == 0)
 
 
+def test_a_snapshot_goes_once_nothing_is_in_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journaled_environment, "_MAX_SPARE", 0)
+    stored: dict[str, int] = {}
+    running = [True]
+    episode = Episode("a search", EPISODE.problem, lambda: running[0])
+
+    async def body(environment: JournaledEnvironment) -> None:
+        world = await environment.start(episode)
+        await world.run(call("add"))
+        name = await world.snapshot()
+        await world.run(call("add"))
+        assert sorted(stored.values()) == [1, 2]
+        fork = await environment.restore(name)
+        await environment.delete(name)
+        assert sorted(stored.values()) == [1, 2]
+        await fork.close()
+        await fork.close()
+        assert sorted(stored.values()) == [2]
+        await world.run(call("add"))
+        assert sorted(stored.values()) == [3]
+        running[0] = False  # the search has stopped, so a resumed run may return to the state
+        await world.run(call("add"))
+        await world.close()
+        assert sorted(stored.values()) == [3, 4]
+
+    with opened(tmp_path, Counters(stored), keeps=True) as environment:
+        asyncio.run(body(environment))
+        asyncio.run(environment.close())
+    assert sorted(stored.values()) == [3, 4]
+    with opened(tmp_path, inner := Counters(stored), keeps=True) as environment:
+        assert asyncio.run(act(environment, *["add"] * 5))[-1] == "now 5"
+        assert inner.ran == ["4add", "close"]
+        environment.finished.append("a search")
+        asyncio.run(environment.delete_finished())
+        assert not stored
+
+
+def test_spare_snapshots_give_their_room_to_new_ones(tmp_path: Path) -> None:
+    """There is room for three: a search of any length fits, and its last states can be restored."""
+    episode = Episode("a search", EPISODE.problem, lambda: True)
+
+    class Small(Counter):
+        async def snapshot(self) -> str:
+            if len(self.environment.stored) >= 3:
+                raise CapacityError("snapshots take too much space")
+            return await super().snapshot()
+
+    class Smalls(Counters):
+        async def start(self, problem: Problem) -> Counter:
+            return Small(self)
+
+    async def body(environment: JournaledEnvironment) -> None:
+        world = await environment.start(episode)
+        for _ in range(8):
+            await world.run(call("add"))
+        assert sorted(inner.stored.values()) == [7, 8]
+        names = []
+        with pytest.raises(CapacityError):
+            for _ in range(3):
+                names.append(await world.snapshot())
+                await world.run(call("sub"))
+                await world.run(call("also"))
+
+    with opened(tmp_path, inner := Smalls({}), keeps=True) as environment:
+        asyncio.run(body(environment))
+
+
+def test_leftovers_are_removed_before_the_first_world(tmp_path: Path) -> None:
+    class Lasting(Counters):
+        async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
+            for name in stored.keys() - set(keep):
+                del stored[name]
+            return 0
+
+        async def close(self, keep: Collection[str] = ()) -> None:
+            kept.append(list(keep))
+
+    stored, kept = dict[str, int](), list[list[str]]()
+    with opened(tmp_path, Lasting(stored), keeps=True) as environment:
+        asyncio.run(act(environment, "add"))
+        asyncio.run(environment.close())
+    stored["orphan"] = 7
+    with opened(tmp_path, Lasting(stored), keeps=True) as environment:
+        asyncio.run(act(environment, "add"))
+        assert sorted(stored.values()) == [1, 7]
+        asyncio.run(act(environment, "add", "add"))
+        assert sorted(stored.values()) == [1, 2]
+        asyncio.run(environment.close())
+        environment.is_finished = True
+        asyncio.run(environment.close())
+    assert not stored
+    assert list(map(len, kept)) == [1, 2, 0]
+
+
+class Hanging(Counter):
+    """A world whose third action does not end."""
+
+    async def run(self, action: ToolCall) -> Observation:
+        if self.number == 2:
+            self.environment.ran.append("2hangs")
+            await asyncio.sleep(60)
+        return await super().run(action)
+
+
+class Hangs(Counters):
+    async def start(self, problem: Problem) -> Counter:
+        return Hanging(self)
+
+
+def test_an_action_that_takes_too_long_does_not_run_again(tmp_path: Path) -> None:
+    for process in range(2):
+        with opened(tmp_path, inner := Hangs({}), keeps=False, seconds=0.2) as environment:
+            with pytest.raises(WorldError, match=r"^the action add took more than 0.2 seconds$"):
+                asyncio.run(act(environment, "add", "add", "add"))
+            assert environment.journal.list_unfinished(["a search"]) == []
+        assert ("2hangs" in inner.ran) == (process == 0)
+
+
+def test_a_cancelled_action_has_begun_and_has_no_end(tmp_path: Path) -> None:
+    async def cancel(environment: JournaledEnvironment) -> None:
+        await asyncio.wait_for(act(environment, "add", "add", "add"), 0.2)
+
+    with opened(tmp_path, Hangs({}), keeps=False) as environment, pytest.raises(TimeoutError):
+        asyncio.run(cancel(environment))
+    with opened(tmp_path, Counters({}), keeps=False) as environment:
+        key = '["add", {}]'
+        assert environment.journal.list_unfinished(["a search"]) == [("a search", key)]
+        assert environment.journal.list_unfinished([]) == []
+        job: Any = SimpleNamespace(settings=SimpleNamespace(environment="counters"))
+        agent: Any = None
+        begun = environment.journal.list_unfinished(["a search"])
+        lines = RunAgent(
+            job, agent, environment.inner, environment, begun, scores_worlds=False
+        ).describe_resume()
+        assert lines[0].startswith('the action ["add", {}] of a search began and has no stored end')
+        assert lines[1].startswith("2 actions are stored") and "keeps no snapshots" in lines[2]
+        assert asyncio.run(act(environment, "add", "add", "add"))[-1] == "now 3"
+        assert environment.journal.list_unfinished(["a search"]) == []
+
+
+def test_a_snapshot_that_fails_ends_its_branch_in_a_resumed_run_too(tmp_path: Path) -> None:
+    class Full(Counter):
+        async def snapshot(self) -> str:
+            raise WorldError("the disk is full")
+
+    class Fulls(Counters):
+        async def start(self, problem: Problem) -> Counter:
+            return Full(self)
+
+    for _ in range(2):
+        with (
+            opened(tmp_path, Fulls({}), keeps=True) as environment,
+            pytest.raises(WorldError, match=r"^the disk is full$"),
+        ):
+            asyncio.run(act(environment, "add", "add"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_lost_snapshots_are_said_once(tmp_path: Path) -> None:
+    stored: dict[str, int] = {}
+    with opened(tmp_path, Counters(stored), keeps=True) as environment:
+        asyncio.run(act(environment, "add", "add"))
+    stored.clear()
+    with opened(tmp_path, Counters(stored), keeps=True) as environment:
+        with pytest.warns(RuntimeWarning, match="stored actions run again"):
+            asyncio.run(act(environment, "add", "add", "sub"))
+        asyncio.run(act(environment, "add", "add", "also"))
+
+
 @pytest.mark.parametrize(
     "edit",
     [
@@ -216,7 +395,8 @@ def test_a_line_in_another_form_is_an_error(tmp_path: Path, edit: dict[str, obje
     with opened(tmp_path, Counters({}), keeps=False) as environment:
         asyncio.run(act(environment, "add"))
     path = tmp_path / "actions.jsonl"
-    path.write_bytes(encode_record({**decode_record(path.read_bytes()), **edit}))
+    start, end = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(start + encode_record({**decode_record(end), **edit}))
     with (
         pytest.raises(RunError, match=r"actions\.jsonl has an action that cannot be read"),
         opened(tmp_path, Counters({}), keeps=False),

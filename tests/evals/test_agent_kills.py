@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import load_job, run_job, walker
+from killed_agents import LoggedTask
 
+from treegen.evals.problem import Problem
+from treegen.evals.search import journaled_environment
 from treegen.runs import RecordFile
 
 PROGRAM = Path(__file__).parents[1] / "killed_agents.py"
@@ -54,11 +58,14 @@ def server() -> Iterator[Server]:
 
 
 def journal_of(path: Path) -> set[Key]:
+    """The actions that have an end in the journal."""
     file = path / "actions.jsonl"
     if not file.exists():
         return set()
     keys = set()
     for line in RecordFile(file, writable=False).records():
+        if "observation" not in line:
+            continue
         action = [line["action"]["name"], line["action"]["arguments"]]
         key = json.dumps(action, sort_keys=True, ensure_ascii=False)
         keys.add((line["problem_id"], tuple(line["before"]), key))
@@ -115,6 +122,33 @@ def kill_and_resume(
 @pytest.mark.parametrize(("method", "stores"), [("beam", True), ("mcts", True), ("beam", False)])
 def test_a_killed_run_goes_on(server: Server, tmp_path: Path, method: str, stores: bool) -> None:
     kill_and_resume(server, tmp_path / "run", method, stores=stores, kills=3, seed=1)
+
+
+def test_an_interrupted_run_goes_on_from_its_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journaled_environment, "_MAX_SPARE", 8)
+    task = LoggedTask(str(tmp_path / "log"), stores=True)
+    job = load_job(task, "beam", extra={"problems": "2"}, width=2, expand=3, depth=25)
+    policy, num_replies = walker(0.4), 0
+    num_stored: list[int] = []
+    worlds = tmp_path / "run" / "worlds"
+
+    def reply(problem: Problem, context: str, seed: int) -> str:
+        nonlocal num_replies
+        num_replies += 1
+        if num_replies == 40:
+            raise KeyboardInterrupt
+        num_stored.append(len(list(worlds.iterdir())) if worlds.exists() else 0)
+        return policy(problem, context, seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, reply, tmp_path / "run")
+    assert list(worlds.iterdir())
+    run_job(job, reply, tmp_path / "run", resume=True)
+    assert not list(worlds.iterdir())
+    ran = log_of(tmp_path / "log")
+    assert len(ran) == len(set(ran)) > 2 * max(num_stored)
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ from puzzle_model import ToyLLM, puzzle_model
 from toy_search import ToyModel
 
 from treegen.evals.search.job import load_search_job
-from treegen.evals.search.methods import METHODS
+from treegen.evals.search.methods import TEXT_METHODS
 from treegen.evals.search.run import make_record
 from treegen.evals.search.searcher import TaskSearch
 from treegen.evals.search.settings import resolve_search_settings
@@ -49,7 +49,7 @@ OTHERS = {
 
 
 def test_defaults_are_part_of_the_settings() -> None:
-    for method in METHODS:
+    for method in TEXT_METHODS:
         settings = resolve_search_settings({"task": "countdown", "model": "m", "method": method})
         assert settings.arguments == DEFAULTS.get(method, {})
         assert settings.identity()["search"].get("arguments", {}) == settings.arguments

@@ -14,8 +14,9 @@ from e2b_cases import KEY, Cloud, serving
 
 from treegen.errors import InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
-from treegen.integrations import e2b_server
+from treegen.integrations import e2b, e2b_server
 from treegen.integrations.e2b import E2BEnvironment, E2BWorld
+from treegen.integrations.e2b_server import MissingError
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation
 
@@ -153,6 +154,128 @@ def test_a_busy_server_is_asked_again(cloud: Cloud, monkeypatch: pytest.MonkeyPa
     use(body)
     starts = [path for _, path in cloud.requests if path == "/process.Process/Start"]
     assert len(starts) == 1  # a command is never repeated
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_answers_are_limited_in_bytes_and_time(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, status: int, is_slow: bool
+) -> None:
+    monkeypatch.setattr(e2b, "_MAX_FILE", 100_000)
+    monkeypatch.setattr(e2b_server, "_MAX_ANSWER", 100_000)
+    monkeypatch.setattr(e2b_server, "_FIRST_WAIT", 0.01)
+    if is_slow:
+        monkeypatch.setattr(e2b, "_MAX_FILE", 1 << 40)
+        monkeypatch.setattr(e2b_server, "_MAX_ERROR", 1 << 40)
+        cloud.drip = 0.05
+
+    async def body(environment: E2BEnvironment) -> None:
+        world = await environment.start(PROBLEM)
+        cloud.encoding = "gzip"  # although the request excludes it
+        with pytest.raises(WorldError, match="answers in the encoding gzip"):
+            await call(world, "read_file", path="note.txt")
+        cloud.encoding = ""
+        cloud.status = status
+        if is_slow:
+            monkeypatch.setattr(e2b_server, "_ANSWER_SECONDS", 1.0)
+        late = "does not end its answer in 1 s"
+        cloud.endless = "/files"
+        try:
+            shown = await call(world, "read_file", path="note.txt")
+            assert not is_slow and status in (200, 404)
+            assert shown.text.startswith("x" if status == 200 else "Error: x")
+        except WorldError as error:
+            assert (late if is_slow else "status 500") in str(error)
+        cloud.endless = "/filesystem.Filesystem/ListDir"
+        if status != 404 or is_slow:
+            with pytest.raises(WorldError, match=late if is_slow else "more than 100,000|500"):
+                await world.observe()
+        cloud.endless = "/process.Process/Start"
+        if not is_slow:
+            with pytest.raises(WorldError, match=r"status|unknown form|not answer"):
+                await bash(world, "true")
+        cloud.endless = "/v2/sandboxes"
+        with pytest.raises((WorldError, MissingError), match=late if is_slow else "more than|x{9}"):
+            await environment.remove_leftovers()
+        cloud.endless = ""
+
+    use(body)
+    assert cloud.sandboxes == {}
+
+
+@pytest.mark.parametrize(
+    "form", [[], {}, 3, "x", [3], {"sandboxID": {}}, [{"sandbox": 3}], [{"error": "x"}]], ids=str
+)
+def test_answers_in_an_unknown_form_are_errors_of_the_world(cloud: Cloud, form: Any) -> None:
+    async def body(environment: E2BEnvironment) -> None:
+        world = await environment.start(PROBLEM)
+        cloud.form = form
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            lambda: environment.start(PROBLEM),
+            world.snapshot,
+            environment.remove_leftovers,
+            lambda: world.fork(1),
+        ]
+        for attempt in calls:
+            try:
+                await attempt()
+            except WorldError as error:
+                assert "unknown form" in str(error) or "does not answer" in str(error)
+        cloud.form = None
+
+    use(body)
+
+
+def test_a_sandbox_that_cannot_be_ended_is_named_and_tried_again(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(e2b_server, "_FIRST_WAIT", 0.01)
+
+    async def body(environment: E2BEnvironment) -> None:
+        world, other = [await environment.start(PROBLEM) for _ in range(2)]
+        cloud.failing = 3
+        await world.close()  # it is asked again
+        assert len(cloud.sandboxes) == 1
+        cloud.failing = 100
+        with pytest.warns(RuntimeWarning, match=f"the sandbox {other.id} of E2B still exists"):
+            await other.close()
+        with pytest.raises(StoppedError, match="world is closed"):
+            await bash(other, "true")
+        snapshot = await (third := await environment.start(PROBLEM)).snapshot()
+        with pytest.warns(RuntimeWarning, match=f"the snapshot {snapshot} of E2B still exists"):
+            await environment.delete(snapshot)
+        with pytest.warns(RuntimeWarning, match="of E2B still exists") as said:
+            await environment.close()
+        assert len(said) == 3 and any(third.id in str(each.message) for each in said)
+        cloud.failing = 0
+        await other.close()
+        assert list(cloud.sandboxes) == [third.id]
+
+    use(body)
+    assert cloud.sandboxes == {} and list(cloud.templates) == ["base"]
+
+
+def test_snapshots_stay_for_the_next_process(cloud: Cloud) -> None:
+    async def leave(environment: E2BEnvironment) -> list[str]:
+        world = await environment.start(PROBLEM)
+        names = [await world.snapshot() for _ in range(3)]
+        await environment.close(names[:2])
+        environment.snapshots.clear()
+        return names
+
+    kept = use(leave)[:2]
+    assert [name for name in cloud.templates if name != "base"] == kept
+
+    async def body(environment: E2BEnvironment) -> None:
+        await environment.delete(kept[0])  # of another process, as any template may be
+        assert kept[0] in cloud.templates
+        assert await environment.remove_leftovers(kept) == 0
+        assert (await bash(await environment.restore(kept[0]), "cat note.txt")).text == "hello"
+        await environment.delete(kept[0])
+        await environment.delete("base")
+
+    use(body)
+    assert list(cloud.templates) == ["base", kept[1]]
 
 
 def test_sandboxes_live_on_while_they_are_used(cloud: Cloud) -> None:

@@ -166,6 +166,19 @@ def test_an_interrupted_update_stops_sampling_until_the_next(
     assert draws(llm) == draws(load(paths[1]))
 
 
+@pytest.mark.parametrize("mode", ["keep", "shared", "all"])
+def test_an_update_of_replaced_weights_writes_nothing(mode: Any, paths: list[Path]) -> None:
+    llm = load(paths[0])
+    llm.model.watch_weights()
+    want = draws(llm)
+    norm = llm.model.module.get_submodule("model.norm")
+    before, norm.weight = norm.weight, nn.Parameter(norm.weight.detach().clone())
+    with pytest.raises(ModelError, match="were replaced"):
+        llm.update(stock_of(paths[1]), cache=mode)
+    norm.weight = before
+    assert draws(llm) == want and not llm.weights_version
+
+
 def test_tied_weights_are_given_once_or_equal(tmp_path: Path) -> None:
     old, new = (
         save_tiny_model(tmp_path / str(seed), seed=seed, tie_word_embeddings=True)

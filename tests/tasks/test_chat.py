@@ -10,7 +10,7 @@ from small_searches import SMALL, exact_demo
 
 from treegen import LLM, SamplingParams
 from treegen.errors import InputError
-from treegen.evals.search.methods import METHODS
+from treegen.evals.search.methods import TEXT_METHODS
 from treegen.search.budget import Budget
 from treegen.search.tree.result import SearchResult
 from treegen.tasks.chat import ChatSearch, ChatSearches
@@ -49,10 +49,10 @@ def run(llm: LLM, search: ChatSearch) -> SearchResult:
 
 
 def test_all_methods_are_tried() -> None:
-    assert set(SMALL) == set(METHODS) == set(ChatSearches.methods)
+    assert set(SMALL) == set(TEXT_METHODS) == set(ChatSearches.methods)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TEXT_METHODS)
 def test_each_method_answers_a_chat_within_its_budget(
     llm: LLM, searches: ChatSearches, method: str
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
     assert python_test(task) == "check.py"
     problem = as_problem(task)
     assert problem.question == "Make the tests pass."
-    assert problem.metadata["files"]["main.py"] == "print(1)\n"
+    assert problem.metadata == {"difficulty": "easy"}
     assert "assert True" not in str(problem)
 
 
@@ -163,3 +163,95 @@ def test_wrong_configurations_are_errors(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=reason):
             read_task(make_task(tmp_path / "wrong", **{"task.toml": toml}))
+
+
+def test_metadata_never_replaces_files(tmp_path: Path) -> None:
+    toml = '[metadata]\nwhen = 2026-01-01\n[metadata.files]\n"main.py" = "import evil"\n'
+    task = read_task(make_task(tmp_path / "meta", **{"task.toml": toml}))
+    assert as_problem(task).metadata == {}
+    assert copied_files(task)[0]["main.py"] == b"print(1)\n"
+
+
+def test_a_problem_depends_on_all_files(tmp_path: Path) -> None:
+    problem = as_problem(read_task(make_task(tmp_path / "task")))
+    for name in ("tests/check.py", "environment/main.py", "tests/more.py"):
+        changed = as_problem(read_task(make_task(tmp_path / "task", **{name: f"# {name}\n"})))
+        assert changed.answer != problem.answer
+        problem = changed
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("FROM a AS build\nCOPY main.py /x/\nFROM b\nWORKDIR /app\n", "several stages"),
+        ("FROM x\nWORKDIR $HOME\n", "a variable in the step WORKDIR"),
+        ("FROM x\nWORKDIR /app\nCOPY main.py $X/\n", "a variable in the step COPY"),
+        ('FROM x\nCOPY ["main.py", 1]\n', "unclear"),
+        ('FROM x\nCOPY ["", "/app/"]\n', "unclear"),
+        ("FROM x\nCOPY " + "[" * 100_000 + "\n", "unclear"),
+        ("FROM x\nADD pack.tar.gz /app/\n", "the step ADD pack.tar.gz"),
+        ("FROM x\nWORKDIR /app\nCOPY [ab].py ./\n", "unclear"),
+        ("FROM x\nWORKDIR /app\nCOPY 'ma[i]n.py' ./\n", "brackets or escapes"),
+        ("# escape=`\nFROM x\nCOPY main.py `\n  /app/\n", "the escape character"),
+        ("FROM x\nCOPY\n", "the step COPY"),
+        ("FROM x\nRUN\tmake\n", "the step RUN make"),
+    ],
+)
+def test_dockerfiles_that_would_be_read_wrongly_are_refused(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    task = read_task(make_task(tmp_path / "odd", **{"environment/Dockerfile": text}))
+    with pytest.raises(DataError) as refused:
+        copied_files(task)
+    assert reason in str(refused.value)
+
+
+def test_ignored_files_are_not_copied(tmp_path: Path) -> None:
+    rules = "# a comment\n*.md\n!keep.md\n/lib/deep\n**/*.pyc\n\nda?a\n./secret/\n"
+    names = ("keep.md", "lib/keep.md", "lib/a.pyc", "secret/key", "lib/secret/key")
+    files = {f"environment/{name}": name for name in names}
+    text = "FROM x\nWORKDIR /app\nCOPY . .\n"
+    folder = make_task(
+        tmp_path / "ignore",
+        **{"environment/Dockerfile": text, "environment/.dockerignore": rules, **files},
+    )
+    copied, _ = copied_files(read_task(folder))
+    assert set(copied) == {"main.py", "lib/util.py", "keep.md", "lib/keep.md", "lib/secret/key"}
+
+
+def test_patterns_stay_within_one_name(tmp_path: Path) -> None:
+    files = {"environment/data/sub/c.txt": "c", "environment/data/d.txt": "d"}
+    text = "FROM x\nWORKDIR /app\nCOPY data/*.txt flat/\nCOPY l*b d?ta/ both/\n"
+    folder = make_task(tmp_path / "glob", **{"environment/Dockerfile": text, **files})
+    copied, _ = copied_files(read_task(folder))
+    both = {"util.py", "deep/more.py", "a.txt", "b.bin", "d.txt", "sub/c.txt"}
+    flat = {"flat/a.txt", "flat/d.txt"}
+    assert set(copied) == flat | {f"both/{name}" for name in both}
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("python3 /tests/check.py\necho 1 > /logs/verifier/reward.txt\n", "the command echo 1"),
+        (TEST.replace("-eq 0", "-ne 0"), "the command if"),
+        (TEST.replace("echo 1", "echo 2"), "the command if"),
+        ("cd $(reboot)\npython3 /tests/check.py\n", "the command cd"),
+        ("python3 /tests/check.py\x0creboot\n", "the command python3"),
+        ("python3 /tests/check.py\r\n", "the command python3"),
+        ("python3 /tests/../check.py\n", "does not run one Python program"),
+    ],
+)
+def test_other_rewards_than_the_exit_status_are_refused(
+    tmp_path: Path, script: str, reason: str
+) -> None:
+    folder = make_task(tmp_path / "task")
+    (folder / "tests" / "test.sh").write_bytes(script.encode())
+    with pytest.raises(DataError) as refused:
+        python_test(read_task(folder))
+    assert reason in str(refused.value)
+
+
+def test_deeply_nested_input_is_an_error(tmp_path: Path) -> None:
+    toml = "a = " + "[" * 50_000
+    with pytest.raises(DataError, match="is not TOML"):
+        read_task(make_task(tmp_path / "deep", **{"task.toml": toml}))

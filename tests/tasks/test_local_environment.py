@@ -520,6 +520,81 @@ def test_what_is_shown_to_the_user() -> None:
     assert lines[-1].startswith("forks: ") and "processes end" in lines[-1]
 
 
+ODD: dict[str, Callable[[Path], object]] = {
+    "a file for the worlds": lambda at: (at / "worlds").write_text("x"),
+    "a file for the snapshots": lambda at: (at / "snapshots").write_text("x"),
+    "a folder for the marker": lambda at: _replace(at / ".treegen-worlds"),
+    "a pipe for the worlds": lambda at: os.mkfifo(at / "worlds"),
+    "a file in the worlds": lambda at: _fill(at / "worlds", "note.txt"),
+    "a file in the snapshots": lambda at: _fill(at / "snapshots", "0123456789abcdef"),
+    "a partial file": lambda at: _fill(at / "snapshots", "photos.partial"),
+    "somebody's folder": lambda at: (at / "snapshots" / "photos").mkdir(parents=True),
+    "a link in the snapshots": lambda at: _link(at / "snapshots", at),
+    "a name that is not UTF-8": lambda at: (at / "worlds" / "\udcff").mkdir(parents=True),
+    "a snapshot that cannot be listed": lambda at: _seal(at / "snapshots"),
+}
+
+
+def _replace(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _link(folder: Path, target: Path) -> None:
+    folder.mkdir()
+    (folder / "0123456789abcdef").symlink_to(target)
+
+
+def _seal(folder: Path) -> None:
+    inner = folder / "0123456789abcdef" / "sub"
+    inner.mkdir(parents=True)
+    inner.chmod(0)
+
+
+def _fill(folder: Path, name: str) -> None:
+    folder.mkdir()
+    (folder / name).write_text("x")
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_entries_in_a_folder_of_worlds_are_named(tmp_path: Path, odd: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / ".treegen-worlds").touch()
+    ODD[odd](folder)
+    before = {path: path.lstat().st_mode for path in folder.rglob("*")}
+    with pytest.raises(InputError, match=r"/folder/.*(remove it|move it out)") as error:
+        create("none", folder=folder)
+    assert str(error.value).isprintable() and str(error.value).encode()
+    left = {path: path.lstat().st_mode for path in folder.rglob("*")}
+    assert {path: mode for path, mode in left.items() if path in before} == before
+    assert before.keys() <= left.keys()
+
+
+def test_snapshots_stay_for_the_next_process(tmp_path: Path) -> None:
+    async def leave(environment: LocalEnvironment) -> list[str]:
+        world = await environment.start(PROBLEM)
+        names = [await world.snapshot() for _ in range(3)]
+        await environment.close(names[:2])
+        return names
+
+    names = use(create("none", folder=tmp_path / "w"), leave)
+    assert sorted(path.name for path in (tmp_path / "w" / "snapshots").iterdir()) == sorted(
+        names[:2]
+    )
+
+    async def body(environment: LocalEnvironment) -> None:
+        assert await environment.remove_leftovers(names[:1]) == 1
+        world = await environment.restore(names[0])
+        assert (await call(world, "read_file", path="note.txt")).text == "hello\n"
+        own = await world.snapshot()
+        assert await environment.remove_leftovers() == 1
+        await environment.restore(own)
+
+    use(create("none", folder=tmp_path / "w"), body)
+    assert not [*(tmp_path / "w").iterdir()]
+
+
 @pytest.mark.parametrize("name", ["worlds", "snapshots"])
 def test_links_in_a_folder_of_worlds_are_not_followed(tmp_path: Path, name: str) -> None:
     victim, folder = tmp_path / "victim", tmp_path / "folder"

@@ -243,30 +243,33 @@ class Engine:
 
         Raises:
             InputError: the mode is not supported.
+            ModelError: weights of the module were replaced; nothing is written.
         """
         if mode == "shared" and self.align > 1 and self.model.spec.states:
             raise InputError(
                 f"a reproducible LLM with recurrent layers cannot use {arg('cache', 'shared')}; "
                 f"give {arg('cache', 'all')}"
             )
-        with self._starting, self.gate.update() as version, use_device(self.model.device):
-            if self.model.device.type == "cuda":
-                torch.cuda.synchronize()
-            weights.write()
-            if self.model.device.type == "cuda":
-                torch.cuda.synchronize()
-            if self.encodings is not None:
-                self.encodings.clear()
-            running = self._running() if self._is_running() and self._running else None
-            if running is not None:
-                running.note_update(mode)
-            elif mode != "keep":
-                self.kept.clear()
-            if mode != "keep":
-                self._version = ()  # so that a run that takes no more step leaves no old prefix
-            elif self._version:
-                self._version = self.model.check_weights()
-            self.model.fingerprint = weights.fingerprint
+        with self._starting:
+            self.model.check_weights()  # first, because an error must leave the old weights
+            with self.gate.update() as version, use_device(self.model.device):
+                if self.model.device.type == "cuda":
+                    torch.cuda.synchronize()
+                weights.write()
+                if self.model.device.type == "cuda":
+                    torch.cuda.synchronize()
+                if self.encodings is not None:
+                    self.encodings.clear()
+                running = self._running() if self._is_running() and self._running else None
+                if running is not None:
+                    running.note_update(mode)
+                elif mode != "keep":
+                    self.kept.clear()
+                if mode != "keep":
+                    self._version = ()  # so that a run that takes no more step leaves no old prefix
+                elif self._version:
+                    self._version = self.model.check_weights()
+                self.model.fingerprint = weights.fingerprint
         return version
 
     def _is_running(self) -> bool:

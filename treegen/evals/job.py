@@ -1,6 +1,6 @@
 """An evaluation before weights are loaded: its problems, its prompts and their plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,15 +92,22 @@ class Job(AnyJob):
             record["dropped"] = dropped
 
 
-def load_task_data(task: Task, options: TaskOptions) -> TaskData:
+def load_task_data(
+    task: Task, options: TaskOptions, load: Callable[[TaskOptions], TaskData] | None = None
+) -> TaskData:
     """Return a task's problems.
+
+    Args:
+        task: The task.
+        options: The user's choices about its data.
+        load: Loads them. Default: the task's method `load`.
 
     Raises:
         DataError, InputError: the data or arguments cannot be used.
         TaskError: the task's own code fails.
     """
     check_arguments(task.name, options.extra, task.arguments)
-    data = load_data(task, wrap_task_method(task.load, task.name)(options))
+    data = load_data(task, wrap_task_method(load or task.load, task.name)(options))
     if task.limits_parts:
         return data
     chosen = select_if_needed(data.problems, options)

@@ -39,6 +39,7 @@ _BUILTIN: Final = {
     "game24": "treegen.tasks.puzzles.game24:Game24",
     "gpqa": "treegen.tasks.gpqa:GPQA",
     "gsm8k": "treegen.tasks.gsm8k:GSM8K",
+    "harbor": "treegen.tasks.agents.harbor_task:Harbor",
     "hellaswag": "treegen.tasks.choices:HellaSwag",
     "hmmt": "treegen.tasks.math.hmmt:HMMT",
     "humaneval": "treegen.tasks.code.humaneval:HumanEval",

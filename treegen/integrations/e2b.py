@@ -6,17 +6,17 @@ A snapshot has the files and the memory of a sandbox, so processes survive a for
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from treegen.errors import InputError, StoppedError, WorldError
-from treegen.integrations.e2b_server import E2BServer, MissingError
+from treegen.integrations.e2b_server import Answer, E2BServer, MissingError, check_form
 from treegen.search.environments.file_tools import (
     BASH_TOOL,
     FILE_TOOLS,
@@ -31,12 +31,10 @@ from treegen.search.environments.file_tools import (
 )
 from treegen.search.environments.protocol import Observation, Traits
 
-if TYPE_CHECKING:
-    import httpx2
-
 _MAX_FILE: Final = 1 << 25
 _LIST_DEPTH: Final = 32
 _FILE_ERRORS: Final = (400, 404, 507)  # no such path, not a file, or a full disk
+_EXISTS: Final = 409
 _LABEL: Final = "treegen"  # the key in the metadata of sandboxes
 
 
@@ -64,7 +62,7 @@ class E2BEnvironment:
 
     Attributes:
         worlds: Worlds that are not closed, by the id of their sandbox.
-        snapshots: Ids of the snapshots that `close` deletes.
+        snapshots: Ids of the snapshots that this object made.
     """
 
     def __init__(
@@ -99,6 +97,7 @@ class E2BEnvironment:
         self._server = E2BServer()
         self.worlds: dict[str, E2BWorld] = {}
         self.snapshots: set[str] = set()
+        self._older: set[str] = set()  # snapshots of earlier processes
         self._is_closed = False
 
     @property
@@ -122,6 +121,7 @@ class E2BEnvironment:
         except MissingError:
             name = self._new["templateID"]
             raise InputError(f"there is no template {name!r:.80}; name one of the server") from None
+        await world.make_directory()
         await write_first_files(world, self._files(problem))
         return world
 
@@ -138,40 +138,53 @@ class E2BEnvironment:
             raise InputError(f"there is no snapshot {snapshot!r:.80}; replay the actions") from None
 
     async def delete(self, snapshot: str) -> None:
-        """Delete a snapshot of this object; other ids, which may name any template, do nothing."""
-        if snapshot in self.snapshots:
-            with suppress(MissingError):
-                await self._server.call("DELETE", f"/templates/{quote(snapshot, safe='')}")
-            self.snapshots.discard(snapshot)
+        """Delete a snapshot of this object; other ids, which may name any template, do nothing.
 
-    async def close(self) -> None:
-        """End all sandboxes and delete all snapshots that this object made."""
-        if not self._is_closed:
-            self._is_closed = True
-            async with AsyncExitStack() as stack:  # each step runs, also if another one fails
-                stack.push_async_callback(self._server.close)
-                for snapshot in [*self.snapshots]:
-                    stack.push_async_callback(self.delete, snapshot)
-                for world in [*self.worlds.values()]:
-                    stack.push_async_callback(world.close)
+        If the server fails, warn; `close` tries again.
+        """
+        if snapshot in self.snapshots | self._older:
+            path = f"/templates/{quote(snapshot, safe='')}"
+            if await self._server.delete(path, f"the snapshot {snapshot} of E2B"):
+                self.snapshots.discard(snapshot)
+                self._older.discard(snapshot)
 
-    async def remove_leftovers(self) -> int:
-        """End the sandboxes of earlier processes that had the same `run_name`; return how many."""
+    async def close(self, keep: Collection[str] = ()) -> None:
+        """End all sandboxes and delete all snapshots that this object made.
+
+        If the server fails, warn; a second call tries again.
+
+        Args:
+            keep: Ids of snapshots that stay.
+        """
+        self._is_closed = True
+        try:
+            await asyncio.gather(*(world.close() for world in [*self.worlds.values()]))
+            await asyncio.gather(*map(self.delete, self.snapshots - set(keep)))
+        finally:
+            await self._server.close()
+
+    async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
+        """End the sandboxes of earlier processes that had the same `run_name`; return how many.
+
+        Args:
+            keep: Ids of snapshots of these processes. From now on, `delete` deletes them, too.
+        """
+        self._older |= set(keep)
         query = urlencode({"metadata": urlencode(self._new["metadata"])})
-        left = [
-            sandbox["sandboxID"]
-            for sandbox in await self._server.call("GET", f"/v2/sandboxes?{query}")
-            if sandbox["sandboxID"] not in self.worlds
-        ]
-        for sandbox in left:
-            with suppress(MissingError):
-                await self._server.call("DELETE", f"/sandboxes/{quote(sandbox)}")
+        with check_form():
+            running = await self._server.call("GET", f"/v2/sandboxes?{query}")
+            names = [str(sandbox["sandboxID"]) for sandbox in running]
+        left = [name for name in names if name not in self.worlds]
+        for name in left:
+            await self._server.delete(f"/sandboxes/{quote(name)}", f"the sandbox {name} of E2B")
         return len(left)
 
     async def _create(self, body: dict[str, Any]) -> E2BWorld:
         if self._is_closed:
             raise StoppedError("the environment is closed; create a new one")
-        return self.adopt(await self._server.call("POST", "/sandboxes", body))
+        created = await self._server.call("POST", "/sandboxes", body)
+        with check_form():
+            return self.adopt(created)
 
     def adopt(self, sandbox: dict[str, Any]) -> E2BWorld:
         """Return the world of a sandbox that the server has created for this object."""
@@ -200,14 +213,18 @@ class E2BWorld(FileWorld):
         self._extended = time.monotonic()
         self._is_closed = False
 
-    async def execute(self, command: str) -> Observation:
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
         """Run a command of bash, and return its output.
+
+        Args:
+            command: The command.
+            seconds: Maximum seconds. Default: the environment's limit.
 
         Raises:
             WorldError: The server fails. Whether the command ran is not known.
         """
         await self._extend()
-        seconds = self._environment.command_seconds
+        seconds = seconds or self._environment.command_seconds
         process = {
             "cmd": "/bin/bash",
             "args": ["-l", "-c", command],
@@ -217,12 +234,12 @@ class E2BWorld(FileWorld):
         return self.show(ended.stdout, ended.stderr, ended.status, ended.failure)
 
     async def read_file(self, path: str) -> bytes:
-        """Return the content of a file.
+        """Return the content of a file; the end of one of more than 32 MiB is left out.
 
         Raises:
             ToolError: There is no such file.
         """
-        return (await self._ask("GET", self._file_url(path), None)).content[:_MAX_FILE]
+        return (await self._ask("GET", self._file_url(path), None)).body
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, and the directories above it.
@@ -232,16 +249,33 @@ class E2BWorld(FileWorld):
         """
         await self._ask("POST", self._file_url(path), data, "application/octet-stream")
 
+    async def make_directory(self) -> None:
+        """Create the working directory unless it exists. A command cannot start without it.
+
+        Raises:
+            WorldError: The server fails.
+        """
+        url = f"{self._url}/filesystem.Filesystem/MakeDir"
+        body = json.dumps({"path": self._environment.directory}).encode()
+        headers = self._headers | {"Content-Type": "application/json"}
+        headers["Connect-Protocol-Version"] = "1"
+        response = await self._server.send("POST", url, content=body, headers=headers)
+        if response.status not in (200, _EXISTS):
+            await self.close()
+            raise self._server.failure(response)
+
     async def list_files(self) -> list[str]:
         """Return the paths of all files; those of directories end with a slash."""
         body = json.dumps({"path": self._environment.directory, "depth": _LIST_DEPTH}).encode()
         url = f"{self._url}/filesystem.Filesystem/ListDir"
-        response = await self._ask("POST", url, body, "application/json")
+        answer = await self._ask("POST", url, body, "application/json")
         above = f"{self._environment.directory}/"
-        return [
-            entry["path"].removeprefix(above) + "/" * (entry.get("type") == "FILE_TYPE_DIRECTORY")
-            for entry in response.json().get("entries", ())
-        ]
+        with check_form():
+            return [
+                entry["path"].removeprefix(above)
+                + "/" * (entry.get("type") == "FILE_TYPE_DIRECTORY")
+                for entry in answer.json().get("entries", ())
+            ]
 
     async def snapshot(self) -> str:
         """Store the files and the memory of the sandbox; return the id of the snapshot.
@@ -250,8 +284,10 @@ class E2BWorld(FileWorld):
             WorldError: The server fails.
         """
         answer = await self._server.call("POST", f"{self._path}/snapshots", {})
-        self._environment.snapshots.add(answer["snapshotID"])
-        return str(answer["snapshotID"])
+        with check_form():
+            snapshot = str(answer["snapshotID"])
+        self._environment.snapshots.add(snapshot)
+        return snapshot
 
     async def fork(self, count: int) -> list[E2BWorld]:
         """Return new worlds in the state of this one, which goes on.
@@ -264,8 +300,9 @@ class E2BWorld(FileWorld):
         """
         body = {"count": count, "timeout": self._environment.timeout}
         results = await self._server.call("POST", f"{self._path}/fork", body)
-        worlds = [self._environment.adopt(r["sandbox"]) for r in results if r.get("sandbox")]
-        errors = [r["error"]["message"] for r in results if r.get("error")]
+        with check_form():
+            worlds = [self._environment.adopt(r["sandbox"]) for r in results if r.get("sandbox")]
+            errors = [str(r["error"]["message"]) for r in results if r.get("error")]
         if errors:
             for world in worlds:
                 await world.close()
@@ -283,12 +320,13 @@ class E2BWorld(FileWorld):
         self._extended = time.monotonic()
 
     async def close(self) -> None:
-        """End the sandbox. Snapshots stay. A second call does nothing."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._environment.worlds.pop(self.id, None)
-            with suppress(MissingError):
-                await self._server.call("DELETE", self._path)
+        """End the sandbox. Snapshots stay. If the server fails, warn; a second call tries again."""
+        self._is_closed = True
+        worlds = self._environment.worlds
+        if self.id in worlds and await self._server.delete(
+            self._path, f"the sandbox {self.id} of E2B"
+        ):
+            worlds.pop(self.id, None)
 
     async def _extend(self) -> None:
         """Let the sandbox live on if a part of its time is over."""
@@ -310,7 +348,7 @@ class E2BWorld(FileWorld):
 
     async def _ask(
         self, method: str, url: str, content: bytes | None, kind: str = "application/json"
-    ) -> httpx2.Response:
+    ) -> Answer:
         """Send a request on files to the sandbox, and return the answer.
 
         Args:
@@ -325,9 +363,11 @@ class E2BWorld(FileWorld):
         """
         await self._extend()
         headers = self._headers | {"Content-Type": kind, "Connect-Protocol-Version": "1"}
-        response = await self._server.send(method, url, content=content, headers=headers)
-        if response.status_code in _FILE_ERRORS:
-            raise ToolError(self._server.message_of(response))
-        if response.status_code >= 300:
-            raise self._server.failure(response)
-        return response
+        answer = await self._server.send(
+            method, url, content=content, headers=headers, most=_MAX_FILE
+        )
+        if answer.status in _FILE_ERRORS:
+            raise ToolError(self._server.message_of(answer))
+        if answer.status >= 300:
+            raise self._server.failure(answer)
+        return answer

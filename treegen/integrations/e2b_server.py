@@ -8,8 +8,9 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +24,10 @@ ENVD_PORT: Final = 49983
 _BUSY: Final = (429, 503)
 _ATTEMPTS: Final = 5
 _FIRST_WAIT: Final = 0.5  # seconds
-_REQUEST_SECONDS: Final = 60.0
+_REQUEST_SECONDS: Final = 60.0  # without a byte
+_ANSWER_SECONDS: Final = 180.0  # for a whole answer
+_MAX_ANSWER: Final = 1 << 24  # bytes of an answer's JSON
+_MAX_ERROR: Final = 1 << 16  # bytes of an answer that reports an error
 _MAX_FRAME: Final = 1 << 24
 _MAX_OUTPUT: Final = 1 << 20  # bytes of a command's output
 _GRACE_SECONDS: Final = 10.0  # for the sandbox to end a command whose time is over
@@ -41,6 +45,47 @@ class EndedProcess:
     """Its exit status; -1 if a signal ended it."""
     failure: str
     """The limit that it reached; "" if none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answers to a request."""
+
+    host: str
+    status: int
+    body: bytes
+    is_cut: bool
+    """Whether the body is longer than the caller expects, and its end was not read."""
+
+    def json(self) -> Any:
+        """Return the JSON of the body.
+
+        Raises:
+            WorldError: The body is too long, or no JSON.
+        """
+        if self.is_cut:
+            raise WorldError(
+                f"{self.host} answers with more than {len(self.body):,} bytes; check E2B_API_URL"
+            )
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            raise WorldError(
+                f"{self.host} answers with text that is no JSON; check E2B_API_URL"
+            ) from None
+
+
+@contextmanager
+def check_form() -> Iterator[None]:
+    """Raise WorldError where an answer lacks a value, or has one of another type."""
+    try:
+        yield
+    except TreegenError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise WorldError(
+            f"the server answers in an unknown form ({error!r:.100}); check its version"
+        ) from None
 
 
 class MissingError(TreegenError):
@@ -83,6 +128,7 @@ class E2BServer:
         """Send a request to the server, and return the JSON of its answer.
 
         If the server is busy or cannot be reached, the request is repeated after growing times.
+        GET and DELETE are repeated after any other failure, too.
 
         Args:
             method: HTTP method.
@@ -96,27 +142,55 @@ class E2BServer:
         url = f"{self._api_url.rstrip('/')}{path}"
         content = None if body is None else json.dumps(body).encode()
         headers = {"X-API-KEY": self._key, "Content-Type": "application/json"}
+        may_repeat = method in ("GET", "DELETE")
         wait = _FIRST_WAIT
         for attempt in range(_ATTEMPTS):
             is_last = attempt == _ATTEMPTS - 1
             try:
-                response = await self.send(method, url, content=content, headers=headers)
-            except _UnreachableError:
-                if is_last:
+                answer = await self.send(method, url, content=content, headers=headers)
+            except WorldError as error:
+                if is_last or not (may_repeat or isinstance(error, _UnreachableError)):
                     raise
             else:
-                if response.status_code == 404:
-                    raise MissingError(self.message_of(response))
-                if response.status_code < 300:
-                    return _json(response) if response.content else None
-                if response.status_code not in _BUSY or is_last:
-                    raise self.failure(response)
+                if answer.status == 404:
+                    raise MissingError(self.message_of(answer))
+                if answer.status < 300:
+                    return answer.json() if answer.body else None
+                is_repeated = answer.status in _BUSY or (may_repeat and answer.status >= 500)
+                if is_last or not is_repeated:
+                    raise self.failure(answer)
             await asyncio.sleep(wait * random.uniform(0.5, 1))
             wait *= 2
 
+    async def delete(self, path: str, what: str) -> bool:
+        """Delete something; return whether it is gone. If it cannot be deleted, warn.
+
+        Args:
+            path: Its path.
+            what: Its kind and id, for the warning.
+        """
+        try:
+            with suppress(MissingError):
+                await self.call("DELETE", path)
+        except WorldError as error:
+            warnings.warn(
+                f"{what} still exists, and may cost money: {error}; close the environment again, "
+                "or delete it on the server's website",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        return True
+
     async def send(
-        self, method: str, url: str, *, content: bytes | None, headers: Mapping[str, str]
-    ) -> httpx2.Response:
+        self,
+        method: str,
+        url: str,
+        *,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        most: int = _MAX_ANSWER,
+    ) -> Answer:
         """Send one request, and return the answer, whatever its status is.
 
         Args:
@@ -124,12 +198,20 @@ class E2BServer:
             url: The address.
             content: The body.
             headers: The headers.
+            most: Maximum bytes of the body to read.
 
         Raises:
-            WorldError: There is no answer.
+            WorldError: There is no answer in time.
         """
+        request = self._connect().stream(method, url, content=content, headers=headers)
         try:
-            return await self._connect().request(method, url, content=content, headers=headers)
+            async with asyncio.timeout(_ANSWER_SECONDS), request as response:
+                return await _read(response, most if response.status_code < 300 else _MAX_ERROR)
+        except TimeoutError:
+            raise WorldError(
+                f"{self._name(url)} does not end its answer in {_ANSWER_SECONDS:g} s; run the "
+                "search again"
+            ) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _UnreachableError(
                 f"{self._name(url)} cannot be reached ({type(error).__name__}); check E2B_API_URL, "
@@ -164,9 +246,10 @@ class E2BServer:
                 aclosing(self._start_process(url, process, headers, seconds)) as events,
             ):
                 async for event in events:
-                    for name, data in event.get("data", {}).items():
-                        output[name] += base64.b64decode(data)
-                    end = event.get("end", end)
+                    with check_form():
+                        for name, data in event.get("data", {}).items():
+                            output[name] += base64.b64decode(data)
+                        end = event.get("end", end)
                     if sum(map(len, output.values())) > _MAX_OUTPUT:
                         failure = f"more than {_MAX_OUTPUT:,} bytes of output"
                         break
@@ -176,8 +259,9 @@ class E2BServer:
             raise WorldError("a sandbox does not say how its command ended; check its version")
         status = -1  # killed; JSON leaves out numbers that are 0 and values that are false
         if end is not None:
-            is_killed = not end.get("exited", False)
-            status = end.get("exitCode", -1 if is_killed else 0)
+            with check_form():
+                is_killed = not end.get("exited", False)
+                status = int(end.get("exitCode", -1 if is_killed else 0))
             if is_killed and not failure and time.monotonic() - started >= seconds:
                 failure = f"more than {seconds:g} s"
         stdout, stderr = (bytes(data).decode("utf-8", "replace") for data in output.values())
@@ -208,36 +292,36 @@ class E2BServer:
         try:
             async with request as response:
                 if response.status_code != 200:
-                    await response.aread()
-                    raise self.failure(response)
-                async for message in _read_messages(response.aiter_bytes()):
-                    if error := message.get("error"):
-                        if error.get("code") == _DEADLINE:
-                            raise TimeoutError
-                        text = f"{error.get('code')}: {error.get('message', '')}"
+                    raise self.failure(await _read(response, _MAX_ERROR))
+                async for message in _read_messages(response.aiter_raw()):
+                    with check_form():
+                        event, error = message.get("event", {}), message.get("error")
+                        is_late = error is not None and error.get("code") == _DEADLINE
+                        text = error and f"{error.get('code')}: {error.get('message', '')}"
+                    if is_late:
+                        raise TimeoutError
+                    if text:
                         raise WorldError(self._redact(f"a sandbox failed: {text:.300}; try again"))
-                    yield message.get("event", {})
+                    yield event
         except httpx2.HTTPError as error:
             raise WorldError(
                 f"the connection to a sandbox failed ({type(error).__name__}), so it is not known "
                 "whether its command ran; run the search again"
             ) from None
 
-    def failure(self, response: httpx2.Response) -> WorldError:
+    def failure(self, answer: Answer) -> WorldError:
         """Return the error of an answer."""
-        name = self._name(str(response.url))
-        hint = "check E2B_API_KEY" if response.status_code in (401, 403) else "try again"
+        hint = "check E2B_API_KEY" if answer.status in (401, 403) else "try again"
         return WorldError(
-            f"{name} answers with status {response.status_code}: {self.message_of(response)}; "
-            f"{hint}"
+            f"{answer.host} answers with status {answer.status}: {self.message_of(answer)}; {hint}"
         )
 
-    def message_of(self, response: httpx2.Response) -> str:
+    def message_of(self, answer: Answer) -> str:
         """Return the message of an answer that reports an error, without keys."""
         try:
-            text = str(response.json()["message"])
-        except (ValueError, KeyError, TypeError):
-            text = response.text
+            text = str(answer.json()["message"])
+        except (WorldError, LookupError, TypeError):
+            text = answer.body.decode("utf-8", "replace")
         return self._redact(" ".join(text.split()))[:300]
 
     async def close(self) -> None:
@@ -249,7 +333,11 @@ class E2BServer:
     def _connect(self) -> httpx2.AsyncClient:
         if self._client is None:
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
-            self._client = httpx2.AsyncClient(timeout=_REQUEST_SECONDS, limits=limits)
+            self._client = httpx2.AsyncClient(
+                timeout=_REQUEST_SECONDS,
+                limits=limits,
+                headers={"Accept-Encoding": "identity"},  # so that the limits hold
+            )
         return self._client
 
     def _name(self, url: str) -> str:
@@ -266,13 +354,19 @@ class _UnreachableError(WorldError):
     """A request was not sent, so it can be repeated."""
 
 
-def _json(response: httpx2.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError:
+async def _read(response: httpx2.Response, most: int) -> Answer:
+    """Return an answer with at most so many bytes of its body."""
+    if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
         raise WorldError(
-            f"{response.url.host} answers with text that is no JSON; check E2B_API_URL"
-        ) from None
+            f"{response.url.host} answers in the encoding {encoding:.20}; switch it off"
+        )
+    body = bytearray()
+    async with aclosing(response.aiter_raw()) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > most:
+                break
+    return Answer(response.url.host, response.status_code, bytes(body[:most]), len(body) > most)
 
 
 async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
@@ -292,7 +386,7 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
                 break
             try:
                 message: dict[str, Any] = json.loads(buffer[5 : 5 + size])
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise WorldError("a sandbox answers with text that is no JSON") from None
             buffer = buffer[5 + size :]
             yield message

@@ -120,23 +120,44 @@ class Rollouts:
             TreegenError: As for `LLM.generate`.
         """
         module = _module_of(trainer)
-        prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
-        if images is not None:
-            raise InputError("prompts have images; take them out, treegen trains on text alone")
+        prompt_ids = self._encode(prompts, trainer)
         served = self._served.setdefault(trainer, _TrainerLLM())
         params = _sampling_params(trainer, seed=served.seed(trainer))
         with patch_module(module):
             llm = self._llm_for(trainer, module)
-            prompt_ids = [list(ids) for ids in prompt_ids]
-            drawn = [completions[0] for completions in llm.generate(prompt_ids, params)]
-        result = RolloutResult(
+            result = self._draw(llm, prompts, prompt_ids, params)
+        texts = zip(result["prompt_ids"], result["completion_ids"], strict=True)
+        result.tree = tree_of([before + after for before, after in texts])
+        return result
+
+    def _encode(self, prompts: Sequence[Any], trainer: Any) -> list[list[int]]:
+        """Return the token ids of prompts."""
+        prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
+        if images is not None:
+            raise InputError("prompts have images; take them out, treegen trains on text alone")
+        return [list(ids) for ids in prompt_ids]
+
+    def _draw(
+        self,
+        llm: LLM,
+        prompts: Sequence[Any],
+        prompt_ids: list[list[int]],
+        params: SamplingParams,
+    ) -> RolloutResult:
+        """Return what TRL expects, with a completion of each prompt.
+
+        Args:
+            llm: The LLM of the trainer.
+            prompts: The prompts, as TRL passes them.
+            prompt_ids: Their token ids.
+            params: The sampling parameters.
+        """
+        drawn = [completions[0] for completions in llm.generate(prompt_ids, params)]
+        return RolloutResult(
             prompt_ids=prompt_ids,
             completion_ids=[list(sample.tokens) for sample in drawn],
             logprobs=[list(sample.logprobs) for sample in drawn],
         )
-        texts = zip(result["prompt_ids"], result["completion_ids"], strict=True)
-        result.tree = tree_of([before + after for before, after in texts])
-        return result
 
     def _llm_for(self, trainer: Any, module: Any) -> LLM:
         """Return the LLM of a trainer, created at first use and again when weights are replaced."""

@@ -92,6 +92,31 @@ class ToolTurns:
             raise self._refusal("the text before the results depends on the results")
         return text[len(start) :]
 
+    def render_message(self, text: str) -> str:
+        """Return a message of the user, to append where a reply of the assistant would start.
+
+        It ends where the next reply starts. The assistant's turn before it is empty.
+
+        Args:
+            text: The message.
+
+        Raises:
+            InputError: The template shows an empty reply differently.
+        """
+        start = self._chat([_QUESTION], is_open=True)
+        empty = {"role": "assistant", "content": ""}
+        whole = self._chat([_QUESTION, empty, {"role": "user", "content": text}], is_open=True)
+        if not whole.startswith(start):
+            raise self._refusal("it shows an empty reply differently")
+        return whole[len(start) :]
+
+    def render_question(self, text: str) -> str:
+        """Return a chat of one message without tools, up to where its answer starts."""
+        message = {"role": "user", "content": text}
+        return render_chat(
+            self._tokenizer, [message], **{**self._template, "add_generation_prompt": True}
+        )
+
     def _find_start(self, calls: Sequence[ToolCall], ending: str) -> str:
         """Return the rendered chat up to where a reply with calls stops."""
         marker = secrets.token_hex(16)

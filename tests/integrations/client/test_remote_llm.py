@@ -18,7 +18,7 @@ from small_searches import exact_demo
 from treegen import LLM, SamplingParams
 from treegen.errors import InputError
 from treegen.evals.search.job import load_search_job
-from treegen.evals.search.methods import METHODS
+from treegen.evals.search.methods import METHODS, TEXT_METHODS
 from treegen.evals.search.searcher import TaskSearch
 from treegen.evals.search.settings import resolve_search_settings
 from treegen.search import (
@@ -140,7 +140,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize(
     "method",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.soak) for name in METHODS],
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.soak) for name in TEXT_METHODS],
 )
 def test_every_method_finds_the_same_tree(
     running: Running, remote: RemoteLLM, local: LLM, method: str

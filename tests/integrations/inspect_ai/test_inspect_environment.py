@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import json
 import os
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -152,7 +154,7 @@ def test_archives_have_a_quota_and_survive_a_kill(tmp_path: Path) -> None:
         await bash(world, "head -c 300000 /dev/urandom > big")
         with pytest.raises(CapacityError, match="raise max_snapshot_bytes"):
             await world.snapshot()
-        environment._sizes.clear()  # as if the process had been killed
+        environment._created.clear()  # as if the process had been killed
         return snapshot
 
     snapshot = use(leave, folder=folder, max_snapshot_bytes=200_000)
@@ -216,16 +218,95 @@ class DockerSandboxEnvironment(LocalSandboxEnvironment):
         return SandboxConnection(type="docker", command="", container="container-7")
 
 
-def test_images_of_docker(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the calls are tested: that docker is asked for an image, which the fork starts from."""
-    import yaml
+_prepared: list[str | None] = []
 
-    program = empty / "bin" / "docker"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {empty}/calls\n')
+
+class Prepared(DockerSandboxEnvironment):
+    """Notes the configurations that it prepares."""
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: Any) -> None:
+        _prepared.append(config)
+        if len(_prepared) == 1:
+            _running.set([])
+
+
+def test_problems_have_dockerfiles_of_their_own(empty: Path) -> None:
+    """Each is prepared once, and its worlds start from it."""
+    _configs.clear()
+    _prepared.clear()
+    Prepared.__name__ = DockerSandboxEnvironment.__name__
+
+    async def body(environment: InspectEnvironment) -> None:
+        for name in ("a", "b", "a"):
+            await environment.start(Problem(name, "", ""))
+
+    use(body, Prepared, config=lambda problem: f"{problem.id}/Dockerfile")
+    assert _configs == ["a/Dockerfile", "b/Dockerfile", "a/Dockerfile"]
+    assert _prepared == ["a/Dockerfile", "b/Dockerfile"]
+    with pytest.raises(InputError, match="except for docker"):
+        InspectEnvironment("local", str, allow_code_execution=True)
+
+
+DOCKER = """#!{python}
+import json, os, sys
+from pathlib import Path
+here = Path(__file__).parent.parent
+state = json.loads((here / "state").read_text())  # images: [tag, label]; containers: [name, label]
+words = sys.argv[1:]
+with (here / "calls").open("a") as file:
+    print(*words, file=file)
+label = next((word[15:] for word in words if word.startswith("--filter=label=")), "")
+match words[:2]:
+    case [command, *_] if command == state.get("fails"):
+        sys.exit("no daemon")
+    case ["container", "inspect"]:
+        print(state["size"])
+    case ["commit", change]:
+        state["images"].append([words[-1].split(":")[1], change[len("--change=LABEL "):]])
+    case ["image", "ls"]:
+        print(*[tag for tag, of in state["images"] if of == label], sep="\\n")
+    case ["image", "rm"]:
+        assert "--force" in words  # a container may run it
+        state["images"] = [each for each in state["images"] if each[0] != words[-1].split(":")[1]]
+    case ["image", "prune"]:
+        assert label and "--force" in words
+    case ["ps", "--all"]:
+        print(*[name for name, of in state["containers"] if of == label], sep="\\n")
+    case ["rm", "--force"]:
+        state["containers"] = [each for each in state["containers"] if each[0] not in words]
+    case _:
+        sys.exit(f"unknown: {{words}}")
+new = here / f"state.{{os.getpid()}}"  # another command may read the state meanwhile
+new.write_text(json.dumps(state))
+new.rename(here / "state")
+"""
+
+
+@pytest.fixture
+def docker(empty: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """A stand-in for docker; the function changes its state and returns it."""
+    folder = empty / "docker"
+    program = folder / "bin" / "docker"
+    program.parent.mkdir(parents=True)
+    program.write_text(DOCKER.format(python=sys.executable))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     _configs.clear()
+
+    def change(**more: Any) -> dict[str, Any]:
+        path = folder / "state"
+        state = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(state := state | more))
+        return state
+
+    change(images=[], containers=[], size=1000)
+    return change
+
+
+def test_images_of_docker(empty: Path, docker: Callable[..., dict[str, Any]]) -> None:
+    """Only the calls are tested: that docker is asked for an image, which the fork starts from."""
+    import yaml
 
     async def body(environment: InspectEnvironment) -> str:
         world = await environment.start(PROBLEM)
@@ -236,19 +317,121 @@ def test_images_of_docker(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert service["image"] == f"treegen-snapshot:{snapshot}"
         assert service["network_mode"] == "none"
         assert len(restored) == 2
+        with pytest.raises(CapacityError, match="for one of 1,000; raise max_snapshot_bytes"):
+            await world.snapshot()
+        assert len(docker()["images"]) == 1
         return snapshot
 
-    snapshot = use(body, DockerSandboxEnvironment)
+    snapshot = use(body, DockerSandboxEnvironment, max_snapshot_bytes=1500)
     assert snapshot.startswith("image-")
-    assert (empty / "calls").read_text().splitlines() == [
-        f"commit container-7 treegen-snapshot:{snapshot}",
-        f"image rm treegen-snapshot:{snapshot}",
-    ]
-    program.write_text("#!/bin/sh\necho no daemon >&2\nexit 1\n")
+    assert docker()["images"] == []
+    calls = (empty / "docker" / "calls").read_text().splitlines()
+    assert calls[0] == "container inspect --size --format={{.SizeRw}} container-7"
+    assert calls[1].startswith("commit --change=LABEL treegen.run=")
+    assert calls[1].endswith(f" container-7 treegen-snapshot:{snapshot}")
+    assert calls[-2] == f"image rm --force treegen-snapshot:{snapshot}"
+    assert calls[-1].startswith("image prune --force --filter=label=treegen.run=")
+    docker(fails="commit")
 
     async def fail(environment: InspectEnvironment) -> None:
         world = await environment.start(PROBLEM)
         with pytest.raises(WorldError, match="docker commit failed: no daemon"):
             await world.snapshot()
+        docker(fails="", size="<no value>")
+        with pytest.raises(WorldError, match="no size of a container"):
+            await world.snapshot()
 
     use(fail, DockerSandboxEnvironment)
+
+
+def test_images_of_a_killed_run_are_found_by_their_label(
+    empty: Path, docker: Callable[..., dict[str, Any]]
+) -> None:
+    folder, other = empty / "worlds", [["image-of-others", "treegen.run=0"]]
+    docker(images=other)
+
+    async def leave(environment: InspectEnvironment) -> list[str]:
+        world = await environment.start(PROBLEM)
+        names = [await world.snapshot() for _ in range(3)]
+        environment._created.clear()  # as if the process had been killed
+        return names
+
+    first, second, third = use(leave, DockerSandboxEnvironment, folder=folder)
+    label = docker()["images"][-1][1]
+    docker(containers=[["ours-1", label], ["theirs-1", "treegen.run=0"], ["container-7", label]])
+
+    async def body(environment: InspectEnvironment) -> None:
+        for _ in range(2):
+            with pytest.raises(CapacityError):  # those of the killed process count
+                await (await environment.start(PROBLEM)).snapshot()
+        assert await environment.remove_leftovers([first, second]) == 2  # ours-1 and third
+        assert [name for name, _ in docker()["containers"]] == ["theirs-1", "container-7"]
+        await environment.restore(first)
+        with pytest.raises(InputError, match="there is no snapshot"):
+            await environment.restore(third)
+        docker(images=[each for each in docker()["images"] if each[0] != second])
+        with pytest.raises(InputError, match="there is no snapshot"):
+            await environment.restore(second)
+        compose = folder / first
+        compose.write_text(compose.read_text() + "    volumes: ['/:/host']\n")
+        with pytest.raises(InputError, match="is not as treegen wrote it; remove it"):
+            await environment.restore(first)
+        for snapshot in (first, second):
+            await environment.delete(snapshot)
+        kept = await (await environment.start(PROBLEM)).snapshot()
+        await environment.close([kept])
+
+    use(body, DockerSandboxEnvironment, folder=folder, max_snapshot_bytes=3500)
+    assert len(docker()["images"]) == 2 and len([*folder.iterdir()]) == 1
+
+    async def end(environment: InspectEnvironment) -> None:
+        assert await environment.remove_leftovers() == 2  # the image, and container-7
+
+    use(end, DockerSandboxEnvironment, folder=folder)
+    assert docker()["images"] == other and not [*folder.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["note.txt", "archive-0123456789abcdef", "image-0123456789abcdef"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "pipe"])
+def test_odd_entries_in_a_folder_of_snapshots_are_named(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    path = tmp_path / "w" / name
+    path.parent.mkdir()
+    make: dict[str, Callable[[], object]] = {
+        "file": lambda: path.write_text("x"),
+        "folder": path.mkdir,
+        "link": lambda: path.symlink_to(tmp_path),
+        "pipe": lambda: os.mkfifo(path),
+    }
+    make[kind]()
+    if kind == "file" and name.startswith("archive"):
+        use(lambda environment: environment.remove_leftovers([name]), folder=path.parent)
+    else:
+        with pytest.raises(InputError, match=name):
+            use(lambda environment: environment.start(PROBLEM), folder=path.parent)
+    assert path.exists()
+    with pytest.raises(InputError, match=r"cannot keep snapshots in .*; name another folder"):
+        use(lambda environment: environment.start(PROBLEM), folder="/dev/null/x")
+
+
+def test_a_world_that_cannot_be_closed_is_tried_again(empty: Path) -> None:
+    class Stubborn(LocalSandboxEnvironment):
+        num_tries = 0
+
+        @classmethod
+        async def sample_cleanup(cls, *arguments: Any) -> None:
+            cls.num_tries += 1
+            if cls.num_tries == 1:
+                raise OSError("busy")
+            await super().sample_cleanup(*arguments)
+
+    async def body(environment: InspectEnvironment) -> None:
+        world = await environment.start(PROBLEM)
+        with pytest.raises(OSError, match="busy"):
+            await world.close()
+        with pytest.raises(StoppedError, match="world is closed"):
+            await bash(world, "true")
+
+    use(body, Stubborn)
+    assert Stubborn.num_tries == 2 and not [*empty.iterdir()]

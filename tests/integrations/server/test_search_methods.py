@@ -17,7 +17,7 @@ from serving import KEY, TEMPLATE, Running, draining, listening
 from small_searches import SMALL, exact_demo, save_tiny_verifier
 
 from treegen import LLM, AsyncLLM, SamplingParams
-from treegen.evals.search.methods import METHODS
+from treegen.evals.search.methods import TEXT_METHODS
 from treegen.integrations.server.node_params import NodeLimits
 from treegen.model.scorers.verifier import Verifier
 from treegen.search.budget import Budget
@@ -73,7 +73,7 @@ def error_of(response: httpx2.Response) -> tuple[int, str | None, str]:
     return response.status_code, error["param"], error["message"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TEXT_METHODS)
 def test_answers_are_those_of_a_local_search(running: Running, reference: LLM, method: str) -> None:
     with client_of(running, method) as client:
         answer = client.chat.completions.create(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from serving import KEY, Running, listening
@@ -17,6 +20,7 @@ from treegen.model.load import load_model
 
 httpx2 = pytest.importorskip("httpx2")
 Server = pytest.importorskip("treegen.integrations.server.app").Server
+WeightUpdater = pytest.importorskip("treegen.integrations.server.weights").WeightUpdater
 
 PROMPT = "Q: Ann has 3 apples and Bob 14."
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -107,6 +111,43 @@ def test_it_is_off_by_default_and_needs_a_key(folder: Path) -> None:
             Server(served, name="model", weights_dir=folder)
         with pytest.raises(InputError, match="no folder"):
             Server(served, name="model", api_key=KEY, weights_dir=folder / "file")
+
+
+def test_a_cancelled_request_keeps_its_turn_until_its_update_has_ended(folder: Path) -> None:
+    async def ask(served: AsyncLLM) -> None:
+        updater = WeightUpdater(served, folder)
+        begun: list[int] = []
+        ended: list[int] = []
+        may_end = threading.Event()
+        stage = served.llm.update
+
+        def update(*args: Any, **how: Any) -> int:
+            assert len(begun) == len(ended), "two updates run at once"
+            begun.append(1)
+            assert may_end.wait(60)
+            ended.append(stage(*args, **how))
+            return ended[-1]
+
+        with mock.patch.object(served.llm, "update", update):
+            first = asyncio.create_task(updater.update({"path": "runs/step-1"}))
+            while not begun:
+                await asyncio.sleep(0.01)
+            second = asyncio.create_task(updater.update({"path": "runs/step-2"}))
+            gone = asyncio.create_task(updater.update({"path": "broken"}))
+            await asyncio.sleep(0.05)
+            for task in (first, gone):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            await asyncio.sleep(0.05)
+            assert len(begun) == 1 and not second.done()
+            may_end.set()
+            assert (await second)["version"] == 2
+        assert ended == [1, 2]
+        assert (await updater.update({"path": "runs/step-0"}))["version"] == 3
+
+    with AsyncLLM(load(folder / "runs" / "step-0")) as served:
+        asyncio.run(ask(served))
 
 
 def test_an_async_llm_updates_while_it_answers(folder: Path) -> None:

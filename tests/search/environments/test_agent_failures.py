@@ -8,7 +8,7 @@ import pytest
 from agent_cases import TOOLS, Machine, call_text, machines, policy, search, turns
 
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError, WorldError
+from treegen.errors import InputError, StoppedError, WorldError
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.ask_tell import AskTell, SampleRequest
 from treegen.search.budget import Budget
@@ -186,11 +186,74 @@ def test_a_replay_that_differs_is_an_error_that_says_so() -> None:
         search(fn, two_ways)
 
 
+async def world_name(environment: MemoryEnvironment) -> str:
+    """The snapshot of a new world."""
+    return await (await environment.start(None)).snapshot()
+
+
+class Slow:
+    """An object whose calls take time, and which must not be closed meanwhile."""
+
+    def __init__(self) -> None:
+        self.go_on, self.events = threading.Event(), list[str]()
+
+    def run(self, action: ToolCall) -> str:
+        self.events.append("begin")
+        self.go_on.wait(20)
+        self.events.append("end")
+        return "done"
+
+    def fork(self) -> "Slow":
+        return Slow()
+
+    def close(self) -> None:
+        self.events.append("close")
+        if self.go_on.is_set():
+            self.go_on.clear()
+        else:
+            raise OSError("it cannot be closed")
+
+
+def test_an_object_is_closed_once_its_calls_have_ended() -> None:
+    async def check() -> None:
+        made: list[Slow] = []
+
+        def make(problem: object) -> Slow:
+            made.append(Slow())
+            return made[-1]
+
+        environment = MemoryEnvironment(make, [])
+        world, other = await environment.start(None), await environment.start(None)
+        action = asyncio.ensure_future(world.run(ToolCall("wait", {})))
+        while not made[0].events:
+            await asyncio.sleep(0.01)
+        action.cancel()
+        await world.close()  # it does not wait for the thread
+        await world.close()
+        with pytest.raises(StoppedError, match="this world is closed"):
+            await world.observe()
+        assert made[0].events == ["begin"]
+        made[0].go_on.set()
+        while made[0].go_on.is_set():
+            await asyncio.sleep(0.01)
+        assert made[0].events == ["begin", "end", "close"]
+        third = await environment.start(None)
+        made[2].go_on.set()
+        with pytest.raises(OSError, match="cannot be closed"):
+            await environment.close()
+        assert made[2].events == made[1].events == ["close"]
+        for each in (other, third):
+            with pytest.raises(StoppedError):
+                await each.snapshot()
+
+    asyncio.run(check())
+
+
 def test_snapshots_that_are_gone_are_input_errors() -> None:
-    environment, _ = machines()
+    environments = [machines()[0] for _ in range(3)]
 
     async def check() -> None:
-        for each in (environment, ReplayEnvironment(environment)):
+        for each in (environments[0], ReplayEnvironment(environments[1])):
             world = await each.start(None)
             name = await world.snapshot()
             await each.delete(name)
@@ -200,8 +263,14 @@ def test_snapshots_that_are_gone_are_input_errors() -> None:
             await world.close()
             await world.close()
             await each.close()
-        world = await environment.start(None)
+            with pytest.raises(StoppedError, match="the environment is closed"):
+                await each.start(None)
+        environment = environments[2]
+        world, name = await environment.start(None), await world_name(environment)
         await environment.close()
+        await environment.close()
+        with pytest.raises(StoppedError, match="the environment is closed"):
+            await environment.restore(name)
         with pytest.raises(InputError, match="this world is closed"):
             await world.observe()
         with pytest.raises(WorldError, match=r"no method run\(action\)"):

@@ -1,32 +1,32 @@
 """Searches whose steps are tool calls: a task's environment, an agent, and a method."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from treegen.errors import CacheFullError, InputError
+from treegen.errors import CacheFullError
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
-from treegen.evals.search.action_journal import (
-    LOCK_FILE,
-    ActionJournal,
-    Episode,
-    JournaledEnvironment,
-)
+from treegen.evals.search.action_journal import LOCK_FILE, ActionJournal, Episode
 from treegen.evals.search.agent_task import AgentTask, Assessment, EnvironmentOptions
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob
+from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.evals.search.searcher import Searcher, problems_of, stop_when
 from treegen.evals.search.value_functions import ValueFunction
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import SearchRunDir, open_for_append
+from treegen.search.budget import StopReason
 from treegen.search.environments.agent import Agent, step_of
+from treegen.search.environments.observations import call_key
 from treegen.search.environments.protocol import Environment
+from treegen.search.environments.worlds import MAX_SECONDS
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.records import SearchTree
-from treegen.search.tree.result import SearchOutcome
+from treegen.search.tree.result import SearchOutcome, SearchResult
 
 WORLDS_FOLDER: Final = "worlds"
 ENVIRONMENT: Final = "environment"
@@ -41,9 +41,14 @@ class RunAgent:
     agent: Agent
     environment: Environment
     """The environment itself, without the journal."""
-    journal: ActionJournal
-    keeps_snapshots: bool
-    """Whether snapshots outlive the process."""
+    journaled: JournaledEnvironment
+    """The environment with the journal."""
+    begun: Sequence[tuple[str, str]]
+    """Actions of earlier processes that began and have no end, as searches and their keys."""
+    scores_worlds: bool
+    """Whether the world at the end of an episode decides its score."""
+    assessments: dict[str, Assessment] = field(default_factory=dict)
+    """Scores of worlds by the names of searches."""
 
     @property
     def task(self) -> AgentTask:
@@ -53,11 +58,18 @@ class RunAgent:
 
     def describe_resume(self) -> list[str]:
         """Return what happens to the actions that the run has stored, for people."""
-        num = self.journal.num_stored
-        if not num:
-            return []
-        lines = [f"{num:,} actions are stored; treegen reads what they have shown"]
-        if not self.keeps_snapshots:
+        num = self.journaled.journal.num_stored
+        lines = []
+        if self.begun:
+            (search, key), *others = self.begun
+            more = f"; so do {len(others):,} others" if others else ""
+            lines.append(
+                f"the action {key:.100} of {search} began and has no stored end{more}; it may have "
+                "run, and runs again, from the state before it, if the search needs it"
+            )
+        if num:
+            lines.append(f"{num:,} actions are stored; treegen reads what they have shown")
+        if (num or self.begun) and not self.journaled.keeps_snapshots:
             lines.append(
                 f"the environment {self.job.settings.environment} keeps no snapshots, so actions "
                 "run again where a branch goes on after them"
@@ -75,15 +87,43 @@ class RunAgent:
         """
         return AgentSearch(self, interrupted, value_function)
 
-    def assess(self, problem: Problem, tree: SearchTree, node: int) -> Assessment:
-        """Return the official score of the episode that ends at a node.
+    def finish(self, search: str) -> None:
+        """Let the snapshots of a search be deleted, because its record is stored."""
+        self.journaled.finished.append(search)
+
+    async def score_world(self, root: SearchNode, episode: Episode, best: SearchNode) -> None:
+        """Score the world at the end of an episode, for `assess`.
+
+        Args:
+            root: The root of the search.
+            episode: The episode.
+            best: The last node of the episode.
+        """
+        pure = self.environment.traits.pure_tools
+        path = tuple(
+            call_key(call)
+            for node in best.path
+            if (step := step_of(node)) is not None
+            for call in step.reply.calls[: len(step.observations)]
+            if call.name not in pure
+        )
+        self.assessments[episode.search] = await self.agent.use_world(
+            root,
+            lambda: self.journaled.revive(episode, path),
+            lambda world: self.task.assess_world(episode.problem, world, self.environment),
+        )
+
+    def assess(self, problem: Problem, result: SearchResult) -> Assessment:
+        """Return the official score of a search's best episode.
 
         Args:
             problem: The problem.
-            tree: The tree of the search.
-            node: The id of the node.
+            result: The result of the search, which has an episode.
         """
-        return self.task.assess(problem, actions_of(tree, node), self.environment)
+        if self.scores_worlds:
+            return self.assessments.get(result.name, Assessment(False))
+        assert result.best is not None
+        return self.task.assess(problem, actions_of(result.tree, result.best), self.environment)
 
 
 @contextmanager
@@ -107,15 +147,20 @@ def open_agent(
     with open_for_append(run.path / run.actions_file, LOCK_FILE) as file:
         journal = ActionJournal(file)
         environment = task.make_environment(job.data, options)
-        keeps = settings.environment in task.keep_snapshots
+        keeps = options.backend in task.keep_snapshots
+        scores_worlds = options.backend in task.scored_worlds
         journaled = JournaledEnvironment(environment, journal, keeps_snapshots=keeps)
+        begun = journal.list_unfinished(
+            [name for name, key in job.searches.items() if key not in run.done]
+        )
         with Agent(
             journaled,
             max_live=settings.max_live,
             max_steps=settings.depth,
+            max_seconds=(settings.depth + 3) * MAX_SECONDS,  # a branch may be replayed
             forces_calls=settings.forces_calls,
         ) as agent:
-            yield RunAgent(job, agent, environment, journal, keeps)
+            yield RunAgent(job, agent, environment, journaled, begun, scores_worlds)
             journaled.is_finished = run.missing <= 0
 
 
@@ -168,13 +213,19 @@ class AgentSearch:
         """Search the problem of a root."""
         run, name = self._run, root.search.name
         problem = self._problems[name]
-        run.agent.begin(root, Episode(name, problem))
+        episode = Episode(name, problem, lambda: root.search.stopped is None)
+        run.agent.begin(root, episode)
         how = self._value_function or ValueFunction(
             run.agent.evaluate, 0.0, 1.0, lambda value: min(max(value, 0.0), 1.0)
         )
         watcher = asyncio.ensure_future(stop_when(self._interrupted, root.search))
         try:
-            return await AgentSearcher(run, problem, root, how, self._method).search()
+            outcome = await AgentSearcher(run, problem, root, how, self._method).search()
+            stopped = root.search.stopped
+            is_interrupted = stopped is not None and stopped.by is StopReason.INTERRUPTED
+            if run.scores_worlds and outcome.best is not None and not is_interrupted:
+                await run.score_world(root, episode, outcome.best)
+            return outcome
         except CacheFullError as error:
             return error
         finally:
@@ -216,12 +267,27 @@ class AgentSearcher(Searcher):
         return [node] if self.done(node) else await self._agent.play(node, n)
 
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
-        """Raise InputError, because an agent gets no instructions.
+        """Append a message of the user to a node."""
+        return self._agent.instruct(node, text)
 
-        Raises:
-            InputError: Always.
+    async def ask(self, node: SearchNode, text: str, max_tokens: int) -> str:
+        """Return the model's answer to a question about the problem and the episode at a node.
+
+        It counts for the budget, but it is not part of the tree.
+
+        Args:
+            node: The node.
+            text: The question.
+            max_tokens: Maximum tokens of the answer.
         """
-        raise InputError("an agent takes steps by tool calls alone; choose another method")
+        self._check()
+        steps = [step.describe() for above in node.path if (step := step_of(above)) is not None]
+        whole = "\n\n".join([self._problem.question, "\n".join(steps), text])
+        prompt = self._agent.turns_of(node).render_question(whole)
+        digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
+        with node.search.temporary_prompt(prompt, key=f"ask {digest}") as question:
+            (answer,) = await question.sample(1, stop=(), max_tokens=max_tokens)
+            return answer.text
 
     async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
         """Take as many steps from a node as the settings say."""

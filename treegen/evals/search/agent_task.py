@@ -10,12 +10,12 @@ from treegen.errors import InputError, arg
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.task import SearchTask
-from treegen.evals.task import TaskData
+from treegen.evals.task import TaskData, TaskOptions
 from treegen.prompts.replies.types import ToolCall
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
-    from treegen.search.environments.protocol import Environment
+    from treegen.search.environments.protocol import Environment, World
     from treegen.search.evaluate import Evaluate
 
 
@@ -24,11 +24,18 @@ class EnvironmentOptions:
     """What the environment of a run may use."""
 
     name: str
-    """One of the task's `environments`."""
+    """One of the task's `environments`. It may be followed by a colon and the name of a provider
+    or a template."""
     execution: ExecutionOptions | None = None
     """Permission to run programs that a model wrote; None without it."""
     folder: Path | None = None
-    """A directory for worlds and snapshots that outlive the process; None for none."""
+    """A directory of this run alone for worlds and snapshots that outlive the process; None for
+    none. A resumed run removes what it does not need there."""
+
+    @property
+    def backend(self) -> str:
+        """The name without what follows a colon."""
+        return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,17 @@ class AgentTask(SearchTask):
 
     keep_snapshots: frozenset[str] = frozenset()
     """Names of the environments whose snapshots outlive the process."""
+    scored_worlds: frozenset[str] = frozenset()
+    """Names of the environments whose episodes are scored by `assess_world`, not by `assess`."""
+
+    def load_for(self, options: TaskOptions, environment: str) -> TaskData:
+        """Return the problems that can run in an environment; as `load` by default.
+
+        Args:
+            options: As for `load`.
+            environment: The environment; see `EnvironmentOptions.name`.
+        """
+        return self.load(options)
 
     @abstractmethod
     def make_environment(self, data: TaskData, options: EnvironmentOptions) -> "Environment":
@@ -79,6 +97,18 @@ class AgentTask(SearchTask):
             actions: All actions of the episode that ran, in order.
             environment: The environment of the run.
         """
+
+    async def assess_world(
+        self, problem: Problem, world: "World", environment: "Environment"
+    ) -> Assessment:
+        """Return the official score of an episode by its world; see `scored_worlds`.
+
+        Args:
+            problem: The problem.
+            world: A copy of the world at the end of the episode, which may be changed.
+            environment: The environment of the run.
+        """
+        raise NotImplementedError
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Raise InputError, because one text cannot solve a problem.

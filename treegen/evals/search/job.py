@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.job import AnyJob, load_task_data
+from treegen.evals.search.agent_task import AgentTask
 from treegen.evals.search.method_types import REWARD
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask, get_search_task
@@ -48,7 +50,10 @@ def load_search_job(settings: SearchSettings) -> SearchJob:
         TaskError: the task's own code fails.
     """
     task = get_search_task(settings.task)
-    data = load_task_data(task, settings.options)
+    load = None
+    if isinstance(task, AgentTask) and settings.environment is not None:
+        load = partial(task.load_for, environment=settings.environment)
+    data = load_task_data(task, settings.options, load)
     roots = {
         problem.id: wrap_task_method(task.root, task.name, problem.id)(data, problem)
         for problem in data.problems

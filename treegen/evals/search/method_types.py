@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
 from treegen.evals.config.type_checks import Count as Count
-from treegen.evals.config.type_checks import Minimum
+from treegen.evals.config.type_checks import Maximum, Minimum
 
 if TYPE_CHECKING:
     from treegen.search.tree.node import SearchNode
@@ -173,7 +173,7 @@ def _value(kind: Any, text: str) -> Any:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         value = _value(parts[0], text)
-        return value if all(value >= bound.least for bound in _bounds(parts)) else _no()
+        return value if all(_is_within(value, bound) for bound in _bounds(parts)) else _no()
     if origin is Literal:
         return {str(part): part for part in parts}[text] if text in map(str, parts) else _no()
     if origin in (typing.Union, types.UnionType):
@@ -197,8 +197,12 @@ def _value(kind: Any, text: str) -> Any:
     return text
 
 
-def _bounds(parts: Sequence[Any]) -> list[Minimum]:
-    return [part for part in parts[1:] if isinstance(part, Minimum)]
+def _bounds(parts: Sequence[Any]) -> list[Minimum | Maximum]:
+    return [part for part in parts[1:] if isinstance(part, Minimum | Maximum)]
+
+
+def _is_within(value: float, bound: Minimum | Maximum) -> bool:
+    return value >= bound.least if isinstance(bound, Minimum) else value <= bound.most
 
 
 def _no() -> Any:
@@ -208,9 +212,11 @@ def _no() -> Any:
 def _describe_type(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return " ".join(
-            [_describe_type(parts[0]), *(f"from {bound.least} on" for bound in _bounds(parts))]
-        )
+        bounds = [
+            f"from {bound.least} on" if isinstance(bound, Minimum) else f"up to {bound.most}"
+            for bound in _bounds(parts)
+        ]
+        return " ".join([_describe_type(parts[0]), *bounds])
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if origin in (typing.Union, types.UnionType):
@@ -306,6 +312,9 @@ class MethodContext(Protocol):
     def instruct(self, node: "SearchNode", text: str) -> "SearchNode":
         """Append an instruction to a node, such as a request for feedback."""
 
+    async def ask(self, node: "SearchNode", text: str, max_tokens: int) -> str:
+        """Return the model's answer to a question about an episode of an agent."""
+
     async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
         """Make next steps in the way named by the knobs."""
 
@@ -335,6 +344,8 @@ class Method:
     """Whether a solution is the text of the whole path to its node, and not of the node alone."""
     needs_text: bool = False
     """Whether it works on texts alone, and not on the steps of an agent."""
+    needs_agent: bool = False
+    """Whether it works on the steps of an agent alone."""
     arguments: tuple[Argument, ...] = ()
     """Its own arguments, which users give by name; `run` takes them as keywords."""
     source: str | None = None

@@ -6,11 +6,14 @@ parameters of a method after `on` are its arguments of `-a`.
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from treegen.errors import InputError
+from treegen.evals.config.type_checks import Maximum, Minimum
 from treegen.evals.search.method_types import Count, Method, MethodContext, read_signature
 
 if TYPE_CHECKING:
@@ -166,6 +169,76 @@ async def self_refine(
     )
 
 
+async def lats(
+    on: "MethodContext",
+    *,
+    weight: Annotated[float, Minimum(0), Maximum(1)] = 0.5,
+    lessons: Count = 4,
+    reflect: str = "The task is not solved yet. In one or two sentences, say what went wrong and "
+    "what to do instead.",
+    judge: str = "How likely do these steps lead to a solution? Answer with a number from 0 to 10.",
+) -> "SearchOutcome":
+    """Search by language agent tree search; see `treegen.search.lats`.
+
+    The value of a new state is weight * (the model's judgement) + (1 - weight) * (the share of its
+    siblings with the same actions), as in the paper. The reward of an end is that of `evaluate`.
+
+    Args:
+        on: The problem and its functions.
+        weight: Weight of the model's judgement, from 0 to 1; with 0, the model is not asked.
+        lessons: The number of lessons of failures that later steps get.
+        reflect: The instruction that asks for the lesson of a failure.
+        judge: The instruction that asks for a judgement.
+    """
+    from treegen.search.event_loop import gather
+    from treegen.search.strategies.lats import lats as search
+
+    known: dict[SearchNode, Sequence[str]] = {}
+    shares: dict[SearchNode, float] = {}
+
+    async def propose(node: "SearchNode", lessons: "Sequence[str]") -> "Sequence[SearchNode]":
+        new = [lesson for lesson in lessons if lesson not in known.get(node, ())]
+        start = node
+        if new and not on.done(node):
+            start = on.instruct(node, "\n".join(["Lessons of earlier attempts:", *new]))
+        children = await on.propose(start)
+        counts = Counter(map(on.state, children))
+        for child in children:
+            known[child] = [*known.get(node, ()), *new]
+            shares[child] = counts[on.state(child)] / len(children)
+        return children
+
+    async def evaluate(nodes: "Sequence[SearchNode]", lessons: "Sequence[str]") -> list[float]:
+        values = [(1 - weight) * shares[node] for node in nodes]
+        if weight:
+            answers = await gather(on.ask(node, judge, 32) for node in nodes)
+            for place, answer in enumerate(answers):
+                values[place] += weight * _read_score(answer)
+        return values
+
+    async def learn(end: "SearchNode", reward: float) -> str:
+        return " ".join((await on.ask(end, reflect, 200)).split())
+
+    return await search(
+        on.root,
+        propose,
+        evaluate,
+        on.done,
+        on.chance,
+        learn,
+        iterations=on.knobs.iterations,
+        c=on.knobs.exploration,
+        num_lessons=lessons,
+        **get_tree_limits(on),
+    )
+
+
+def _read_score(answer: str) -> float:
+    """Return the first number of an answer, from 0 to 10, as a value from 0 to 1; 0.5 without."""
+    number = re.search(r"[0-9]{1,4}([.][0-9]{1,4})?", answer)
+    return min(float(number[0]) / 10, 1.0) if number else 0.5
+
+
 def _choose_evaluator(on: "MethodContext") -> "Evaluate":
     """Return the evaluation of new states: by rollouts from them, if the knobs request any."""
     from treegen.search.evaluate import rollouts
@@ -293,6 +366,13 @@ METHODS: Final[Mapping[str, Method]] = {
         on_scale=True,
         arguments=read_signature(ab_mcts),
     ),
+    "lats": Method(
+        lats,
+        ("depth", "expand", "evaluate", "exploration", "iterations"),
+        needs_agent=True,
+        on_scale=True,
+        arguments=read_signature(lats),
+    ),
     "rstar": Method(
         rstar,
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
@@ -309,6 +389,9 @@ METHODS: Final[Mapping[str, Method]] = {
         needs_text=True,
     ),
 }
+
+TEXT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.needs_agent)
+"""The methods that search texts."""
 
 
 def solution_text(method: str, tree: "SearchTree", node: int) -> str:

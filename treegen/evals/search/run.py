@@ -92,6 +92,8 @@ def run_searches(
                     continue
                 record = make_record(job, result, agent)
                 run.append(record)
+                if agent is not None:
+                    agent.finish(result.name)
                 parts.save()
                 unknown = results.num_unknown + len(finished) - number
                 yield tracker.count(record, result.usage.seconds, results, unknown)
@@ -242,7 +244,7 @@ def _judge_episode(agent: "RunAgent", problem: Problem, result: "SearchResult") 
     if result.best is None:
         return {"solved": False, "answer": None, "scores": {}}
     assess = wrap_task_method(agent.assess, agent.task.name, problem.id)
-    verdict = assess(problem, result.tree, result.best)
+    verdict = assess(problem, result)
     answer = answer_of(result.tree, result.best)
     return {"solved": verdict.solved, "answer": answer, "scores": verdict.scores}
 

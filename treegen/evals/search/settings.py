@@ -218,6 +218,11 @@ def resolve_search_settings(
     if (step_tokens := choices.get("step_tokens")) is not None:
         check_int("step_tokens", step_tokens, least=1)
         step = replace(step, max_tokens=step_tokens)
+    if environment is None and find_method(method["place"]).needs_agent:
+        raise InputError(
+            f"{method['method']} works on tool calls, and {task.name} is solved by text; choose "
+            f"another {arg('method=')}, such as mcts"
+        )
     if environment is not None and find_method(method["place"]).needs_text:
         raise InputError(
             f"{method['method']} works on texts, and {task.name} is solved by tool calls; choose "
@@ -295,7 +300,9 @@ def _budget(limits: Budget | Mapping[str, Any] | None, defaults: SearchDefaults)
 def _check_environment(task: SearchTask, name: str | None) -> str | None:
     """Return the environment of a run; None for tasks that are solved by text."""
     if isinstance(task, AgentTask):
-        return _check_known("environment", name or task.environments[0], task.environments)
+        name = name or task.environments[0]
+        _check_known("environment", name.partition(":")[0], task.environments)
+        return name
     if name is not None:
         raise InputError(
             f"{task.name} is solved by text and has no environment; leave out {arg('environment=')}"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -19,8 +20,16 @@ from typing import Any, Final, TypeVar
 from inspect_ai.util import SandboxEnvironment
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
-from treegen.common.files import create_held, read_bytes, replace_file, sweep
+from treegen.common.files import (
+    create_held,
+    describe_read_error,
+    open_regular,
+    read_bytes,
+    replace_file,
+    sweep,
+)
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError, arg
+from treegen.integrations.inspect_ai.docker_images import DockerImages, compose, size_of
 from treegen.integrations.inspect_ai.world import InspectWorld
 from treegen.search.environments.file_tools import (
     BASH_TOOL,
@@ -39,34 +48,30 @@ T = TypeVar("T")
 _NAME: Final = "treegen-snapshots-"
 _ARCHIVE: Final = "archive-"
 _IMAGE: Final = "image-"
-_REPOSITORY: Final = "treegen-snapshot"
+_FORM: Final = re.compile(f"({_ARCHIVE}|{_IMAGE})[0-9a-f]{{16}}")
 _TASK: Final = "treegen"
-_COMPOSE: Final = """\
-services:
-  default:
-    image: {image}
-    command: tail -f /dev/null
-    init: true
-    network_mode: none
-    stop_grace_period: 1s
-"""
 
 
 class InspectEnvironment:
     """Sandboxes of Inspect, in which the model runs bash and edits files.
 
-    Containers that a killed process leaves are removed by `inspect sandbox cleanup docker`.
+    `remove_leftovers` removes the images that a killed process leaves, and the containers that it
+    started from them. `inspect sandbox cleanup docker` removes all containers of Inspect.
 
     Args:
         sandbox: Name of a provider, such as "docker", or its class. "local" does not isolate
             anything: commands run as your user.
-        config: The provider's configuration, such as the path of a Dockerfile or compose file.
+        config: The provider's configuration, such as the path of a Dockerfile or compose file. For
+            docker, it may be a function that returns the Dockerfile of a problem.
         allow_code_execution: Must be True: commands of the model run on this machine.
         files: Returns the first files of a problem.
         folder: Directory for archives, which are kept if the process is killed; None for a
             temporary one.
+        run_name: Label of images, by which `remove_leftovers` finds them; None for the path of
+            `folder`.
         command_seconds: Maximum seconds of a command.
-        max_snapshot_bytes: Maximum bytes of all archives together.
+        max_snapshot_bytes: Maximum bytes of all archives and images together. An image counts the
+            bytes that it adds to the one before it.
         max_chars: Maximum characters of an observation's text.
 
     Raises:
@@ -76,11 +81,12 @@ class InspectEnvironment:
     def __init__(
         self,
         sandbox: str | type[SandboxEnvironment] = "docker",
-        config: str | None = None,
+        config: str | Callable[[Any], str] | None = None,
         *,
         allow_code_execution: bool = False,
         files: Callable[[Any], Files] = files_of,
         folder: str | Path | None = None,
+        run_name: str | None = None,
         command_seconds: float = 60.0,
         max_snapshot_bytes: int = 4 << 30,
         max_chars: int = MAX_CHARS,
@@ -96,17 +102,23 @@ class InspectEnvironment:
                 ) from None
         self._type, self._config, self._files = sandbox, config, files
         is_docker = sandbox.__name__ == "DockerSandboxEnvironment"
-        self._makes_images = is_docker and (config is None or Path(config).name == "Dockerfile")
+        if callable(config) and not is_docker:
+            raise InputError("config must be a text, except for docker")
+        is_image = not isinstance(config, str) or Path(config).name == "Dockerfile"
+        self._makes_images = is_docker and is_image
         self.command_seconds, self.max_chars = command_seconds, max_chars
-        self._left = max_snapshot_bytes
-        self._sizes: dict[str, int] = {}
+        self._created: set[str] = set()
         self._worlds: set[InspectWorld] = set()
         # Providers keep what they have started in context variables.
         self._context = contextvars.copy_context()
-        self._is_started = self._is_closed = False
+        self._started: list[str | None] = []  # configurations that the provider has prepared
+        self._is_closed = False
         self._start_lock = asyncio.Lock()
         self._stack = ExitStack()
-        self._folder = self._open(folder)
+        self._has_folder, self._folder = folder is not None, self._open(folder)
+        self._images = DockerImages(run_name or str(self._folder))
+        self._sizes = {path.name: _measure(path) for path in self._folder.iterdir()}
+        self._left = max_snapshot_bytes - sum(self._sizes.values())
 
     @property
     def traits(self) -> Traits:
@@ -124,7 +136,8 @@ class InspectEnvironment:
         Raises:
             WorldError: The sandbox does not start.
         """
-        world = await self._create(self._config)
+        config = self._config(problem) if callable(self._config) else self._config
+        world = await self._create(config, config)
         await write_first_files(world, self._files(problem))
         return world
 
@@ -135,14 +148,27 @@ class InspectEnvironment:
             InputError: There is no such snapshot.
             WorldError: The sandbox does not start.
         """
-        path = self._path(snapshot)
-        if path is None or not path.exists():
-            raise InputError(f"there is no snapshot {snapshot!r:.60}; replay the actions")
-        if path.name.startswith(_IMAGE):
-            return await self._create(str(path))
-        world = await self._create(self._config)
+        missing = InputError(f"there is no snapshot {snapshot!r:.60}; replay the actions")
+        if snapshot not in self._sizes:
+            raise missing
+        path = self._folder / snapshot
         try:
-            await world.unpack(read_bytes(path))
+            data = read_bytes(path)
+        except OSError as error:
+            raise InputError(describe_read_error(path, error)) from None
+        if snapshot.startswith(_IMAGE):
+            if data != compose(snapshot, self._sizes[snapshot]).encode():
+                raise InputError(f"{path} is not as treegen wrote it; remove it")
+            if snapshot not in await self._images.tags():
+                raise missing
+            base = self._config
+            if callable(base):
+                base = self._started[0] if self._started else str(path)
+            return await self._create(str(path), base)
+        assert not callable(self._config)
+        world = await self._create(self._config, self._config)
+        try:
+            await world.unpack(data)
         except BaseException:
             await world.close()
             raise
@@ -150,24 +176,45 @@ class InspectEnvironment:
 
     async def delete(self, snapshot: str) -> None:
         """Delete a snapshot. An unknown id does nothing."""
-        path = self._path(snapshot)
-        if path is not None and path.exists():
+        if snapshot in self._sizes:
             if snapshot.startswith(_IMAGE):
-                await _docker("image", "rm", f"{_REPOSITORY}:{snapshot}")
-            path.unlink()
+                await self._images.remove(snapshot)
+            (self._folder / snapshot).unlink(missing_ok=True)
+            self._created.discard(snapshot)
             self._left += self._sizes.pop(snapshot, 0)
 
-    async def close(self) -> None:
-        """Close all worlds and delete all snapshots that this object made."""
+    async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
+        """Remove what earlier processes with the same `run_name` have left; return how many things.
+
+        Args:
+            keep: Ids of snapshots that stay.
+        """
+        kept = {*keep, *self._created}
+        old = [snapshot for snapshot in self._sizes if snapshot not in kept]
+        for snapshot in old:
+            await self.delete(snapshot)
+        if not self._makes_images:
+            return len(old)
+        own = [await self._container(world) for world in self._worlds]
+        return len(old) + await self._images.remove_leftovers(kept, own)
+
+    async def close(self, keep: Collection[str] = ()) -> None:
+        """Close all worlds and delete all snapshots that this object made.
+
+        Args:
+            keep: Ids of snapshots that stay, if there is a `folder`.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         async with AsyncExitStack() as stack:  # each step runs, also if another one fails
             stack.callback(self._stack.close)
-            if self._is_started:
-                clean_up = partial(self._type.task_cleanup, _TASK, self._config, True)
-                stack.push_async_callback(lambda: self.call(clean_up()))
-            for snapshot in [*self._sizes]:
+            if any(snapshot.startswith(_IMAGE) for snapshot in self._created):
+                stack.push_async_callback(self._images.prune)
+            for config in self._started:
+                clean_up = partial(self._type.task_cleanup, _TASK, config, True)
+                stack.push_async_callback(lambda end: self.call(end()), clean_up)
+            for snapshot in self._created - (set(keep) if self._has_folder else set()):
                 stack.push_async_callback(self.delete, snapshot)
             for world in [*self._worlds]:
                 stack.push_async_callback(world.close)
@@ -180,37 +227,57 @@ class InspectEnvironment:
         """Store a snapshot of a world, and return its id; see `InspectWorld.snapshot`."""
         snapshot = f"{_IMAGE if self._makes_images else _ARCHIVE}{secrets.token_hex(8)}"
         if self._makes_images:
-            image = f"{_REPOSITORY}:{snapshot}"
-            connection = await self.call(world.sandbox.connection())
-            await _docker("commit", str(connection.container), image)
-            data = _COMPOSE.format(image=image).encode()
+            container = await self._container(world)
+            size = await self._images.measure(container)
+            data = compose(snapshot, size).encode()
         else:
             data = await world.pack()
-        if len(data) > self._left:
+            size = len(data)
+        if size > self._left:
             raise CapacityError(
                 f"snapshots take too much space: {len(self._sizes):,} leave {self._left:,} bytes "
-                f"for one of {len(data):,}; raise {arg('max_snapshot_bytes')}"
+                f"for one of {size:,}; raise {arg('max_snapshot_bytes')}"
             )
-        self._left -= len(data)
-        self._sizes[snapshot] = len(data)
-        with replace_file(self._folder / snapshot) as file:
-            file.write(data)
+        self._left -= size
+        self._sizes[snapshot] = size
+        self._created.add(snapshot)
+        try:
+            if self._makes_images:
+                await self._images.commit(container, snapshot)
+            with replace_file(self._folder / snapshot) as file:
+                file.write(data)
+        except BaseException as error:
+            with suppress(WorldError):
+                await self.delete(snapshot)
+            if isinstance(error, OSError):
+                raise WorldError(f"a snapshot cannot be stored: {error}; check the disk") from None
+            raise
         return snapshot
 
     async def end(self, world: InspectWorld) -> None:
         """Free the sandboxes of a world."""
-        self._worlds.discard(world)
         arguments = (_TASK, world.config, dict(world.sandboxes), False)
         await self.call(self._type.sample_cleanup(*arguments))
+        self._worlds.discard(world)
 
-    async def _create(self, config: str | None) -> InspectWorld:
+    async def _container(self, world: InspectWorld) -> str:
+        """Return the name of a world's container."""
+        return str((await self.call(world.sandbox.connection())).container)
+
+    async def _create(self, config: str | None, base: str | None) -> InspectWorld:
+        """Return a new world.
+
+        Args:
+            config: Its configuration.
+            base: The configuration that the provider prepares before, once.
+        """
         if self._is_closed:
             raise StoppedError("the environment is closed; create a new one")
         try:
             async with self._start_lock:
-                if not self._is_started:
-                    await self.call(self._type.task_init(_TASK, self._config))
-                    self._is_started = True
+                if base not in self._started:
+                    await self.call(self._type.task_init(_TASK, base))
+                    self._started.append(base)
             sandboxes = await self.call(self._type.sample_init(_TASK, config, {}))
         except Exception as error:
             raise WorldError(
@@ -224,7 +291,16 @@ class InspectEnvironment:
     def _open(self, folder: str | Path | None) -> Path:
         if folder is not None:
             path = Path(folder).absolute()
-            path.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                os.listdir(path)
+            except OSError as error:
+                raise InputError(
+                    f"cannot keep snapshots in {path}: {error.strerror}; name another "
+                    f"{arg('folder')}"
+                ) from None
+            sweep(path, f"{_ARCHIVE}*.tmp")  # half-written files of killed processes
+            sweep(path, f"{_IMAGE}*.tmp")
             return path
         above = Path(tempfile.gettempdir())
         sweep(above, f"{_NAME}*")  # killed processes may have left some
@@ -233,29 +309,26 @@ class InspectEnvironment:
         self._stack.enter_context(create_held(path, folder=True))
         return path
 
-    def _path(self, snapshot: str) -> Path | None:
-        if not re.fullmatch(f"({_ARCHIVE}|{_IMAGE})[0-9a-f]{{16}}", snapshot):
-            return None
-        return self._folder / snapshot
 
-
-async def _docker(*arguments: str) -> None:
-    """Run a command of docker.
+def _measure(path: Path) -> int:
+    """Return the bytes of a snapshot that an earlier process has stored.
 
     Raises:
-        WorldError: The command fails.
+        InputError: The file is none.
     """
-    try:
-        process = await asyncio.create_subprocess_exec(
-            "docker",
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+    shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+    if not _FORM.fullmatch(path.name) or path.is_symlink():
+        raise InputError(
+            f"{shown} is nothing that treegen has stored; move it out of the folder, or name "
+            f"another {arg('folder')}"
         )
-        _, errors = await process.communicate()
+    try:
+        if path.name.startswith(_ARCHIVE):
+            with open(open_regular(path), "rb") as file:
+                return os.fstat(file.fileno()).st_size
+        size = size_of(read_bytes(path)[:1000].decode("utf-8", "replace"))
     except OSError as error:
-        raise WorldError(f"docker cannot be started: {error}; install it") from None
-    if process.returncode:
-        text = errors.decode("utf-8", "replace").strip()
-        raise WorldError(f"docker {arguments[0]} failed: {text[-300:]}; check docker")
+        raise InputError(describe_read_error(path, error)) from None
+    if size < 0:
+        raise InputError(f"{shown} is not as treegen wrote it; remove it")
+    return size

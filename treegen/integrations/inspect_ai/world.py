@@ -54,15 +54,19 @@ class InspectWorld(FileWorld):
         self.sandboxes, self.config = sandboxes, config
         self.sandbox = next(iter(sandboxes.values()))  # Inspect's default
         self._owner = owner
-        self._is_closed = False
+        self._is_closed = self._is_ended = False
 
-    async def execute(self, command: str) -> Observation:
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
         """Run a command of bash, and return its output.
+
+        Args:
+            command: The command.
+            seconds: Maximum seconds. Default: the environment's limit.
 
         Raises:
             WorldError: The sandbox fails.
         """
-        seconds = self._owner.command_seconds
+        seconds = seconds or self._owner.command_seconds
         try:
             result = await self._exec(["bash", "--login", "-c", command], seconds)
         except TimeoutError:
@@ -104,10 +108,11 @@ class InspectWorld(FileWorld):
         return await self._owner.save(self)
 
     async def close(self) -> None:
-        """Free the sandbox. Snapshots stay. A second call does nothing."""
-        if not self._is_closed:
-            self._is_closed = True
+        """Free the sandbox. Snapshots stay. A second call does nothing, unless the first failed."""
+        self._is_closed = True
+        if not self._is_ended:
             await self._owner.end(self)
+            self._is_ended = True
 
     async def pack(self) -> bytes:
         """Return an archive of the working directory.

@@ -47,18 +47,30 @@ class WeightUpdater:
     async def update(self, body: dict[str, Any]) -> dict[str, Any]:
         """Load the weights that a request names, and return the answer.
 
+        If the request is cancelled meanwhile, it keeps its turn until the update has ended.
+
         Raises:
             RequestError: there is no such checkpoint, or it does not fit the model.
         """
         wanted = parse_model(WeightsRequest, body)
-        async with self._turn:
-            directory = await asyncio.to_thread(self._find, wanted.path)
-            try:
-                version = await self._served.update(directory, cache=wanted.cache)
-            except (InputError, ModelError) as error:
-                told = str(error).replace(f"{self._folder}/", "")
-                raise RequestError(told, "path") from None
+        await self._turn.acquire()
+        loading = asyncio.create_task(self._load(wanted))
+        loading.add_done_callback(self._end_turn)
+        return await asyncio.shield(loading)
+
+    async def _load(self, wanted: WeightsRequest) -> dict[str, Any]:
+        directory = await asyncio.to_thread(self._find, wanted.path)
+        try:
+            version = await self._served.update(directory, cache=wanted.cache)
+        except (InputError, ModelError) as error:
+            told = str(error).replace(f"{self._folder}/", "")
+            raise RequestError(told, "path") from None
         return {"object": "weights", "path": wanted.path, "version": version}
+
+    def _end_turn(self, loading: asyncio.Task[dict[str, Any]]) -> None:
+        self._turn.release()
+        if not loading.cancelled():
+            loading.exception()  # so that asyncio does not report it if the request is gone
 
     def _find(self, name: str) -> Path:
         """Return a directory below the folder, all of whose files are below the folder too."""

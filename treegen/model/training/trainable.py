@@ -52,7 +52,7 @@ def unwrap(module: Any) -> PreTrainedModel:
     if not isinstance(module, PreTrainedModel):
         raise InputError(
             "the tree loss takes a model of transformers, or one inside of DDP or a PEFT adapter, "
-            f"got {type(module).__name__}; weights sharded by FSDP or DeepSpeed are not supported"
+            f"got {type(module).__name__}; weights sharded by FSDP1 or DeepSpeed are not supported"
         )
     return module
 

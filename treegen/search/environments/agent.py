@@ -7,9 +7,9 @@ returns has the model's cache and the environment's state, so both fork at any n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from treegen.common.checks import check_int
 from treegen.common.lifetimes import Closeable
@@ -18,16 +18,18 @@ from treegen.prompts.replies.types import Reply
 from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import Parts
 from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, StepEnd
+from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, make_step
 from treegen.search.environments.observations import call_key
-from treegen.search.environments.protocol import Environment, Observation
+from treegen.search.environments.protocol import Environment, Observation, World
 from treegen.search.environments.states import Outcome, WorldUsage
-from treegen.search.environments.worlds import LiveWorlds
+from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import await_external
 from treegen.search.propose import Propose
 from treegen.search.tree.node import SearchNode
+
+T = TypeVar("T")
 
 
 class Agent(Closeable):
@@ -49,6 +51,7 @@ class Agent(Closeable):
 
     Attributes:
         environment: The environment.
+        turns: Reads calls and renders results; None before the first step, unless it was given.
     """
 
     def __init__(
@@ -58,9 +61,10 @@ class Agent(Closeable):
         turns: ToolTurns | None = None,
         template: Mapping[str, Any] | None = None,
         max_live: int = 8,
-        max_seconds: float = 300.0,
+        max_seconds: float = MAX_SECONDS,
         max_steps: int = 30,
         forces_calls: bool = False,
+        accepts_cut_replies: bool = False,
         **overrides: Any,
     ) -> None:
         """Create an agent; one serves many searches.
@@ -70,25 +74,28 @@ class Agent(Closeable):
             turns: Reads calls and renders results. By default the tokenizer of the search's model
                 and its chat template do.
             template: Further variables of the chat template, as for the prompts. Default: none.
-            max_live: Maximum number of live worlds. Worlds that wait for the model give way to
-                others: they are snapshotted and closed.
+            max_live: Maximum number of live worlds. If another world needs a place, one that waits
+                for the model is snapshotted and closed.
             max_seconds: Longest time of one action, snapshot or restoration. A longer one ends its
                 branch.
             max_steps: Maximum number of steps of an episode of `play`.
             forces_calls: Whether each reply has to call a tool, once.
+            accepts_cut_replies: Whether a reply that max_tokens has cut off ends its episode as an
+                answer does, so that the environment judges the state. By default it is a failure.
             **overrides: Sampling parameters of replies, as for `SearchNode.sample`.
         """
         check_int("max_steps", max_steps, least=1)
         if overrides.get("stop"):
             raise InputError("an agent's replies end by themselves; leave out stop")
-        self.environment, self._turns, self._template = environment, turns, template
+        self.environment, self.turns, self._template = environment, turns, template
         self._worlds = LiveWorlds(environment, max_live=max_live, max_seconds=max_seconds)
         self._max_steps, self._forces_calls = max_steps, forces_calls
+        self._accepts_cut = accepts_cut_replies
         self._overrides = {"stop": (), **overrides}
 
     @property
     def usage(self) -> WorldUsage:
-        """What the environment has done so far, for all searches."""
+        """Counts of what the environment has done for all searches."""
         return self._worlds.usage
 
     def close(self) -> None:
@@ -135,17 +142,18 @@ class Agent(Closeable):
             raise InputError(f"the episode ended at node {node.key!r}; act from a node before it")
         if branch.state is None:
             raise InputError(f"node {node.key!r} was dropped; act from a node that is kept")
-        turns = self._turns_of(node)
+        turns = self.turns_of(node)
         params = {**self._overrides, **overrides}
         if self._forces_calls:
             grammar = turns.replies.call_grammar(turns.tools, is_single=True)
             # A sample below one of the same grammar would continue that one's text.
-            params["grammar"] = f"{grammar}\n// turn {node.depth // 2 % 2}"
+            num_steps = sum(step_of(above) is not None for above in node.path)
+            params["grammar"] = f"{grammar}\n// turn {num_steps % 2}"
         before = _last_tokens(node)
         samples = await node.sample(n, **params)
         if branch.state is None:  # the node was dropped meanwhile
             return []
-        state = branch.state.add_owner()
+        state, runs = branch.state.add_owner(), dict[tuple[str, ...], SharedRun]()
         try:
             replies = [_read(turns, sample, before) for sample in samples]
             runs, is_refused = self._run_calls(node.search, state, replies, keep=keep)
@@ -159,7 +167,7 @@ class Agent(Closeable):
                 if reply.calls and calls not in runs:
                     continue  # the budget has no room for them
                 outcome = runs[calls].outcome.result() if calls else None
-                step = _step(sample, reply, outcome)
+                step = make_step(sample, reply, outcome, self._accepts_cut)
                 if step.failure:
                     _end_failed(sample, step)
                     continue
@@ -176,6 +184,8 @@ class Agent(Closeable):
             if is_refused:
                 node.search.refuse_actions()
         finally:
+            for run in runs.values():
+                run.leave()
             state.release()
             if not keep:
                 branch.release()
@@ -209,8 +219,22 @@ class Agent(Closeable):
                 search.num_acting += len(calls)
                 run = SharedRun(self._worlds.run(state.state, calls, is_last=is_last))
                 state.runs[key] = run
-            runs[key] = run
+            runs[key] = run.join()
         return runs, False
+
+    def instruct(self, node: SearchNode, text: str) -> SearchNode:
+        """Append a message of the user to a node where the episode goes on; return the new node.
+
+        Args:
+            node: The node.
+            text: The message.
+        """
+        branch = _branch_of(node)
+        if branch.state is None or (branch.step is not None and branch.step.end):
+            raise InputError(f"no episode goes on at node {node.key!r}; instruct a node before it")
+        child = node.extend(self.turns_of(node).render_message(text))
+        child.branch = Branch(branch.actions, None, branch.state.add_owner())
+        return child
 
     async def play(self, node: SearchNode, n: int = 1) -> list[SearchNode]:
         """Play n episodes from a node to their ends, and return the last node of each.
@@ -319,16 +343,33 @@ class Agent(Closeable):
         (shown,) = await await_external(node, [self._worlds.observe(state.state)])
         return shown
 
-    def _turns_of(self, node: SearchNode) -> ToolTurns:
-        if self._turns is None:
+    async def use_world(
+        self,
+        node: SearchNode,
+        make: Callable[[], Awaitable[World]],
+        use: Callable[[World], Awaitable[T]],
+    ) -> T:
+        """Return what a function returns for a world of its own, such as a score.
+
+        Args:
+            node: The node that the call is about.
+            make: Opens the world.
+            use: The function. It may change the world, which is closed afterwards.
+        """
+        (result,) = await await_external(node, [self._worlds.use(make, use)])
+        return result
+
+    def turns_of(self, node: SearchNode) -> ToolTurns:
+        """Return what reads replies and renders results for the model of a node's search."""
+        if self.turns is None:
             tokenizer = getattr(node.search.backend, "tokenizer", None)
             if tokenizer is None:
                 raise InputError(
                     "this search has no tokenizer, which tool calls need; give the agent "
                     "turns=ToolTurns(tokenizer, environment.tools)"
                 )
-            self._turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
-        return self._turns
+            self.turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
+        return self.turns
 
 
 def step_of(node: SearchNode) -> AgentStep | None:
@@ -362,29 +403,6 @@ def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
     return turns.read(completion, before)
 
 
-def _step(sample: SearchNode, reply: Reply, outcome: Outcome | None) -> AgentStep:
-    """Return the step of a sample.
-
-    Args:
-        sample: The sample.
-        reply: The sample as a reply.
-        outcome: What its calls have done; None if it has none.
-    """
-    if sample.finish_reason != "stop":
-        cut = f"the reply was cut off ({sample.finish_reason})"
-        return AgentStep(reply=reply, end="failed", failure=cut)
-    if outcome is None:
-        return AgentStep(reply=reply, end="answer")
-    end: StepEnd = "failed" if outcome.failure else "done" if outcome.state is None else ""
-    return AgentStep(
-        reply=reply,
-        observations=outcome.observations,
-        end=end,
-        failure=outcome.failure,
-        reward=outcome.reward,
-    )
-
-
 def _end_failed(sample: SearchNode, step: AgentStep) -> None:
     """Prune a sample whose step failed."""
     sample.branch, sample.data = Branch(step=step), step.to_json()
@@ -396,8 +414,8 @@ def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNod
     """Return the results of a reply's calls, as text or parts to append to the sample."""
     shown = outcome.observations
     # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
-    marks = {place: secrets.token_hex(16) for place, each in enumerate(shown) if each.images}
-    texts = [marks.get(place, each.text) for place, each in enumerate(shown)]
+    marks = {i: secrets.token_hex(16) for i, observation in enumerate(shown) if observation.images}
+    texts = [marks.get(i, observation.text) for i, observation in enumerate(shown)]
     text = turns.render_results(reply.calls, texts, sample.stop)
     if not marks:
         return text
@@ -415,7 +433,7 @@ def _last_reward(node: SearchNode) -> float | None:
 
 
 def _count(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) -> None:
-    """Count the actions of runs for a search, those of each run once."""
+    """Count the actions of runs for a search. Each run counts once."""
     for key, run in runs.items():
         if run.is_counted:
             continue
@@ -425,4 +443,4 @@ def _count(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) ->
         is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
         search.usage.actions += outcome.result().num_run if is_over else len(key)
         # Which of several replies has run a call that they share depends on timing.
-        search.num_acted += outcome.result().num_asked if is_over else len(key)
+        search.num_acted += outcome.result().num_calls if is_over else len(key)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treegen.prompts.replies.types import Reply
-from treegen.search.environments.observations import observation_json
+from treegen.search.environments.observations import call_key, observation_json
 from treegen.search.environments.protocol import Observation
 from treegen.search.environments.states import Outcome, WorldState
 from treegen.search.environments.worlds import LiveWorlds
+from treegen.search.tree.node import SearchNode
 
 StepEnd = Literal["", "answer", "done", "failed"]
 
@@ -31,6 +32,14 @@ class AgentStep:
     reward: float | None = None
     """The environment's judgement of the state after the step, if it came with the step."""
 
+    def describe(self) -> str:
+        """Return the calls and results as lines of text, or the answer."""
+        lines = [f"Call: {call_key(call)}" for call in self.reply.calls]
+        lines += [f"Result: {shown.text}" for shown in self.observations]
+        return "\n".join(
+            [*lines, *([f"Answer: {self.reply.text}"] if self.end == "answer" else [])]
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the step as a JSON object, without fields that are empty."""
         calls = [{"name": call.name, "arguments": call.arguments} for call in self.reply.calls]
@@ -46,6 +55,32 @@ class AgentStep:
         return record if self.reward is None else {**record, "reward": self.reward}
 
 
+def make_step(
+    sample: SearchNode, reply: Reply, outcome: Outcome | None, accepts_cut: bool
+) -> AgentStep:
+    """Return the step of a sample.
+
+    Args:
+        sample: The sample.
+        reply: The sample as a reply.
+        outcome: What its calls have done; None if it has none.
+        accepts_cut: Whether it is an answer if it was cut off.
+    """
+    if sample.finish_reason != "stop" and not (accepts_cut and sample.finish_reason == "length"):
+        cut = f"the reply was cut off ({sample.finish_reason})"
+        return AgentStep(reply=reply, end="failed", failure=cut)
+    if outcome is None:
+        return AgentStep(reply=reply, end="answer")
+    end: StepEnd = "failed" if outcome.failure else "done" if outcome.state is None else ""
+    return AgentStep(
+        reply=reply,
+        observations=outcome.observations,
+        end=end,
+        failure=outcome.failure,
+        reward=outcome.reward,
+    )
+
+
 @dataclass(slots=True, eq=False)
 class SharedState:
     """A state of a world, and the nodes that may act from it."""
@@ -53,7 +88,7 @@ class SharedState:
     worlds: LiveWorlds
     """Runs the world."""
     state: Future[WorldState]
-    """The state, to come."""
+    """A future of the state."""
     above: tuple[SharedState, tuple[str, ...]] | None = None
     """The state that it follows from, and its place in the `runs` of that state."""
     num_owners: int = 1
@@ -92,7 +127,7 @@ class SharedState:
             return run.after.add_owner()
         future: Future[WorldState] = Future()
         future.set_result(after)
-        run.after = SharedState(self.worlds, future, (self, keys))
+        run.after = SharedState(self.worlds, future, (self, keys), num_owners=2)  # see `join`
         return run.after
 
 
@@ -101,11 +136,27 @@ class SharedRun:
     """Calls that run from a state once, for all replies that make them."""
 
     outcome: Future[Outcome]
-    """What they have done, to come."""
+    """A future of their outcome."""
     after: SharedState | None = None
     """The state after them, once a node has it."""
     is_counted: bool = False
     """Whether the search has counted its actions."""
+    num_users: int = 0
+    """Steps that wait for it. While there are some, it owns the state after it, because a step that
+    resumes earlier may go on from there and release it."""
+
+    def join(self) -> SharedRun:
+        """Return the run for one more step."""
+        self.num_users += 1
+        if self.num_users == 1 and self.after is not None:
+            self.after.add_owner()
+        return self
+
+    def leave(self) -> None:
+        """Take a step away from the users."""
+        self.num_users -= 1
+        if not self.num_users and self.after is not None:
+            self.after.release()
 
 
 @dataclass(slots=True, eq=False)

@@ -165,8 +165,14 @@ class FileWorld(ABC):
         """Free what the world holds; see `World.close`."""
 
     @abstractmethod
-    async def execute(self, command: str) -> Observation:
-        """Run a command in the directory, and return its output, exit status and failure."""
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
+        """Run a command in the directory, and return its output, exit status and failure.
+
+        Args:
+            command: The command.
+            seconds: Maximum seconds, for environments whose limits are not fixed. Default: the
+                environment's limit.
+        """
 
     @abstractmethod
     async def read_file(self, path: str) -> bytes:

@@ -7,10 +7,11 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 from itertools import count
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from treegen.errors import InputError, WorldError
+from treegen.errors import InputError, StoppedError, WorldError
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation, Traits
 
@@ -65,76 +66,119 @@ class MemoryEnvironment:
             raise InputError(f"pure_tools has {unknown[0]!r}, which is none of the tools {names}")
         self.tools, self._make = list(tools), make
         self.traits = Traits(forks_cheaply=True, pure_tools=frozenset(pure_tools))
-        self._objects: dict[str, WorldObject] = {}
+        self._objects: dict[str, _Object] = {}
         self._worlds: set[_MemoryWorld] = set()
         self._numbers = count(1)
+        self._is_closed = False
 
     async def start(self, problem: Any) -> _MemoryWorld:
         """Return a new world in the first state of a problem."""
-        return self._world(await in_daemon(self._make, problem))
+        self._check_open()
+        return await self._add(_Object(await in_daemon(self._make, problem)))
 
     async def restore(self, snapshot: str) -> _MemoryWorld:
         """Return a new world in the state of a snapshot."""
+        self._check_open()
         if snapshot not in self._objects:
             raise InputError(f"there is no snapshot {snapshot!r}; it was deleted")
-        return self._world(await in_daemon(_fork, self._objects[snapshot]))
+        return await self._add(await self._objects[snapshot].fork())
 
     async def delete(self, snapshot: str) -> None:
         """Delete a snapshot; unknown ids do nothing."""
         if (stored := self._objects.pop(snapshot, None)) is not None:
-            await _close(stored)
+            await stored.close()
 
     async def close(self) -> None:
         """Close all worlds and delete all snapshots."""
-        for world in list(self._worlds):
-            await world.close()
-        for snapshot in list(self._objects):
-            await self.delete(snapshot)
+        self._is_closed = True
+        async with AsyncExitStack() as stack:  # each step runs, also if another one fails
+            for snapshot in list(self._objects):
+                stack.push_async_callback(self.delete, snapshot)
+            for world in list(self._worlds):
+                stack.push_async_callback(world.close)
 
-    def _world(self, state: WorldObject) -> _MemoryWorld:
-        if not callable(getattr(state, "run", None)):
-            raise WorldError(f"make returned {state!r:.80}, which has no method run(action)")
+    async def _add(self, state: _Object) -> _MemoryWorld:
+        await self._keep(state)
         world = _MemoryWorld(self, state)
         self._worlds.add(world)
         return world
 
-    def _store(self, state: WorldObject) -> str:
+    async def _store(self, state: _Object) -> str:
+        await self._keep(state)
         name = f"memory-{next(self._numbers)}"
         self._objects[name] = state
         return name
+
+    async def _keep(self, state: _Object) -> None:
+        """Close a new object if the environment was closed while it was made."""
+        if self._is_closed:
+            await state.close()
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoppedError("the environment is closed; create a new one")
 
 
 class _MemoryWorld:
     """One live object."""
 
-    def __init__(self, environment: MemoryEnvironment, state: WorldObject) -> None:
-        self._environment = environment
-        self._state: WorldObject | None = state
+    def __init__(self, environment: MemoryEnvironment, state: _Object) -> None:
+        self._environment, self._state = environment, state
 
     async def run(self, action: ToolCall) -> Observation:
         """Run an action and return what it shows."""
-        return _observation(await in_daemon(self._live().run, action))
+        return _observation(await self._state.call(self._state.value.run, action))
 
     async def observe(self) -> Observation:
         """Return the observation of the state."""
-        observe = getattr(self._live(), "observe", None)
-        return Observation() if observe is None else _observation(await in_daemon(observe))
+        observe = getattr(self._state.value, "observe", Observation)
+        return _observation(await self._state.call(observe))
 
     async def snapshot(self) -> str:
         """Store a copy of the object and return its id."""
-        return self._environment._store(await in_daemon(_fork, self._live()))
+        return await self._environment._store(await self._state.fork())
+
+    async def close(self) -> None:
+        """Close the object, once a call that still runs has ended; a second call does nothing."""
+        self._environment._worlds.discard(self)
+        await self._state.close()
+
+
+class _Object:
+    """An object whose methods run one at a time, also if the caller was cancelled meanwhile."""
+
+    def __init__(self, value: WorldObject) -> None:
+        if not callable(getattr(value, "run", None)):
+            raise WorldError(f"make returned {value!r:.80}, which has no method run(action)")
+        self.value = value
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a method of the object, or a function of it, in a thread."""
+        if self._is_closed:
+            raise StoppedError("this world is closed; start or restore another one")
+        return await in_daemon(self._locked, function, *args)
+
+    async def fork(self) -> _Object:
+        """Return an independent copy of the object."""
+        return _Object(await self.call(_fork, self.value))
 
     async def close(self) -> None:
         """Close the object; a second call does nothing."""
-        self._environment._worlds.discard(self)
-        if (state := self._state) is not None:
-            self._state = None
-            await _close(state)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if callable(close := getattr(self.value, "close", None)):
+            if self._lock.locked():  # a cancelled call still runs, for any time
+                threading.Thread(target=self._locked, args=(close,), daemon=True).start()
+            else:
+                await in_daemon(self._locked, close)
 
-    def _live(self) -> WorldObject:
-        if self._state is None:
-            raise InputError("this world is closed; start or restore another one")
-        return self._state
+    def _locked(self, function: Callable[..., T], *args: Any) -> T:
+        with self._lock:
+            return function(*args)
 
 
 def _fork(state: WorldObject) -> WorldObject:
@@ -143,11 +187,6 @@ def _fork(state: WorldObject) -> WorldObject:
     if copied is state:
         raise WorldError(f"{type(state).__name__} returned itself as its copy; copy its state")
     return copied
-
-
-async def _close(state: WorldObject) -> None:
-    if callable(close := getattr(state, "close", None)):
-        await in_daemon(close)
 
 
 def _observation(shown: Any) -> Observation:

@@ -7,9 +7,9 @@ processes and networks without blocking the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from treegen.prompts.replies.types import ToolCall
 
@@ -71,7 +71,11 @@ class World(Protocol):
         ...
 
     async def close(self) -> None:
-        """Free what the world holds. Snapshots stay. A second call does nothing."""
+        """Free what the world holds. Snapshots stay. A second call does nothing.
+
+        A call that was cancelled may still run in a thread; it ends before the world is freed.
+        Other methods raise StoppedError from now on.
+        """
         ...
 
 
@@ -105,5 +109,29 @@ class Environment(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close all worlds and delete all snapshots that this object made."""
+        """Close all worlds and delete all snapshots that this object made.
+
+        A second call does nothing. `start` and `restore` raise StoppedError from now on.
+        """
+        ...
+
+
+@runtime_checkable
+class LastingEnvironment(Environment, Protocol):
+    """An environment whose snapshots can outlive the process, for the next process of a run."""
+
+    async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
+        """Remove what earlier processes of the run have left, and return how many things.
+
+        Args:
+            keep: Ids of their snapshots that stay. From now on, `delete` deletes them.
+        """
+        ...
+
+    async def close(self, keep: Collection[str] = ()) -> None:
+        """Close all worlds and delete all snapshots that this object made.
+
+        Args:
+            keep: Ids of snapshots that stay.
+        """
         ...

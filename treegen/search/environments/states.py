@@ -1,4 +1,4 @@
-"""States of worlds, what calls in them have done, and what an environment has done so far."""
+"""States of worlds, outcomes of calls, and the usage of an environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WorldState:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the calls of one reply have done."""
+    """The outcome of the calls of one reply."""
 
     observations: tuple[Observation, ...]
     """One for each call that ended, in order."""
@@ -44,13 +44,13 @@ class Outcome:
     """The world's last judgement; None if it has none."""
     num_run: int = 0
     """Actions that were run."""
-    num_asked: int = 0
+    num_calls: int = 0
     """Calls that ended or failed, also those that shared the run of an equal pure call."""
 
 
 @dataclass(slots=True)
 class WorldUsage:
-    """What an environment has done for all searches so far."""
+    """Counts of what an environment has done for all searches."""
 
     started: int = 0
     """Worlds started for problems."""

@@ -30,6 +30,9 @@ from treegen.search.environments.states import Outcome, WorldState, WorldUsage
 
 T = TypeVar("T")
 
+MAX_SECONDS: Final = 300.0
+"""Longest time of one call of an environment, by default."""
+
 _CLOSING_SECONDS: Final = 30.0
 """Longest time to wait for the end of everything when an environment is closed."""
 
@@ -76,13 +79,13 @@ class LiveWorlds(Closeable):
     # Calls from the threads of searches
 
     def start(self, problem: Any) -> Future[WorldState]:
-        """Return the first state of a problem, to come."""
+        """Return a future of the first state of a problem."""
         return self._submit(self._start(problem))
 
     def run(
         self, state: Future[WorldState], calls: Sequence[ToolCall], *, is_last: bool
     ) -> Future[Outcome]:
-        """Run calls in order from a state, which does not change; return their outcome, to come.
+        """Run calls in order from a state, which does not change; return a future of the outcome.
 
         Args:
             state: The state.
@@ -92,11 +95,30 @@ class LiveWorlds(Closeable):
         return self._submit(self._run(state, tuple(calls), is_last))
 
     def observe(self, state: Future[WorldState]) -> Future[Observation]:
-        """Return what a state shows, to come."""
+        """Return a future of the observation of a state."""
         return self._submit(self._observe(state))
 
+    def use(
+        self, make: Callable[[], Awaitable[World]], use: Callable[[World], Awaitable[T]]
+    ) -> Future[T]:
+        """Return what a function returns for a world of its own, to come.
+
+        Args:
+            make: Opens the world.
+            use: The function. It may change the world, which is closed afterwards.
+        """
+
+        async def use_once() -> T:
+            world = await self._open(make)
+            try:
+                return await use(world)
+            finally:
+                await self._discard(world)
+
+        return self._submit(use_once())
+
     def release(self, state: Future[WorldState]) -> None:
-        """Close the world of a state and delete its snapshot, once it is there."""
+        """Close the world of a state and delete its snapshot, once the future has a result."""
         if not self._loop.is_closed():
             state.add_done_callback(self._on_released)
             state.cancel()
@@ -110,7 +132,7 @@ class LiveWorlds(Closeable):
         """Cancel calls, or release the state after them, which nothing will act from.
 
         Args:
-            outcome: What the calls have done, to come.
+            outcome: A future of their outcome.
             state: The state from which they run.
         """
         outcome.cancel()
@@ -173,30 +195,26 @@ class LiveWorlds(Closeable):
         except Exception as error:
             if world is not None:
                 await self._discard(world)
-            failure, num_asked = describe_failure(error), len(shown) + 1
-            return Outcome(tuple(shown), failure=failure, num_run=num_run, num_asked=num_asked)
+            failure, num_calls = describe_failure(error), len(shown) + 1
+            return Outcome(tuple(shown), failure=failure, num_run=num_run, num_calls=num_calls)
         except BaseException:
             if world is not None:
                 self._discard_later(world)
             raise
         last = shown[-1]
-        if not last.is_done and not last.failure:
-            after = state if world is None else self._keep(world)
-            return Outcome(
-                tuple(shown), after, reward=last.reward, num_run=num_run, num_asked=len(shown)
-            )
+        after: WorldState | None = None
         reward, failure = last.reward, last.failure
-        if reward is None and not failure:
+        if not last.is_done and not failure:
+            after = state if world is None else self._keep(world)
+        elif reward is None and not failure:
             try:
                 ended = await self._show(world) if world is not None else await self._look(state)
                 reward = ended.reward
             except Exception as error:
                 failure = describe_failure(error)
-        if world is not None:
+        if after is None and world is not None:
             await self._discard(world)
-        return Outcome(
-            tuple(shown), failure=failure, reward=reward, num_run=num_run, num_asked=len(shown)
-        )
+        return Outcome(tuple(shown), after, failure, reward, num_run, len(shown))
 
     async def _run_pure(self, state: WorldState, call: ToolCall) -> tuple[Observation, bool]:
         """Return the observation of a call that changes nothing, and whether it had to run."""
@@ -391,18 +409,8 @@ class LiveWorlds(Closeable):
         return task
 
     async def _call(self, call: Awaitable[T], what: str) -> T:
-        """Await a call of the environment, for a limited time."""
-
-        async def guarded() -> T:
-            try:
-                return await call
-            except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
-                raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-
-        try:
-            return await asyncio.wait_for(guarded(), self._max_seconds)
-        except TimeoutError as error:
-            raise WorldError(f"{what} took more than {self._max_seconds:g} seconds") from error
+        """Await a call of the environment, for a limited time; see `limit_time`."""
+        return await limit_time(call, what, self._max_seconds)
 
     async def _close_all(self) -> None:
         own = asyncio.current_task()
@@ -415,6 +423,30 @@ class LiveWorlds(Closeable):
         await self._loop.shutdown_asyncgens()
 
 
+async def limit_time(call: Awaitable[T], what: str, seconds: float) -> T:
+    """Return the result of a call of an environment.
+
+    Args:
+        call: The call.
+        what: What it does, for the message.
+        seconds: Seconds after which it is cancelled.
+
+    Raises:
+        WorldError: It took too long, or it would end the event loop.
+    """
+
+    async def guarded() -> T:
+        try:
+            return await call
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+
+    try:
+        return await asyncio.wait_for(guarded(), seconds)
+    except TimeoutError as error:
+        raise WorldError(f"{what} took more than {seconds:g} seconds") from error
+
+
 async def _settled(future: Future[T]) -> T:
-    """Return the result of a future, which is not cancelled with the caller."""
+    """Await a future, which is not cancelled with the caller."""
     return await asyncio.shield(asyncio.wrap_future(future))

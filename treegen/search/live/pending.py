@@ -50,6 +50,11 @@ class LiveContext:
             self._ids = self.tail() if self.given is None else self.segment.path_tokens()
         return self._ids
 
+    def path_tokens(self) -> list[int]:
+        """Return all token ids, from the start of the prompt."""
+        tokens: list[int] = self.segment.path_tokens().tolist()
+        return tokens
+
     def tail(self) -> Tokens:
         """Return the last tokens, as many as appending text has to look at."""
         parts: list[Tokens] = []

@@ -1,0 +1,389 @@
+"""An environment whose actions are stored as they happen, so that a resumed run goes on from them.
+
+A resumed search takes the same steps again. Actions that the journal has are not run again: their
+observations are read. The first action that it does not have needs a live world, which is restored
+from the last snapshot of its branch. If there is none, the actions before it run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from treegen.errors import CapacityError, InputError, WorldError
+from treegen.evals.search.action_journal import OBSERVE, ActionJournal, Episode, Keys
+from treegen.prompts.replies.types import ToolCall
+from treegen.search.environments.observations import (
+    call_key,
+    check_observation,
+    describe_failure,
+)
+from treegen.search.environments.protocol import (
+    Environment,
+    LastingEnvironment,
+    Observation,
+    Traits,
+    World,
+)
+from treegen.search.environments.worlds import MAX_SECONDS, limit_time
+
+T = TypeVar("T")
+
+_MAX_SPARE: Final = 64
+"""Maximum number of spare snapshots; see `JournaledEnvironment`."""
+
+
+class JournaledEnvironment:
+    """An environment whose actions are stored in a journal, and read from it where it has them.
+
+    `start` takes an `Episode`.
+
+    If the environment keeps snapshots, each state is snapshotted as soon as it is reached. While a
+    search goes on, a snapshot is spare once no world and no stored state is in its state: only
+    another branch with the same actions can reach the state again, in this or in a resumed run.
+    The oldest of more than 64 spare snapshots is deleted, and all are if there is no room for a new
+    one. If such a branch comes, its actions run again from the nearest snapshot, with a warning.
+    When a search stops, its snapshots stay for a resumed run until its record is stored.
+
+    Attributes:
+        inner: The environment itself.
+        journal: Stores the actions.
+        keeps_snapshots: Whether snapshots outlive the process.
+        finished: Names of searches whose records are stored, so that their snapshots can be
+            deleted. Any thread may append to it.
+        is_finished: Whether all records of the run are stored.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        journal: ActionJournal,
+        *,
+        keeps_snapshots: bool,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        """Create an environment without worlds.
+
+        Args:
+            environment: Runs the actions.
+            journal: Stores them.
+            keeps_snapshots: Whether snapshots of the environment survive the process.
+            max_seconds: Longest time of one call of the environment. A longer action is stored as
+                failed.
+        """
+        self.inner, self.journal = environment, journal
+        self.keeps_snapshots = keeps_snapshots and environment.traits.has_snapshots
+        self.finished = deque[str]()
+        self.is_finished = False
+        self._max_seconds = max_seconds
+        self._states: dict[str, tuple[Episode, Keys, str | None]] = {}
+        self._number = 0
+        self._num_users = Counter[str]()  # by snapshot: the worlds and states that are in its state
+        self._spare: dict[str, None] = {}  # snapshots without users, the oldest first
+        self._lock = asyncio.Lock()
+        self._has_leftovers = isinstance(environment, LastingEnvironment)
+        self._has_warned = False
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the environment. Forks of one without snapshots replay their actions."""
+        return replace(self.inner.traits, has_snapshots=True)
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """The tools of the environment."""
+        return self.inner.tools
+
+    async def start(self, problem: Episode) -> _JournaledWorld:
+        """Return a world that starts with its first action that is not stored."""
+        return _JournaledWorld(self, problem, (), None)
+
+    async def restore(self, snapshot: str) -> _JournaledWorld:
+        """Return a world in the state of a snapshot, which is restored when it is needed.
+
+        Raises:
+            InputError: There is no such snapshot.
+        """
+        if snapshot not in self._states:
+            raise InputError(f"there is no snapshot {snapshot!r}; it was deleted")
+        return _JournaledWorld(self, *self._states[snapshot])
+
+    async def revive(self, episode: Episode, path: Keys) -> World:
+        """Return a new live world in a state, which may change without a trace in the journal.
+
+        Args:
+            episode: The episode.
+            path: The keys of the actions that led to the state and may have changed its world.
+        """
+        return await _JournaledWorld(self, episode, path, None).live()
+
+    async def delete(self, snapshot: str) -> None:
+        """Delete a snapshot; unknown ids do nothing."""
+        if snapshot in self._states:
+            episode, _, inner = self._states.pop(snapshot)
+            await self.release(inner, episode)
+
+    async def close(self) -> None:
+        """Close the environment. Snapshots that a resumed run may need stay."""
+        self._states.clear()
+        try:
+            if self.is_finished:
+                await self._remove_leftovers()
+            await self.delete_finished()
+        finally:
+            inner, keep = self.inner, self.journal.snapshots()
+            closing = inner.close(keep) if isinstance(inner, LastingEnvironment) else inner.close()
+            await self.call(closing, "closing the environment")
+
+    def store(self, episode: Episode, path: Keys, inner: str | None) -> str:
+        """Return the id of a state.
+
+        Args:
+            episode: Its episode.
+            path: The actions before it.
+            inner: The id of its snapshot in the environment; None if there is none.
+        """
+        self._number += 1
+        name = f"journal-{self._number}"
+        self._states[name] = episode, path, inner
+        self.hold(inner)
+        return name
+
+    async def save(self, world: World) -> str:
+        """Return the id of a new snapshot of a world; there is room without spare snapshots."""
+        await self.delete_finished()
+        try:
+            return await self.call(world.snapshot(), "a snapshot")
+        except CapacityError:
+            if not self._spare:
+                raise
+            await self._delete_spare(0)
+            return await self.call(world.snapshot(), "a snapshot")
+
+    def hold(self, inner: str | None) -> None:
+        """Count a world or a stored state that is in the state of a snapshot."""
+        if inner is not None:
+            self._num_users[inner] += 1
+            self._spare.pop(inner, None)
+
+    async def release(self, inner: str | None, episode: Episode) -> None:
+        """Count a world or a stored state less, and delete a snapshot that nothing needs any more.
+
+        Args:
+            inner: The snapshot; None if there is none.
+            episode: The episode of its state.
+        """
+        if inner is None:
+            return
+        self._num_users[inner] -= 1
+        if self._num_users[inner] <= 0:
+            del self._num_users[inner]
+            if not self.journal.has_snapshot(inner):
+                await self._delete(inner)
+            elif episode.is_running():
+                self._spare[inner] = None
+                await self._delete_spare(_MAX_SPARE)
+
+    async def delete_finished(self) -> None:
+        """Delete the snapshots of searches whose records are stored."""
+        while self.finished:
+            for snapshot in self.journal.snapshots(self.finished.popleft()):
+                await self._delete(snapshot)
+        for snapshot in self.journal.snapshots() if self.is_finished else ():
+            await self._delete(snapshot)
+
+    async def _delete_spare(self, most: int) -> None:
+        while len(self._spare) > most:
+            await self._delete(next(iter(self._spare)))
+
+    async def _delete(self, snapshot: str) -> None:
+        self._spare.pop(snapshot, None)
+        self.journal.forget_snapshot(snapshot)
+        with suppress(Exception):  # the environment deletes it at the end, if it can
+            await self.call(self.inner.delete(snapshot), "deleting a snapshot")
+
+    async def open(self, make: Callable[[], Awaitable[World]]) -> World:
+        """Return a new world. What killed processes have left is removed before the first one."""
+        async with self._lock:
+            if self._has_leftovers:
+                await self._remove_leftovers()
+        return await self.call(make(), "starting a world")
+
+    async def _remove_leftovers(self) -> None:
+        self._has_leftovers = False
+        if isinstance(self.inner, LastingEnvironment):
+            keep = () if self.is_finished else self.journal.snapshots()
+            try:
+                await self.call(self.inner.remove_leftovers(keep), "removing leftovers")
+            except Exception as error:
+                warnings.warn(
+                    "worlds or snapshots of killed processes may be left, because they cannot be "
+                    f"removed: {describe_failure(error)}",
+                    RuntimeWarning,
+                    stacklevel=1,
+                )
+
+    async def call(self, call: Awaitable[T], what: str) -> T:
+        """Await a call of the environment, for a limited time; see `limit_time`."""
+        return await limit_time(call, what, self._max_seconds)
+
+    def count_replayed(self) -> None:
+        """Count an action that runs again, and warn of it once if snapshots should prevent it."""
+        self.journal.num_replayed += 1
+        if self.keeps_snapshots and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "snapshots of some states are deleted or lost, so stored actions run again",
+                RuntimeWarning,
+                stacklevel=1,
+            )
+
+
+class _JournaledWorld:
+    """A state of an episode, with a live world only if one was needed."""
+
+    def __init__(
+        self, environment: JournaledEnvironment, episode: Episode, path: Keys, snapshot: str | None
+    ) -> None:
+        self._environment, self._journal = environment, environment.journal
+        self._episode, self._path, self._snapshot = episode, path, snapshot
+        self._world: World | None = None
+        environment.hold(snapshot)
+
+    async def run(self, action: ToolCall) -> Observation:
+        """Run an action that is not stored, or read what it has shown."""
+        if action.name in self._environment.traits.pure_tools:
+            return await self._look(action)
+        key = call_key(action)
+        entry = self._journal.find(self._episode.search, self._path, key)
+        if entry is not None:
+            self._journal.num_read += 1
+            await self._end_world()  # it is in the state before the action
+            if entry.raised:
+                raise WorldError(entry.observation.failure)
+            shown, snapshot = entry.observation, entry.snapshot
+        else:
+            shown, snapshot = await self._run(await self.live(), action)
+        self._path = (*self._path, key)
+        await self._move(snapshot)
+        return shown
+
+    async def _run(self, world: World, action: ToolCall) -> tuple[Observation, str | None]:
+        """Run an action, store it, and return what it shows and a snapshot of the state after it.
+
+        An action whose error was stored does not run again in a resumed run.
+        """
+        environment = self._environment
+        store = partial(self._journal.append, self._episode.search, self._path, action)
+        shown = snapshot = None
+        self._journal.begin(self._episode.search, self._path, action)
+        try:
+            shown = await environment.call(world.run(action), f"the action {action.name}")
+            check_observation(shown)
+            if environment.keeps_snapshots and not (shown.is_done or shown.failure):
+                snapshot = await environment.save(world)
+        except Exception as error:
+            store(Observation(failure=describe_failure(error)), raised=True)
+            raise
+        except BaseException:
+            if shown is not None:
+                store(shown)
+            raise
+        store(shown, snapshot)
+        return shown, snapshot
+
+    async def _move(self, snapshot: str | None) -> None:
+        """Be in the state of a snapshot, and in that of no other; None if the state has none."""
+        before, self._snapshot = self._snapshot, snapshot
+        self._environment.hold(snapshot)
+        await self._environment.release(before, self._episode)
+
+    async def observe(self) -> Observation:
+        """Return what the state shows, from the journal if it was observed before."""
+        return await self._look(OBSERVE)
+
+    async def snapshot(self) -> str:
+        """Return the id of the state; a live world is snapshotted."""
+        environment = self._environment
+        can_store = environment.inner.traits.has_snapshots
+        if can_store and self._world is not None and self._snapshot is None:
+            await self._move(await environment.save(self._world))
+        return environment.store(self._episode, self._path, self._snapshot)
+
+    async def close(self) -> None:
+        """Close the live world if there is one. A second call does nothing."""
+        try:
+            await self._end_world()
+        finally:
+            await self._move(None)
+
+    async def _end_world(self) -> None:
+        if (world := self._world) is not None:
+            self._world = None
+            await self._environment.call(world.close(), "closing a world")
+
+    async def _look(self, action: ToolCall) -> Observation:
+        """Return what an action shows that changes nothing."""
+        entry = self._journal.find(self._episode.search, self._path, call_key(action))
+        if entry is not None:
+            self._journal.num_read += 1
+            return entry.observation
+        world = await self.live()
+        call = world.observe() if action is OBSERVE else world.run(action)
+        shown = await self._environment.call(call, f"the action {action.name or 'observe'}")
+        self._journal.append(self._episode.search, self._path, action, shown)
+        return shown
+
+    async def live(self) -> World:
+        """Return a live world in this state."""
+        if self._world is None:
+            self._world = await self._revive()
+        return self._world
+
+    async def _revive(self) -> World:
+        """Restore the last snapshot on the path, and run the actions after it again."""
+        world, start = await self._restore()
+        search, path = self._episode.search, self._path
+        try:
+            for place in range(start, len(path)):
+                entry = self._journal.find(search, path[:place], path[place])
+                name, arguments = json.loads(path[place])
+                self._environment.count_replayed()
+                again = world.run(ToolCall(name, arguments))
+                shown = await self._environment.call(again, f"the action {name}")
+                if entry is not None and shown != entry.observation:
+                    raise WorldError(
+                        f"action {place + 1} of an episode, {name}, shows something else when it "
+                        "runs again, so its branch cannot go on"
+                    )
+        except BaseException:
+            await world.close()
+            raise
+        return world
+
+    async def _restore(self) -> tuple[World, int]:
+        """Return a world in the last state that can be had, and how many actions led to it."""
+        environment, search = self._environment, self._episode.search
+        for place in range(len(self._path), -1, -1):
+            snapshot = self._snapshot
+            if place < len(self._path):
+                before = self._path[: place - 1], self._path[place - 1]
+                entry = self._journal.find(search, *before) if place else None
+                snapshot = None if entry is None else entry.snapshot
+            if snapshot is None:
+                continue
+            try:
+                restore = partial(environment.inner.restore, snapshot)
+                return await environment.open(restore), place
+            except InputError:  # it did not survive
+                self._journal.forget_snapshot(snapshot)
+                if place == len(self._path):
+                    await self._move(None)
+        return await environment.open(partial(environment.inner.start, self._episode.problem)), 0
