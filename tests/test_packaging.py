@@ -150,7 +150,7 @@ def test_the_wheel_holds_the_sources_and_the_data_and_nothing_else(
         | installed_names(repository, "data/*.jsonl.gz")
         | installed_names(repository, "data/LICENSE*")
         | installed_names(repository, "report/page/*")
-        | installed_names(repository, "report/audit/kinds.jsonl")
+        | installed_names(repository, "report/audit/*.jsonl")
         | installed_names(repository, "evals/judging/rubrics/*")
         | installed_names(repository, "demo/data/*.jsonl")
         | installed_names(repository, "demo/model/*")

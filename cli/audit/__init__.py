@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.options import QUIET, RUNS, add_option_groups, option
+from treegen.cli.options.options import PATH, QUIET, RUNS, add_option_groups, option
 from treegen.report.audit.kinds import SEVERITIES
 
 
@@ -17,8 +17,11 @@ from treegen.report.audit.kinds import SEVERITIES
     "End with exit code 1 if a finding is this severe: high, medium or low.",
     type=click.Choice(SEVERITIES),
 )
+@option("--faulty-items FILE", "Ids of faulty problems, one in each line.", type=PATH)
 @QUIET
-def command(runs: tuple[Path, ...], fail_on: str | None, **reading: Any) -> None:
+def command(
+    runs: tuple[Path, ...], fail_on: str | None, faulty_items: Path | None, **reading: Any
+) -> None:
     """Look for what may make the scores of the directories RUN mislead, without a model.
 
     Public rules read the answers again beside the run's own verdicts; prompts, samples and data are
@@ -32,7 +35,7 @@ def command(runs: tuple[Path, ...], fail_on: str | None, **reading: Any) -> None
 
     audits = []
     for path in find_runs(runs):
-        audits.append(audit_run(path, **reading))
+        audits.append(audit_run(path, faulty_items=faulty_items, **reading))
         echo(f"{safe_text(str(path))}\n")
         echo(f"{audits[-1]}\n")
     json_line({"audits": [audit.to_json() for audit in audits]})

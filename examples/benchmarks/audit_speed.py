@@ -1,7 +1,8 @@
-"""Time and memory of `treegen audit` on large runs with numbers or letters as answers.
+"""Time and memory of `treegen audit` on large runs with numbers, letters or formulas as answers.
 
 The samples are made up, about 100 words each and all different: most mark their answer, some do
-not, some have none. The figure of docs/trust.md comes from
+not, some have none. A problem has six answers that are formulas, four of them wrong, each in
+several forms. The figures of docs/trust.md come from
 
     python examples/benchmarks/audit_speed.py
 """
@@ -24,23 +25,37 @@ from treegen.report.tables import PrintableTable
 
 _WORDS = ["the", "box", "holds", "apples", "and", "pears", "then", "each", "costs", "two", "coins"]
 _ENDS = ("The answer is {}.", "#### {}", "Answer: {}", "\\boxed{{{}}}", "so that leaves {}", "")
+_FORMULAS = (
+    "\\frac{{{}}}{{7}}",
+    "\\sqrt{{{}}}",
+    "2\\pi+{}",
+    "x^2+{}x",
+    "x(x+{})",
+    "{}\\sqrt{{2}}",
+)
 
 
 def make_log(kind: str, problems: int, samples: int) -> ExternalLog:
     """Return a log of made-up samples.
 
     Args:
-        kind: "number" or "choice".
+        kind: "number", "choice" or "mathematics".
         problems: Number of problems.
         samples: Samples of each problem.
     """
     draw = random.Random(kind)
-    answers = [*"ABCD"] if kind == "choice" else [str(n) for n in range(10, 1000)]
-    golds = [draw.choice(answers) for _ in range(problems)]
+    letters, numbers = [*"ABCD"], [str(number) for number in range(10, 1000)]
+    answers = [letters if kind == "choice" else numbers] * problems
+    if kind == "mathematics":
+        answers = [
+            [form.format(draw.randint(2, 99)) for form in _FORMULAS] for _ in range(problems)
+        ]
+    golds = [draw.choice(some) for some in answers]
+    ends = _ENDS if kind != "mathematics" else ("Hence $\\boxed{{{}}}$.", "The answer is {}.", "")
     rows = []
     for problem, index in ((p, i) for p in range(problems) for i in range(samples)):
-        answer = golds[problem] if draw.random() < 0.6 else draw.choice(answers)
-        end = draw.choice(_ENDS)
+        answer = golds[problem] if draw.random() < 0.6 else draw.choice(answers[problem])
+        end = draw.choice(ends)
         text = f"{' '.join(draw.choices(_WORDS, k=100))} {draw.random()}. {end.format(answer)}"
         verdict = {"answer": answer if end else None, "correct": answer == golds[problem] and end}
         verdict["correct"] = bool(verdict["correct"])
@@ -62,20 +77,22 @@ def make_log(kind: str, problems: int, samples: int) -> ExternalLog:
 def main(problems: int, samples: int) -> None:
     """Audit made-up runs; print seconds and the growth of the process's memory."""
     results = []
-    for kind in ("number", "choice"):
+    for kind in ("number", "choice", "mathematics"):
         with tempfile.TemporaryDirectory() as folder:
             make_runs([make_log(kind, problems, samples)], Path(folder) / "run")
+            start = time.perf_counter()
             view = load_run(Path(folder) / "run")
+        loaded = round(time.perf_counter() - start, 1)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start, cpu = time.perf_counter(), time.process_time()
         audit = audit_view(view)
-        result = {"answers": audit.answers, "samples": audit.num_samples}
+        result = {"answers": audit.answers, "samples": audit.num_samples, "load seconds": loaded}
         result["seconds"] = round(time.perf_counter() - start, 1)
         result["cpu seconds"] = round(time.process_time() - cpu, 1)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         results.append({**result, "MiB more": grown >> 10, "findings": audit.summary})
     rows = [[str(value) for value in result.values()] for result in results]
-    print_table(PrintableTable([*results[0]], rows, range(1, 5)))
+    print_table(PrintableTable([*results[0]], rows, range(1, 6)))
     json_line({"results": results})
 
 

@@ -38,6 +38,7 @@ OWN = {
     "treegen/evals/scoring/verdict_cache.py",
     "treegen/evals/judging/rubric.py",
     "treegen/model/memory.py",
+    "treegen/report/audit/faulty.py",
     "treegen/report/audit/kinds.py",
     "treegen/report/page.py",
     "treegen/runs/files.py",

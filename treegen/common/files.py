@@ -25,6 +25,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import BinaryIO, Final
 
+from treegen.common.formatting import format_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 
@@ -112,6 +113,26 @@ def read_regular(path: Path, most: int) -> bytes | None:
             return file.read(most + 1)
     except (NotRegularError, IsADirectoryError):
         return None
+
+
+def read_limited(path: Path, most: int) -> bytes:
+    """Return the content of a file that somebody else may have made.
+
+    Args:
+        path: The file.
+        most: Maximum size in bytes.
+
+    Raises:
+        InputError: The file cannot be read, is no regular file, or is larger.
+    """
+    try:
+        content = read_regular(path, most)
+    except (OSError, ValueError) as error:
+        why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
+        raise InputError(why) from None
+    if content is None or len(content) > most:
+        raise InputError(f"{path} is no file of at most {format_bytes(most)}; name another file")
+    return content
 
 
 def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:

@@ -213,3 +213,25 @@ def test_hostile_texts_take_linear_time_and_cannot_steer_a_terminal(tmp_path: Pa
     shown = str(audit_run(import_run(tmp_path, [("How many\x1b[2J?", "18")], [[sample]])))
     assert "right-answer-rejected" in shown
     assert "\x1b" not in shown and "\u202e" not in shown
+
+
+def test_known_faulty_items(tmp_path: Path) -> None:
+    """Items are known by id, or by the text of an item of MMLU-Redux under any id."""
+    # Item 6 of virology in MMLU, "no correct answer" in MMLU-Redux.
+    question = (
+        "The major issue for HIV infection among the Latino population is:\n(A) Late detection of "
+        "HIV status\n(B) Cultural beliefs\n(C) Immigration\n(D) All of the above"
+    )
+    problems = [(question, "D"), ("Which?\nA) x\nB) y", "A")]
+    run = import_run(tmp_path, problems, [[("Answer: D", "D", True)], [("Answer: A", "A", True)]])
+    (finding,) = (f for f in audit_run(run).findings if f.kind == "known-faulty-items")
+    assert finding.count == 1 and finding.example.startswith("no right choice (MMLU-Redux")
+    ids = tmp_path / "ids.txt"
+    ids.write_text("# mine\n\n1\nnobody\n")
+    done = CliRunner().invoke(cli, ["audit", str(run), "--faulty-items", str(ids)])
+    assert "known-faulty-items: 2 of 2 problems" in done.output, done.output
+    assert "1 of the 2 listed ids are problems of this run" in done.output
+    for content in (b"", b"# none\n", b"\xff\xfe\x00"):
+        ids.write_bytes(content)
+        done = CliRunner().invoke(cli, ["audit", str(run), "--faulty-items", str(ids)])
+        assert done.exit_code == 2 and "one id of a problem in each line" in done.output

@@ -12,6 +12,7 @@ from treegen.evals.task_calls import format_error
 from treegen.report.audit.answers import answer_kind, audit_answers
 from treegen.report.audit.data_checks import audit_data
 from treegen.report.audit.equivalence import limit_time
+from treegen.report.audit.faulty import read_faulty_ids
 from treegen.report.audit.findings import Audit, Finding, RuleEffect, sort_findings
 from treegen.report.audit.programs import audit_programs
 from treegen.report.audit.prompt_checks import audit_prompts, prompt_texts
@@ -23,21 +24,26 @@ from treegen.runs import RunDir
 _SLOW: Final = ("mathematics", "code")
 
 
-def audit_run(run: str | Path, **options: Unpack[OpenRunOptions]) -> Audit:
+def audit_run(
+    run: str | Path, *, faulty_items: Path | None = None, **options: Unpack[OpenRunOptions]
+) -> Audit:
     """Read a run and return what may make its score mislead, with the texts that show it.
 
     Nothing is sampled, and no program of a model is run.
 
     Args:
         run: The directory of a run or of an imported log.
+        faulty_items: A file with the ids of problems that are known to be faulty, one in each line.
         options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, or it is damaged.
-        InputError: `data` or `task` are not the problems or the task of the run.
+        InputError: `data` or `task` are not the problems or the task of the run, or `faulty_items`
+            cannot be read.
         TreegenError: the audit fails.
     """
-    return audit_view(load_run(Path(run), **options))
+    faulty = None if faulty_items is None else read_faulty_ids(faulty_items)
+    return audit_view(load_run(Path(run), **options), faulty=faulty)
 
 
 def audit_quickly(view: RunView) -> Audit:
@@ -52,11 +58,14 @@ def audit_quickly(view: RunView) -> Audit:
 
 
 @pause_gc()
-def audit_view(view: RunView, *, quick: bool = False) -> Audit:
+def audit_view(
+    view: RunView, *, faulty: dict[str, str] | None = None, quick: bool = False
+) -> Audit:
     """Return the audit of a loaded run; see `audit_run`.
 
     Args:
         view: The run.
+        faulty: Ids of faulty problems, from `read_faulty_ids`.
         quick: Whether to leave out what may take minutes or calls the task's scorer: formulas,
             programs, and references.
 
@@ -64,7 +73,7 @@ def audit_view(view: RunView, *, quick: bool = False) -> Audit:
         TreegenError: the audit fails.
     """
     try:
-        return _audit(view, quick)
+        return _audit(view, faulty or {}, quick)
     except TreegenError:
         raise
     except Exception as error:
@@ -74,7 +83,7 @@ def audit_view(view: RunView, *, quick: bool = False) -> Audit:
         ) from error
 
 
-def _audit(view: RunView, quick: bool) -> Audit:
+def _audit(view: RunView, faulty: dict[str, str], quick: bool) -> Audit:
     is_scored = _is_scored(view)
     kind = answer_kind(view)
     if not is_scored and kind != "code":  # programs are read without their verdicts
@@ -97,7 +106,10 @@ def _audit(view: RunView, quick: bool) -> Audit:
         *audit_prompts(view, kind, prompts),
         *audit_samples(view, kind, is_scored=is_scored),
     ]
-    findings += audit_data(view, kind if is_read else "none", prompts, quick=quick)
+    findings += audit_data(view, kind if is_read else "none", prompts, faulty=faulty, quick=quick)
+    if faulty:
+        num = sum(problem.id in faulty for problem in view.problems)
+        notices.append(f"{num:,} of the {len(faulty):,} listed ids are problems of this run")
     return _make_audit(view, kind, findings, rules, notices=notices)
 
 

@@ -12,6 +12,7 @@ from treegen.evals.job import Job
 from treegen.evals.problem import Problem
 from treegen.evals.task_calls import wrap_task_method
 from treegen.report.audit.answers import references_of
+from treegen.report.audit.faulty import why_faulty
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form, value_of
@@ -26,10 +27,6 @@ _STATED: Final = (
     "#### {}",
     "Final Answer: The final answer is ${}$. I hope it is correct.",
 )
-# Items with a faulty example, test or solution, according to openai/human-eval (pull request 23)
-# and evalplus/evalplus (issue 12) on GitHub; items whose prompt has only a spelling error are left
-# out.
-_FAULTY: Final = {f"HumanEval/{n}" for n in (38, 41, 47, 50, 57, 64, 75, 83, 95, 116, 163)}
 _CHECKED: Final = 2000  # references that are scored, because comparing formulas takes time
 _TRIED: Final = 20  # references without an accepted form after which the format is unknown
 _KNOWN: Final = 0.9  # the share of accepted references from which a rejected one is an error
@@ -37,7 +34,12 @@ _LETTER: Final = re.compile(r"^[ \t(]{0,4}([A-J])[).:]", re.MULTILINE)
 
 
 def audit_data(
-    view: RunView, kind: str, prompts: Mapping[str, str], *, quick: bool = False
+    view: RunView,
+    kind: str,
+    prompts: Mapping[str, str],
+    *,
+    faulty: dict[str, str] | None = None,
+    quick: bool = False,
 ) -> Iterator[Finding]:
     """Yield the findings on the problems of a run.
 
@@ -45,6 +47,7 @@ def audit_data(
         view: The run.
         kind: The kind of its answers.
         prompts: Its prompts, from `prompt_texts`.
+        faulty: Ids of faulty problems, from `read_faulty_ids`.
         quick: Whether to leave out references, which the task scores.
     """
     problems = [problem for problem in view.problems if problem.question]
@@ -52,8 +55,9 @@ def audit_data(
         return
     yield from _duplicates(view, problems, prompts)
     yield from _references(problems, kind)
-    faulty = [p for p in problems if p.id in _FAULTY]
-    yield from _find("known-faulty-items", faulty, problems)
+    reasons = [(p, why_faulty(p, faulty or {})) for p in problems]
+    listed = [(p.id, f"{why}: {p.reference}: {p.question}") for p, why in reasons if why]
+    yield from find("known-faulty-items", listed, len(problems), unit="problems")
     is_scored_by_text = kind in ("number", "choice", "mathematics", "text")
     if is_scored_by_text and not quick and view.job is not None and not _is_imported(view):
         yield from _find_rejected(view.job)

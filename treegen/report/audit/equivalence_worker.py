@@ -8,6 +8,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 _FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n]*\n?", re.MULTILINE)
@@ -31,15 +32,7 @@ def prepare(kind: str) -> Callable[[list[Any]], Any]:
 def compare(first: str, second: str) -> list[bool | None]:
     """Return whether two LaTeX texts have equal values, and whether they are equal formulas."""
     try:
-        import sympy
-        from sympy.parsing.latex import parse_latex
-
-        known = {
-            sympy.Symbol("pi"): sympy.pi,
-            sympy.Symbol("e"): sympy.E,
-            sympy.Symbol("i"): sympy.I,
-        }
-        one, other = (parse_latex(text).subs(known) for text in (first, second))
+        one, other = _parse(first), _parse(second)
         if not (hasattr(one, "free_symbols") and hasattr(other, "free_symbols")):
             return [None, None]
         numeric = None
@@ -58,17 +51,25 @@ def compare(first: str, second: str) -> list[bool | None]:
         return [None, None]
 
 
+@lru_cache(maxsize=1 << 12)
+def _parse(text: str) -> Any:
+    import sympy
+    from sympy.parsing.latex import parse_latex
+
+    known = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I}
+    return parse_latex(text).subs({sympy.Symbol(name): value for name, value in known.items()})
+
+
 def _are_equal_formulas(one: Any, other: Any) -> bool | None:
     """Return whether two formulas are equal; None if they are equal at a point, without a proof."""
     import sympy
 
-    difference = sympy.simplify(one - other)
-    if difference == 0:
-        return True
     symbols = sorted(one.free_symbols, key=str)
     point = {symbol: sympy.Rational(7 + 4 * i, 5 + i) for i, symbol in enumerate(symbols)}
-    distance = abs(difference.subs(point).evalf(30))
-    return False if distance.is_finite and distance > 1e-9 else None
+    distance = abs((one - other).subs(point).evalf(30))
+    if distance.is_finite and distance > 1e-9:  # most different formulas, and simplify is slow
+        return False
+    return True if sympy.simplify(one - other) == 0 else None
 
 
 def programs(text: str, names: Sequence[str]) -> dict[str, str | None]:

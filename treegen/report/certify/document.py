@@ -16,8 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from treegen.common.files import describe_read_error, read_regular
-from treegen.common.formatting import format_bytes
+from treegen.common.files import read_limited
 from treegen.errors import InputError
 from treegen.runs import RunDir
 from treegen.runs.files import parse_json
@@ -196,26 +195,6 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
             "ask for the original"
         )
     return certificate, content
-
-
-def read_limited(path: Path, most: int) -> bytes:
-    """Return the content of a file that somebody else may have made.
-
-    Args:
-        path: The file.
-        most: Maximum size in bytes.
-
-    Raises:
-        InputError: the file cannot be read, is no regular file, or is larger.
-    """
-    try:
-        content = read_regular(path, most)
-    except (OSError, ValueError) as error:
-        why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
-        raise InputError(why) from None
-    if content is None or len(content) > most:
-        raise InputError(f"{path} is no file of at most {format_bytes(most)}; name another file")
-    return content
 
 
 def load_own_certificate(path: Path) -> Certificate | None:

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from treegen.common.files import read_limited
 from treegen.errors import InputError, arg
-from treegen.report.certify.document import read_limited
 
 NAMESPACE: Final = "treegen"
 _PROGRAM: Final = "ssh-keygen"
