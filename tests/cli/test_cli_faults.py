@@ -117,9 +117,9 @@ def test_a_search_that_lacks_memory_is_not_stored_and_done_with_more(
     assert done.code == 1, done.err
     last = done.err.splitlines()[-1]
     assert last.startswith(
-        "Error: 3 problems were not searched, 3 of them for want of memory (node 'countdown-"
+        "Error: 3 problems were not searched, 3 of them because memory ran out (node 'countdown-"
     )
-    assert last.endswith("add a larger --memory; continue with: treegen search --resume run")
+    assert last.endswith("use a larger --memory; continue with: treegen search --resume run")
     assert not done.document["runs"][0]["complete"] and done.document["runs"][0]["errors"] == {}
     again = treegen("search", "--resume", "run", "--memory", "4MiB")
     assert again.code == 0, again.err

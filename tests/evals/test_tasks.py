@@ -241,9 +241,7 @@ def test_a_task_that_inherits_nothing_has_the_defaults_of_tasks(tmp_path: Path) 
 def test_a_task_that_inherits_must_define_the_abstract_members(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("from treegen.tasks import Task\nclass Half(Task):\n    name = 'half'\n")
-    with pytest.raises(
-        InputError, match=r"abstract methods aggregate, defaults, .*; mend its code"
-    ):
+    with pytest.raises(InputError, match=r"abstract methods aggregate, defaults, .*; fix its code"):
         get_task(f"{path}:Half")
 
 

@@ -344,5 +344,5 @@ def test_runs_of_several_adapters_are_those_of_each_and_are_compared(
 def test_a_field_of_an_adapter_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     ((field, _),) = wrong.items()
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **wrong}))
-    with pytest.raises(ModelError, match=f"adapter_config.json: {field} is .*; mend it"):
+    with pytest.raises(ModelError, match=f"adapter_config.json: {field} is .*; fix it"):
         read_adapter(tmp_path, weights=False)

@@ -248,9 +248,8 @@ class RunDir:
         if self._lock is not None:
             if not self._samples.is_in_place:
                 raise RunError(
-                    f"{self.path} was moved or removed while its run went on; where its files are "
-                    f"now, they hold what is finished: continue with {arg('resume=')} and that "
-                    "directory"
+                    f"{self.path} was moved or removed during the run; its files contain the "
+                    f"finished samples: continue with {arg('resume=')} and their new directory"
                 )
             write_json(path, results)
             return

@@ -27,7 +27,7 @@ REPEATED = ("--repeats", "3")
         ((*REPEATED, "--temperature", "0"), "all repeats are the same; leave --repeats out"),
         (("--temperature", "0"), "--temperature is of verdicts by samples"),
         (("--max-tokens", "9"), "--max-tokens is of verdicts by samples"),
-        (("--stop-when", "decided"), "--stop-when is of no use with one repeat"),
+        (("--stop-when", "decided"), "--stop-when has no effect with one repeat"),
         (("--weight", "2"), "--weight is of several judges"),
         (("--combine", "majority"), "--combine is of several judges"),
         (("--judge", "tiny", "--weight", "2"), "there are 1 weights for 2 judges"),
@@ -95,7 +95,7 @@ def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
         (("--judge", "demo", "--judge", "demo"), "demo is named twice"),
         (("--judge", "demo", "--wordings", "9"), "--wordings 9 is more than the 3"),
         (("--judge", "demo", "--rubric", "pairwise"), "needs another run"),
-        (("--rubric", "rating"), "of no use without --judge"),
+        (("--rubric", "rating"), "has no effect without --judge"),
     ],
 )
 def test_an_evaluation_is_not_begun_for_a_judge_that_cannot_be(

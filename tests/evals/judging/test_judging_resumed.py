@@ -174,7 +174,7 @@ def test_python_resumes_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert free(run)["judged_by"] is None
     with pytest.raises(InputError, match="leaves judging out"):
         library.evaluate(resume=run, judge=["none", "demo"], progress=False)
-    with pytest.raises(TreegenError, match="of no use without judge="):
+    with pytest.raises(TreegenError, match="has no effect without judge="):
         library.evaluate(resume=run, rubric="rating", progress=False)
 
 

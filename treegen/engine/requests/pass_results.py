@@ -195,7 +195,7 @@ def make_stall_error(run: EngineRun) -> InternalError:
     more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
     return InternalError(
         f"the scheduler cannot go on with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
-        "samples that had finished are kept; please report this with the command or program"
+        "finished samples are stored; please report this with the command or program"
     )
 
 
@@ -210,5 +210,5 @@ def check_numbers(lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
     if bad.any():
         raise NumericsError(
             f"the model's logits are not numbers for {name(int(bad.argmax()))}; "
-            "samples that had finished are kept; check the weights or use dtype float32"
+            "finished samples are stored; check the weights or use dtype float32"
         )

@@ -161,7 +161,7 @@ def vote_table(
                 if cells is not None:
                     rows.append((name, filter, k, *cells))
     return Table(
-        "Votes beside the majority, with 95% intervals over problems"
+        "Votes compared with the majority, with 95% intervals over problems"
         + (f" (below all samples, means over {SUBSETS} subsets at most)" if len(ks) > 1 else ""),
         ("Vote", "Filter", "k", "Value", "Low", "High", "Less maj@k", "Low ", "High "),
         tuple(rows),
@@ -316,9 +316,9 @@ def stop_tables(job: "Job", scores: Sequence[SampleScore], rounds: "Rounds") -> 
     ]
     if job.settings.stops_samples:
         first = job.settings.first_round
-        kinds: dict[str, list[int]] = {"warm-up": [], "whole": [], "stopped as unsure": []}
+        kinds: dict[str, list[int]] = {"warm-up": [], "whole": [], "ended early": []}
         for sample in scores:
-            late = "stopped as unsure" if sample.finish_reason == STOPPED else "whole"
+            late = "ended early" if sample.finish_reason == STOPPED else "whole"
             kinds["warm-up" if sample.sample_index < first else late].append(sample.num_tokens)
         rows = [(kind, len(mine), sum(mine)) for kind, mine in kinds.items()]
         tables.append(Table("Samples by confidence", ("Kind", "Samples", "Tokens"), tuple(rows)))
