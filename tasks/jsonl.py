@@ -328,11 +328,11 @@ def _check_together(options: TaskOptions) -> None:
     for name in ("image_field", "messages_field"):
         if name in options.extra and options.num_fewshot:
             raise InputError(
-                f"{arg('num_fewshot')} does not go with {name}; leave out one of the two"
+                f"{arg('num_fewshot')} does not work with {name}; leave out one of the two"
             )
     for name in ("image_field", "template"):
         if name in options.extra and "messages_field" in options.extra:
-            raise InputError(f"{name} does not go with messages_field; leave out one of the two")
+            raise InputError(f"{name} does not work with messages_field; leave out one of the two")
 
 
 def _kind(extra: Mapping[str, str]) -> tuple[str, str]:

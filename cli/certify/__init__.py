@@ -69,7 +69,7 @@ def command(
     unused = {"--sign": sign, "--output-path": output_path} if check is not None else checking
     for name, value in unused.items():
         if value is not None:
-            why = "does not go with --check" if check is not None else "needs --check FILE"
+            why = "does not work with --check" if check is not None else "needs --check FILE"
             raise InputError(f"{name} {why}; leave it out")
     if check is None:
         from treegen.report.certify.build import write_certificate

@@ -339,7 +339,7 @@ def _text_of(line: bytes, where: str, number: int, seen: str) -> InputText:
     try:
         row = parse_json(line.decode())
     except ValueError as error:
-        raise DataError(f"{where} is no JSON ({error}); fix the line or take it out") from None
+        raise DataError(f"{where} is not JSON ({error}); fix the line or take it out") from None
     if not isinstance(row, dict) or not (
         {"text"} <= row.keys() or {"prompt", "completion"} <= row.keys()
     ):

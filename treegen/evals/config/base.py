@@ -217,8 +217,7 @@ def build_settings(kind: type[_Settings], choices: Mapping[str, Any], **computed
     if not choices.get("model"):
         raise InputError(
             f"no model is given; name one with {arg('model=')}: a directory made by "
-            f"save_pretrained, a hub name, or {arg('model', 'demo')} for the bundled "
-            "with treegen"
+            f"save_pretrained, a hub name, or {arg('model', 'demo')} for the bundled model"
         )
     engine = EngineOptions(**select(choices, _names(EngineOptions)))
     common = {"task": absolute_task(choices["task"]), "options": options, "engine": engine}

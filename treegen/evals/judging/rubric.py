@@ -49,8 +49,7 @@ class RubricTemplate:
             shown = render_rubric(source, places)
         except TemplateError as error:
             raise InputError(
-                f"{name} is no template that can be filled in: {error}; it may use "
-                f"{', '.join(FIELDS)}"
+                f"{name} is not a valid template: {error}; it may use {', '.join(FIELDS)}"
             ) from None
         position_of = {field: shown.find(place) for field, place in places.items()}
         there = [field for field in FIELDS if position_of[field] >= 0]
@@ -331,7 +330,7 @@ def _yaml(text: str, name: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, *_YAML_RAISES) as error:
         reason = " ".join(str(error).split())[:500] or type(error).__name__
-        raise InputError(f"{name} is no YAML that can be read: {reason}; fix the line") from None
+        raise InputError(f"{name} is not valid YAML: {reason}; fix the line") from None
 
 
 def _set_in(text: str, name: str) -> dict[str, Any]:
@@ -339,7 +338,7 @@ def _set_in(text: str, name: str) -> dict[str, Any]:
     try:
         values = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
     except TemplateError as error:
-        raise InputError(f"{name} is no template that can be filled in: {error}; fix it") from None
+        raise InputError(f"{name} is not a valid template: {error}; fix it") from None
     if "choices" not in values:
         raise InputError(
             f'{name} sets no choices; begin it with {{% set choices = {{"yes": 1, "no": 0}} %}}'

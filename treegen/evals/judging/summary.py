@@ -78,8 +78,8 @@ class Summary:
         """
         if self.cells is None:
             raise InputError(
-                "no verdict can be read, so nothing tells how many are needed; try another "
-                f"{arg('judge=')}"
+                "all verdicts are unreadable, so treegen cannot compute how many are needed; try "
+                f"another {arg('judge=')}"
             )
         repeats, variance = _repeats(self.judged)
         return required_numbers(

@@ -203,7 +203,9 @@ def usable_sampling(parameters: Mapping[str, Any], notices: list[str]) -> dict[s
         try:
             SamplingParams(**{name: value})
         except (InputError, TypeError, ValueError):
-            notices.append(f"the log's {name} ({value!r:.40}) is no setting here and is left out")
+            notices.append(
+                f"the log's {name} ({value!r:.40}) is not a setting of treegen and is left out"
+            )
         else:
             usable[name] = value
     return usable
