@@ -136,7 +136,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_text(folder, "task.toml"))
     except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; fix it") from None
+        raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; mend it") from None
 
 
 def _table(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
