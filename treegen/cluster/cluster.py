@@ -284,7 +284,7 @@ def _start_workers(
     if on_gpus and not num_gpus:
         raise InputError("Ray has no free GPU; use workers on CPUs (--workers N)")
     if on_gpus and count > num_gpus:
-        raise InputError(f"{count} GPUs are requested (--gpus), but Ray has {num_gpus} free")
+        raise InputError(f"{count} GPUs were asked for (--gpus) but Ray has {num_gpus} free")
     if on_gpus:
         if (count % per_worker and places.count is not None) or count < per_worker:
             raise InputError(

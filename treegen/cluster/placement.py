@@ -80,8 +80,10 @@ def parse_placement(
     if not there:
         raise InputError("torch sees no GPU on this machine; use workers on CPUs (--workers N)")
     if max(count or 0, max(chosen, default=-1) + 1) > there:
-        what = f"GPU {max(chosen)} is" if chosen else f"{count} GPUs are"
-        raise InputError(f"{what} requested (--gpus), but this machine has {there}; request fewer")
+        what = f"GPU {max(chosen)} was" if chosen else f"{count} GPUs were"
+        raise InputError(
+            f"{what} asked for (--gpus) but this machine has {there}; request fewer GPUs"
+        )
     chosen = chosen or tuple(range(count or there))
     return Placement("cuda", len(chosen), chosen)
 
