@@ -50,9 +50,7 @@ def read_signature(
     except (TypeError, ValueError):
         raise InputError(f"{label} takes no argument; give it one for the root node") from None
     if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
-        raise InputError(
-            f"{label} takes no positional argument; make the root node its first argument"
-        )
+        raise InputError(f"{label} takes no argument by place; make its first one the root node")
     arguments = []
     for parameter in others:
         if parameter.name in filled or parameter.kind in (
