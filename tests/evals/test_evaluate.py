@@ -121,7 +121,7 @@ def test_an_interrupted_run_stays_and_goes_on(llm: LLM, monkeypatch: pytest.Monk
         evaluate("gsm8k", llm, **{**CHOICES, "max_tokens": 20})
     monkeypatch.undo()
     (note,) = stopped.value.__notes__
-    assert " of 12 samples are kept; continue with resume='" in note
+    assert " of 12 samples are stored; continue with resume='" in note
     path = Path(note.partition("resume='")[2].removesuffix("'"))
     done = len(drawn(path))
     assert 0 <= done < 12
