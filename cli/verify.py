@@ -25,7 +25,7 @@ from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 @option(
     "--tokens RIGHT,WRONG", "A language model's tokens for right and wrong steps.", default="+,-"
 )
-@option("--label N", "Index of a classifier's output for right. Default: the last.", type=int)
+@option("--label N", "Index of the classifier output for correct. Default: the last.", type=int)
 @option("--reduce HOW", "How to combine the steps: last, min, product or mean.", default="last")
 @option(
     "--chat/--no-chat",

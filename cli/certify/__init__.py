@@ -15,10 +15,10 @@ from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 @option(
     "--sign KEY", "Sign the certificate with this SSH key; ssh-keygen writes FILE.sig.", type=PATH
 )
-@option("--check FILE", "Check this certificate; RUN is then its folder unless given.", type=PATH)
+@option("--check FILE", "Check this certificate. RUN defaults to its folder.", type=PATH)
 @option(
     "--signer FILE",
-    "Public SSH key or allowed-signers file; the signature must be by one of them.",
+    "Require a signature by this public SSH key, or by one in this allowed-signers file.",
     type=PATH,
 )
 @option("--redraw N", "Draw N random samples again; needs --model.", type=click.IntRange(min=1))

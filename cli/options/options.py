@@ -120,8 +120,8 @@ _LOADING: Final = (
     ),
     option(
         "--sharing HOW",
-        "Shared prefixes to read once for all their samples: all, one (the first level), off, or "
-        "auto, those that pay. Default: auto.",
+        "Which shared prefixes to read once for all their samples: all, one (the first level), "
+        "off, or auto (those that pay). Default: auto.",
     ),
     option(
         "--tensor-parallel-size --tp N",
@@ -130,7 +130,7 @@ _LOADING: Final = (
     ),
     option(
         "--reproducible",
-        "On a GPU, draw bit-identical samples in any batch, a few percent slower.",
+        "On a GPU, draw bit-identical samples in any batch, at some cost in speed.",
     ),
     option("--eager", "On a GPU, skip compiling and CUDA graphs: faster start, slower decoding."),
 )
@@ -284,8 +284,8 @@ OUTPUT: Final = add_options(
     ),
 )
 _READING: Final = (
-    option("--data PATH", "Problems of the run, if they have moved."),
-    option("--task FILE.py:CLASS", "Code of the run's task, if the task is in a file; runs it."),
+    option("--data PATH", "Current path of the run's problems, if they have moved."),
+    option("--task FILE.py:CLASS", "Run this code as the run's task, if the task is in a file."),
 )
 _TASK_CODE: Final = (
     option(

@@ -176,9 +176,9 @@ class Plan:
             size = format_bytes(len(self.segments) * self.state_bytes)
             slots = [self.row_slots(index) for index in range(len(self.requests))]
             row = format_bytes(round(max(slots, default=1) * self.state_bytes))
-            live = f"one for each row that is live ({row} each)"
+            live = f"one for each live row ({row} each)"
             if self.delta is not None:
-                live = f"for each row that is live a list of updates, or a state ({row} each)"
+                live = f"for each live row a list of updates, or a state ({row} each)"
             lines.append(f"recurrent states: one for each segment ({size}) and {live}")
         lines += [
             f"generated level {bound.level}: at most {bound.rows:,} rows, {bound.tokens:,} tokens"
