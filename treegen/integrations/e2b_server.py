@@ -271,7 +271,7 @@ def _json(response: httpx2.Response) -> Any:
         return response.json()
     except ValueError:
         raise WorldError(
-            f"{response.url.host} answers with text that is not JSON; check E2B_API_URL"
+            f"{response.url.host} answers with text that is no JSON; check E2B_API_URL"
         ) from None
 
 
@@ -293,7 +293,7 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
             try:
                 message: dict[str, Any] = json.loads(buffer[5 : 5 + size])
             except ValueError:
-                raise WorldError("a sandbox answers with text that is not JSON") from None
+                raise WorldError("a sandbox answers with text that is no JSON") from None
             buffer = buffer[5 + size :]
             yield message
             if flags & _END_OF_STREAM:

@@ -169,8 +169,8 @@ class Plan:
             count = sum(segment.expanded for segment in self.segments)
             lines.append(
                 f"read expanded: {count:,} segments, {self.copied_tokens:,} tokens, whose keys and "
-                f"values take {format_bytes(self.copy_bytes)} beside the latents while there is "
-                "room"
+                f"values take {format_bytes(self.copy_bytes)} next to the latents while memory is "
+                "free"
             )
         if self.state_bytes:
             size = format_bytes(len(self.segments) * self.state_bytes)
