@@ -161,7 +161,7 @@ def vote_table(
                 if cells is not None:
                     rows.append((name, filter, k, *cells))
     return Table(
-        "Votes compared with the majority, with 95% intervals over problems"
+        "Votes beside the majority, with 95% intervals over problems"
         + (f" (below all samples, means over {SUBSETS} subsets at most)" if len(ks) > 1 else ""),
         ("Vote", "Filter", "k", "Value", "Low", "High", "Less maj@k", "Low ", "High "),
         tuple(rows),
