@@ -307,7 +307,7 @@ def test_logits_that_are_not_numbers_name_their_row_and_keep_what_was_finished(
     done = treegen(*given, "-o", path)
     assert re.search(
         rf"not numbers for prompt '{last['problem_id']}' sample \d token \d+; finished samples are "
-        r"stored; .*; 1\d of 20 samples are stored; continue with: treegen eval --resume",
+        r"kept; .*; 1\d of 20 samples are stored; continue with: treegen eval --resume",
         done.error,
     )
     kept = samples_of(path)

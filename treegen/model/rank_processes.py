@@ -129,7 +129,7 @@ class FollowerProcesses:
         if self.failed:
             raise WorkerError(
                 f"the ranks of a tensor-parallel model have ended: {self.failed}; finished samples "
-                "are stored; make a new LLM to continue"
+                "are kept; make a new LLM to continue"
             )
 
     def fail(self, reason: str) -> None:

@@ -261,7 +261,7 @@ class RunDir:
             except RunError:  # the file system has no locks, or refuses the write as well
                 pass
             if self._samples.has_grown:
-                raise RunInUseError(f"{self.path} has gone on since it was read; read it again")
+                raise RunInUseError(f"{self.path} has new samples since it was read; read it again")
             write_json(path, results)
 
     def results(self) -> Any:

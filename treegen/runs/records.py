@@ -357,7 +357,7 @@ class RecordFile:
             raise RunError(f"{self.path} is closed, or was opened for reading only")
         if self._unsure:
             raise RunError(
-                f"{self.path} could not be written before and its end is not known; {self._again}"
+                f"{self.path} could not be written before, so its end is unknown; {self._again}"
             )
 
 
