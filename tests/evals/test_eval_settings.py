@@ -91,7 +91,11 @@ def test_a_choice_that_nothing_reads_is_refused(asked: dict[str, Any], told: str
 @pytest.mark.parametrize(
     ("methods", "asked", "told"),
     [
-        (["beam"], {"exploration": 2.0}, "exploration= has no effect on beam, which reads width"),
+        (
+            ["beam"],
+            {"exploration": 2.0},
+            "exploration= has no effect on beam, which reads only width",
+        ),
         (["beam", "mcts"], {"exploration": 2.0}, ""),
         (["beam", "sample"], {"num_samples": 2}, "num_samples= has no effect on beam"),
         (["sample"], {"verifier": "nowhere"}, "verifier= has no effect on sample"),

@@ -292,12 +292,12 @@ class SamplingParams:
     def _check_structure(self) -> None:
         names = [name for name in STRUCTURES if getattr(self, name) is not None]
         if len(names) > 1:
-            raise InputError(f"{' and '.join(names)}exclude each other; give one of them")
+            raise InputError(f"{' and '.join(names)} exclude each other; give one of them")
         for name in names:
             object.__setattr__(self, name, check_structure(name, getattr(self, name)))
         if names and self.allowed_token_ids is not None:
             raise InputError(
-                f"{arg(names[0])} and {arg('allowed_token_ids')}exclude each other; give one"
+                f"{arg(names[0])} and {arg('allowed_token_ids')} exclude each other; give one"
             )
         if names and (self.ignore_eos or self.min_tokens):
             raise InputError(

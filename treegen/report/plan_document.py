@@ -119,7 +119,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     if (copies := document["copies"])["tokens"]:
         parts.append(
             f"read expanded: {copies['tokens']:,} tokens, whose keys and values take "
-            f"{_bytes(copies['bytes'])}next to their latents while memory is free"
+            f"{_bytes(copies['bytes'])} next to their latents while memory is free"
         )
     if not document["choices"]:
         parts.append(_fit(document))

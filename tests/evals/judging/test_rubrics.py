@@ -78,8 +78,11 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
         ({"wordings": ["{{ question }}"]}, "does not show answer"),
         ({"wordings": ["{{ answer }} {{ nothing }}"]}, "not a valid template"),
         ({"wordings": ["{{ answer "]}, "not a valid template"),
-        ({"wordings": ["{{ answer }}{{ ''.__class__.__mro__ }}"]}, "no template"),
-        ({"wordings": ["{{ answer }}{% for i in range(10**9) %}{% endfor %}"]}, "no template"),
+        ({"wordings": ["{{ answer }}{{ ''.__class__.__mro__ }}"]}, "not a valid template"),
+        (
+            {"wordings": ["{{ answer }}{% for i in range(10**9) %}{% endfor %}"]},
+            "not a valid template",
+        ),
         ({"criteria": ["x"]}, "does not show criterion"),
         ({"criteria": [{"text": "x", "weight": 0}]}, "weight above 0"),
         ({"reader": "lastline"}, "did you mean 'last-line'"),
