@@ -87,5 +87,5 @@ class HumanEval(CodeTask):
             num: Number of problems.
         """
         if options.data is None:
-            return f"problems: {num:,} of the published ones, bundled with treegen"
+            return f"problems: {num:,} of the published ones, which come with treegen"
         return f"problems: {num:,} of {source}"

@@ -228,7 +228,7 @@ def describe_problems(data: str | None, source: str, num: int) -> str:
     """
     if is_bundled(data):
         name = source.removeprefix("bundled ").rpartition("/")[2]
-        origin = f"bundled with treegen; {arg('data=')} selects the published ones"
+        origin = f"which comes with treegen; {arg('data=')} takes the published ones"
         return Message(f"problems: {num:,} of {name}, {origin}")
     return f"problems: {num:,} of {source}"
 
@@ -240,11 +240,11 @@ def describe_examples(options: TaskOptions, num: int) -> str:
     if options.fewshot_data is not None:
         return f"examples: {num} drawn from {options.fewshot_data} with seed {options.seed}"
     if options.fewshot_file is not None:
-        origin = ", bundled with treegen" if is_bundled(options.fewshot_file) else ""
+        origin = ", which comes with treegen" if is_bundled(options.fewshot_file) else ""
         return f"examples: the first {num} of {options.fewshot_file}{origin}"
     return Message(
-        f"examples: {num} bundled with treegen; {arg('fewshot_file=')} selects published ones, "
-        f"{arg('fewshot_data=')} draws them from a file"
+        f"examples: {num} that come with treegen; {arg('fewshot_file=')} takes the published ones, "
+        f"{arg('fewshot_data=')} draws from a file"
     )
 
 

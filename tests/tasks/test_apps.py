@@ -174,7 +174,7 @@ def test_the_label_tells_of_examples_that_are_treegens_own(tmp_path: Path) -> No
     write_folder(tmp_path / "test", 0)
     data = APPS().load(TaskOptions(data=str(tmp_path)))
     assert data.num_fewshot == 2 and data.label == "bundled examples"
-    assert "examples: 2 bundled with treegen" in data.notes[-1]
+    assert "examples: 2 that come with treegen" in data.notes[-1]
     assert APPS().load(TaskOptions(data=str(tmp_path), num_fewshot=0)).label == ""
 
 

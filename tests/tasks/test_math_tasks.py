@@ -65,7 +65,7 @@ def test_bundled_problems_run_without_files_and_say_what_they_are(name: str, num
     task = get_task(name)
     data = load(task, None)
     assert (len(data.problems), data.skipped, data.label) == (num, (), "bundled problems")
-    assert "bundled with treegen" in data.notes[0]
+    assert "comes with treegen" in data.notes[0]
     assert len(prompts_of(task.tree(data, 3))) == num
     with pytest.raises(DataError, match="no split 'train'"):
         load(task, None, split="train")
