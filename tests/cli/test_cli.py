@@ -52,10 +52,7 @@ def test_an_evaluation_prints_tables_and_stores_everything(
     lines = done.out.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("|Task "))
     assert lines[head + 2].startswith("|gsm8k (bundled problems)|")
-    assert any(
-        line.startswith("problems: 4 of gsm8k_sample.jsonl, which")
-        for line in lines
-    )
+    assert any(line.startswith("problems: 4 of gsm8k_sample.jsonl, which") for line in lines)
     assert any(line.startswith("examples: 8 that come with treegen;") for line in lines)
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[head : head + 6]]
     assert cells[0] == [
