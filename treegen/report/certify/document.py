@@ -214,7 +214,7 @@ def read_limited(path: Path, most: int) -> bytes:
         why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
         raise InputError(why) from None
     if content is None or len(content) > most:
-        raise InputError(f"{path} is not a file of at most {format_bytes(most)}; name another file")
+        raise InputError(f"{path} is no file of at most {format_bytes(most)}; name another file")
     return content
 
 
