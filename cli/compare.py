@@ -13,11 +13,11 @@ from treegen.cli.options.options import ALL_FILTERS, PATH, QUIET, add_option_gro
 @click.argument("run_b", type=PATH)
 @add_option_groups("reading")
 @option("--partial", "Leave out problems that a run has not finished.")
-@option("--output-path -o DIR", "Where the plots go. Default: a folder in RUN_B.", type=PATH)
-@option("--no-plots", "Write no pictures.")
+@option("--output-path -o DIR", "Folder of the plots. Default: a folder in RUN_B.", type=PATH)
+@option("--no-plots", "Do not write plots.")
 @option(
     "--html FILE.html",
-    "Also write a page with both runs' samples side by side.",
+    "Also write a page with the samples of both runs side by side.",
     type=click.Path(dir_okay=False, path_type=Path),
 )
 @ALL_FILTERS
@@ -32,9 +32,9 @@ def command(
     all_filters: bool,
     **reading: Any,
 ) -> None:
-    """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
+    """Compare RUN_B with RUN_A on the same problems, by paired tests with intervals.
 
-    A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
+    Differences are B - A; above zero, B is better. Runs with different problems are an error.
     """
     from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.files import file_name
@@ -48,7 +48,7 @@ def command(
     from treegen.runs.files import check_no_link
 
     if output_path is not None and no_plots:
-        raise InputError("--output-path is where plots go; leave it or --no-plots out")
+        raise InputError("--output-path and --no-plots exclude each other; leave one out")
     if html is not None:
         check_name(html, "--html")
     a, b = (load_run(path, **reading) for path in (run_a, run_b))
@@ -67,7 +67,7 @@ def command(
             files += plot.save(folder)
         echo(f"plots: {safe_text(str(folder))}\n")
     if html is None:
-        echo("samples side by side: --html FILE.html writes a page\n")
+        echo("to see the samples side by side, pass --html FILE.html\n")
     if html is not None:
         write_page([a, b], html, plots=False, comparison=comparison)
         echo(f"page: {safe_text(str(html))}\n")

@@ -78,12 +78,13 @@ class _Tour:
 
 
 @click.command("demo")
-@option("--output-path -o DIR", "Where the runs go. Default: a new directory in runs/.")
+@option("--output-path -o DIR", "Directory of the runs. Default: a new one in runs/.")
 def command(output_path: str | None) -> None:
-    """Show what treegen does, with a small model that comes with it: no GPU, no download.
+    """Take a tour of treegen with the bundled model, without a GPU and without a download.
 
-    One prompt tree, self-consistency, facts in a long text, judged programs, and tree search, in
-    about a minute and a half on two cores. Each part is a run like any other.
+    The tour shows a prompt tree, self-consistency, retrieval from a long text, programs scored by
+    tests, and tree search. It takes about a minute and a half on two cores. Each part is a usual
+    run.
     """
     from treegen import demo
     from treegen.cli.terminal.progress import Terminal
@@ -106,7 +107,7 @@ def command(output_path: str | None) -> None:
             _plan,
         ),
         (
-            "Self-consistency: a vote of k answers against one answer",
+            "Self-consistency: a vote of k answers, compared with one answer",
             "treegen eval gsm8k --limit 20",
             _vote,
         ),
@@ -116,12 +117,12 @@ def command(output_path: str | None) -> None:
             _heat_map,
         ),
         (
-            "Programs, judged in a sandbox on tests that the model does not see",
+            "Programs, run in a sandbox on tests that the model does not see",
             "treegen eval apps --limit 10-35 --allow-code-execution",
             _programs,
         ),
         (
-            "Puzzles: search in a tree of steps against whole solutions, for as many tokens",
+            "Puzzles: search in a tree of steps, compared with whole solutions of as many tokens",
             f"treegen search countdown --compare {','.join(_METHODS)} --limit 24",
             _puzzles,
         ),
@@ -129,12 +130,10 @@ def command(output_path: str | None) -> None:
     for number, (title, typed, show) in enumerate(parts, start=1):
         echo(f"\n{number}. {title}\n   $ {typed}\n")
         show(tour)
-    echo(f"\nThe tour took {time.monotonic() - start:.0f} s. Its runs, with every sample:\n")
+    echo(f"\nThe tour took {time.monotonic() - start:.0f} s. Its runs, with all samples, are:\n")
     for folder in sorted(file.parent for file in path.rglob("run.json")):
         echo(f"    {folder}")
-    echo(
-        "\nLook through them with treegen show DIR, or make a page of them with treegen report DIR."
-    )
+    echo("\n`treegen show DIR` prints a run, and `treegen report DIR` writes it as an HTML page.")
 
 
 def _load() -> "LLM":
@@ -196,7 +195,7 @@ def _programs(tour: _Tour) -> None:
     try:
         report = tour.evaluate(_PROGRAMS, ExecutionOptions()).report
     except TreegenError as error:
-        notice(f"left out: {error}")
+        notice(f"skipped: {error}")
         return
     assert report is not None
     rows = [

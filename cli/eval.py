@@ -47,13 +47,16 @@ _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LM_EVAL: Final = (
     option(
         "--samples JSON|FILE",
-        """Run these documents of lm-eval's tasks: '{"TASK": [0, 5]}', counted from 0.""",
+        """Run only these documents, counted from 0, such as '{"TASK": [0, 5]}'.""",
     ),
-    option("--log-samples", "No effect: samples are stored.", expose_value=False),
-    option("--check-integrity", "End before the model loads if a line of the data cannot be used."),
+    option("--log-samples", "No effect: treegen always stores samples.", expose_value=False),
+    option(
+        "--check-integrity",
+        "Exit before loading the model if treegen cannot use a line of the data.",
+    ),
     option(
         "--verbosity",
-        "Print log messages of libraries from this level on.",
+        "Lowest level of library log messages to print.",
         type=click.Choice(_LEVELS, case_sensitive=False),
     ),
 )
@@ -86,7 +89,10 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
         text = text_or_file if "{" in text_or_file else read_text(text_or_file)
         samples: dict[str, list[int]] = json.loads(text)
     except (OSError, ValueError) as error:
-        raise InputError(f"--samples is no JSON and no file with JSON: {error}") from None
+        raise InputError(
+            f"--samples must be JSON or the name of a JSON file: {error}; give such as "
+            """'{"TASK": [0, 5]}'"""
+        ) from None
     is_valid = isinstance(samples, dict) and all(
         isinstance(places, list) and places and all(type(at) is int and at >= 0 for at in places)
         for places in samples.values()
@@ -103,15 +109,17 @@ def _choose_problems(samples: dict[str, list[int]], tasks: Sequence[str]) -> dic
     from treegen.evals.registry import is_lm_eval
 
     if len(tasks) != 1:
-        raise InputError("--samples is for one TASK; give each task its own command")
+        raise InputError("--samples needs exactly one TASK; run each task by its own command")
     if is_lm_eval(tasks[0]):
         return {"ids": tuple(f"{name}/{at}" for name, places in samples.items() for at in places)}
     if list(samples) != [tasks[0]]:
-        raise InputError(f"--samples names {', '.join(samples)}, and TASK is {tasks[0]}; name it")
+        raise InputError(
+            f"--samples names {', '.join(samples)}, but TASK is {tasks[0]}; use the same name"
+        )
     places = samples[tasks[0]]
     if places != list(range(places[0], places[0] + len(places))):
         raise InputError(
-            f"--samples of {tasks[0]} must count up without gaps; name problems with --sample-id"
+            f"--samples of {tasks[0]} must be consecutive numbers; for others use --sample-id"
         )
     return {"limit": f"{places[0] + 1}-{places[-1] + 1}"}
 
@@ -138,8 +146,8 @@ def _check_data(tasks: Sequence[str], choices: dict[str, Any]) -> None:
         skipped = load_task_data(task, options).skipped
         if skipped:
             raise DataError(
-                f"{len(skipped):,} lines of the data of {name} cannot be used, such as "
-                f"{skipped[0]}; mend them, or leave out --check-integrity"
+                f"treegen cannot use {len(skipped):,} lines of the data of {name}, such as "
+                f"{skipped[0]}; correct them, or leave out --check-integrity"
             )
 
 
@@ -169,7 +177,7 @@ def _check_data(tasks: Sequence[str], choices: dict[str, Any]) -> None:
 @JUDGE
 @option(
     "--no-score --predict-only",
-    "Only sample; `treegen score` scores later.",
+    "Only sample; score later with `treegen score`.",
     "score",
     flag_value=False,
     default=None,
@@ -193,12 +201,14 @@ def command(
 ) -> None:
     """Sample every problem of each TASK, score the samples, and print the results.
 
-    Everything is stored as it finishes. A run that was stopped, by a signal or by pulling the
-    plug, continues with --resume and ends with the samples it would have had. It is judged too, by
-    the --judge that it was begun with; --judge none leaves that out.
+    treegen stores each sample as it finishes. After an interruption, even a power failure, --resume
+    draws the missing samples with the same random numbers, so they equal those of an uninterrupted
+    run up to rounding. It then judges the samples with the run's --judge models; --judge none skips
+    judging.
 
-    Several --adapter are runs in DIR/ADAPTER each, compared with the first at the end; their model
-    is read once. To continue them, give the same adapters and --resume DIR.
+    With several --adapter, treegen loads the model once, makes a run in DIR/ADAPTER for each
+    adapter, and compares the runs with the first. To continue, pass the same adapters and --resume
+    DIR.
     """
     from treegen.api.judge_plan import JudgingPlan
     from treegen.cli.terminal import render
@@ -275,8 +285,8 @@ def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -
     for result in results:
         if shortened := result.results["shortened"]:
             render.notice(
-                f"{shortened:,} prompts were too long for the model and have fewer "
-                "solved examples; see dropped in samples.jsonl"
+                f"{shortened:,} prompts were too long for the model, so treegen left out solved "
+                "examples; see dropped in samples.jsonl"
             )
         render.echo("")
         render.show_report(result.results, result.report, all_filters=all_filters)
@@ -292,7 +302,7 @@ def _show_headlines(results: "Sequence[EvaluationResult]") -> None:
     for result in results:
         num = result.report.num_problems if result.report is not None else 0
         if 1 < num < _FEW:
-            render.echo(f"intervals are wide because there are only {num} problems")
+            render.echo(f"intervals are wide because the run has only {num} problems")
         about = describe_results(result.results, short=True)
         render.show_headline(about, result.report, result.path)
 

@@ -15,22 +15,22 @@ _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 @RUN
 @option(
     "--to FORMAT",
-    "inspect, every-eval-ever, lm-eval or parquet.",
+    "Format to write: inspect, every-eval-ever, lm-eval or parquet.",
     required=True,
     type=click.Choice(_FORMATS),
 )
 @option(
     "--output-path -o PATH",
-    "For inspect a file (.eval), else a folder. Default: in the run.",
+    "File (.eval) for inspect, folder for other formats. Default: a place in the run.",
     type=PATH,
 )
 @add_option_groups("reading")
 @QUIET
 def command(run: Path, to: str, output_path: Path | None, **reading: Any) -> None:
-    """Write the samples and scores of the directory RUN as another tool would have.
+    """Write the samples and scores of the directory RUN in the format of another tool.
 
-    inspect is a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval results
-    and samples of lm-evaluation-harness, and parquet tables.
+    inspect writes a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval the
+    results and samples files of lm-evaluation-harness, and parquet tables.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import safe_text

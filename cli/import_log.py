@@ -11,16 +11,16 @@ from treegen.cli.options.options import PATH, QUIET, option
 @click.argument("log", type=PATH)
 @option(
     "--output-path -o DIR",
-    "The run; of several tasks, the folder above. Default: in runs/.",
+    "Run directory, or the folder of the runs for several tasks. Default: a new one in runs/.",
     type=PATH,
 )
-@option("--task NAME", "Only this task of the log; may be repeated.", "tasks", multiple=True)
+@option("--task NAME", "Import only this task; may be repeated.", "tasks", multiple=True)
 @QUIET
 def command(log: Path, output_path: Path | None, tasks: tuple[str, ...]) -> None:
-    """Make run directories of LOG, which report, compare, score and show read like others.
+    """Convert LOG, another tool's log, to run directories for report, compare, score and show.
 
     LOG is a log of Inspect AI, or results of lm-evaluation-harness with --log_samples: the folder,
-    or its results_TIME.json. The verdicts are those of the log.
+    or its results_TIME.json. The runs keep the verdicts of the log.
     """
     from treegen.cli.terminal.render import echo, json_line, tell
     from treegen.common.formatting import safe_text

@@ -29,39 +29,39 @@ from treegen.errors import ModelWarning, RunError, TreegenError
 _GROUPS: Final = {
     "Run": {
         "eval": "Sample a task with a model and score it.",
-        "search": "Search a task's solutions step by step, or compare methods.",
-        "plan": "Show what a run would share, store and read; loads no weights.",
-        "demo": "Show what treegen does, with a model that comes with it.",
+        "search": "Search for a task's solutions step by step, or compare search methods.",
+        "plan": "Show what a run would share, store and read, without loading weights.",
+        "demo": "Take a tour of treegen with the bundled model.",
     },
     "Look": {
         "show": "Show a run, one of its problems or one of its trees.",
         "report": "Write a page with the plots, samples and trees of runs.",
-        "audit": "Look for what may make the score of a run mislead.",
-        "certify": "State what a score came from, or check such a statement.",
-        "watch": "Show a run in the browser while it is under way.",
+        "audit": "Find problems that may make the score of a run misleading.",
+        "certify": "Write or check a certificate of how a score was computed.",
+        "watch": "Show a run in the browser while it runs.",
         "compare": "Test whether one run is better than another.",
         "export": "Write a run in the format of another tool.",
-        "import": "Make a run of a log that another tool wrote.",
+        "import": "Convert the log of another tool to a run.",
     },
     "Score again": {
-        "score": "Score the samples of a run again; needs no model.",
-        "judge": "Let models judge the samples of a run by a rubric.",
-        "verify": "Score a run's samples by a reward model or a verifier.",
+        "score": "Score the samples of a run again, without its model.",
+        "judge": "Let models grade the samples of a run by a rubric.",
+        "verify": "Score the samples of a run with a reward model or verifier.",
         "usc": "Let the model pick the most consistent sample of each problem.",
-        "score-texts": "Score given texts, with the likeliest tokens.",
-        "replay": "Say what stopping early would have saved of a run.",
+        "score-texts": "Compute the log-probability of each token of given texts.",
+        "replay": "Estimate what early stopping would have saved in a finished run.",
     },
     "Serve": {
-        "serve": "Serve a model to clients that speak OpenAI's protocol.",
+        "serve": "Serve a model to OpenAI clients.",
     },
     "Inform": {
-        "tasks": "List the tasks.",
-        "models": "List families of models, or say whether and how a checkpoint runs.",
-        "power": "Print how many problems and samples show a difference.",
+        "tasks": "List the tasks, or show the arguments of one.",
+        "models": "List model families, or show whether and how a checkpoint runs.",
+        "power": "Compute how many problems and samples detect a difference.",
     },
     "This machine": {
-        "selfcheck": "Check whether samples depend on what else runs.",
-        "bench": "Measure this machine.",
+        "selfcheck": "Check whether samples depend on the rest of the batch.",
+        "bench": "Measure treegen's speed on this machine.",
     },
 }
 _MODULES: Final = {
@@ -70,7 +70,7 @@ _MODULES: Final = {
     for name in group
 }
 _COMPLETION: Final = """\b
-Completion of words, in the start file of a shell:
+Shell completion, in the start file of the shell:
   bash  eval "$(_TREEGEN_COMPLETE=bash_source treegen)"
   zsh   eval "$(_TREEGEN_COMPLETE=zsh_source treegen)"
   fish  _TREEGEN_COMPLETE=fish_source treegen | source
@@ -191,14 +191,14 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
             raise
         raise Failure(
             f"there is not enough memory ({error}); use a smaller --memory, --max-rows or model, "
-            "or a machine with more; what a run has done is kept"
+            "or a machine with more; the finished samples of a run are stored"
         ) from error
 
 
 @click.group(cls=LazyGroup, context_settings=CONTEXT, epilog=_COMPLETION)
 @click.version_option(treegen.__version__, prog_name="treegen", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Sample from language models in trees: what prompts share is computed and kept once."""
+    """Sample from language models in trees: shared prompt parts are computed and stored once."""
 
 
 @contextmanager
@@ -287,8 +287,8 @@ def _refuse(stream: TextIO, error: OSError) -> None:
     if error.errno == errno.EPIPE:  # for example `treegen ... | head`; click then exits silently
         raise error
     raise RunError(
-        f"cannot write to stdout: {(error.strerror or str(error)).lower()}; what a run has done is "
-        "in its directory all the same"
+        f"cannot write to stdout: {(error.strerror or str(error)).lower()}; free space or choose "
+        "another file; the run's results are in its directory"
     ) from error
 
 

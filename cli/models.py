@@ -13,22 +13,24 @@ if TYPE_CHECKING:
 
 @click.command("models")
 @click.argument("model", required=False, metavar="[DIR|FILE|NAME]")
-@option("--dtype TYPE", "auto, float32, bfloat16 or float16.", default="auto")
-@option("--quantization TYPE", "fp8, mxfp4, nvfp4, or none to expand what is stored so.")
-@option("--kv-cache-dtype TYPE", "auto or fp8.", default="auto")
-@option("--device NAME", "auto, cpu, cuda or cuda:N.", default="auto")
-@option("--revision NAME", "Of a hub name.")
+@option("--dtype TYPE", "auto, float32, bfloat16 or float16. Default: auto.", default="auto")
+@option(
+    "--quantization TYPE", "fp8, mxfp4, nvfp4, or none to expand stored 8-bit or 4-bit weights."
+)
+@option("--kv-cache-dtype TYPE", "auto or fp8. Default: auto.", default="auto")
+@option("--device NAME", "auto, cpu, cuda or cuda:N. Default: auto.", default="auto")
+@option("--revision NAME", "Branch, tag or commit of a hub name. Default: the newest one.")
 @option(
     "--image-size WxH,...",
-    "Pixels of images whose tokens are counted. Default: 512x512,1024x768,2048x1536.",
+    "Image sizes in pixels to count tokens for. Default: 512x512,1024x768,2048x1536.",
     "sizes",
 )
-@option("--trust-remote-code", "Let code that comes with it run.")
+@option("--trust-remote-code", "Run the code of the model's repository.")
 @QUIET
 def command(model: str | None, sizes: str | None, **options: Any) -> None:
-    """Print which families of models run, how, and which are refused and why.
+    """Print which model families run and how, and which do not run and why.
 
-    With a checkpoint: print whether and how it runs, from its configuration alone.
+    With a checkpoint, print whether and how it runs. The command reads no weights.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.model.checkpoint_report import (
@@ -47,6 +49,6 @@ def command(model: str | None, sizes: str | None, **options: Any) -> None:
     elif sizes is None:
         report = FamilyReport.of_installed()
     else:
-        raise InputError("--image-size is of one checkpoint; name it")
+        raise InputError("--image-size needs a checkpoint; name one")
     echo(f"{report}\n")
     json_line(report.document)

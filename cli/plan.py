@@ -19,9 +19,9 @@ from treegen.cli.options.options import QUIET, WRITE_OUT, add_option_groups
 @WRITE_OUT
 @QUIET
 def command(write_out: bool, **params: Any) -> None:
-    """Show the prompt tree of each TASK by level: tokens, bytes, rows that fit, and what is shared.
+    """Show the prompt tree of each TASK by level: tokens, bytes, rows that fit, and sharing.
 
-    Needs the model's tokenizer and configuration only.
+    The command reads the tokenizer and the configuration of the model, but no weights.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line

@@ -12,34 +12,33 @@ _SAMPLES: Final = (1, 4, 16, 64)
 
 
 @click.command("power")
-@option("--difference", "Between the accuracies of two runs.", default=0.02)
+@option("--difference", "Difference of the accuracies of two runs.", default=0.02)
 @option(
     "--run RUN",
-    "Take variances from this run; of two runs, their correlation too.",
+    "Run to take the variances from; repeat it to take the correlation of two runs too.",
     "runs",
     multiple=True,
     type=PATH,
 )
-@option("--n-problems N", "Problems at hand. Default: those of the run.", type=int)
+@option("--n-problems N", "Available problems. Default: the run's problems.", type=int)
 @option(
     "--n-samples -n 1,8,64",
-    "Samples per problem. Default: 1,4,16,64, and the number of the run.",
+    "Samples per problem. Default: 1,4,16,64 and the run's number.",
     "num_samples",
 )
 @option(
     "--between",
-    "Variance of problems' chances of a right sample. Default: 0.1, or of the run.",
+    "Variance over problems of p, the probability of a correct sample. Default: 0.1, or the run's.",
     type=float,
 )
-@option("--within", "Mean of p (1 - p) over problems. Default: 0.1, or of the run.", type=float)
+@option("--within", "Mean of p (1 - p) over problems. Default: 0.1, or the run's.", type=float)
 @option(
     "--correlation",
-    "Of problems' chances in both runs. Default: 0.5, or of two runs; 0 for runs of other "
-    "problems.",
+    "Correlation of p in the two runs; 0 if their problems differ. Default: 0.5, or the runs'.",
     type=float,
 )
-@option("--power", "The chance to find the difference.", "wanted", default=0.8)
-@option("--alpha", "The chance to find one where there is none.", default=0.05)
+@option("--power", "Probability to detect the difference.", "wanted", default=0.8)
+@option("--alpha", "Probability to detect a difference if there is none.", default=0.05)
 @add_option_groups("reading")
 @QUIET
 def command(
@@ -54,9 +53,10 @@ def command(
     alpha: float,
     **reading: Any,
 ) -> None:
-    """Print how many problems show a difference between two runs of the same problems.
+    """Print how many problems detect a difference between two runs of the same problems.
 
-    The test is that of `treegen compare`, of the problems' shares of right samples.
+    The command assumes the paired test of `treegen compare` on each problem's share of correct
+    samples.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import safe_text

@@ -13,18 +13,18 @@ from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 @RUN
 @option(
     "--stop-batch",
-    "Samples of a problem until the rule is asked again.",
+    "Samples per problem between two checks of the rule.",
     type=click.IntRange(min=1),
     default=8,
 )
 @option(
     "--chance",
-    "Of the leading answer to stay ahead; may be repeated.",
+    "Probability P of decided:P; may be repeated. Default: 0.7, 0.8, 0.9, 0.95 and 0.99.",
     "chances",
     type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
     multiple=True,
 )
-@option("--filter NAME", "Read answers by this filter.", "filter_name")
+@option("--filter NAME", "Extract answers by this filter.", "filter_name")
 @add_option_groups("reading")
 @QUIET
 def command(
@@ -34,10 +34,10 @@ def command(
     filter_name: str | None,
     **reading: Any,
 ) -> None:
-    """Say what `--stop-when decided` would have saved of the run in RUN, and what it would cost.
+    """Estimate what `--stop-when decided` would have saved in RUN, and how the vote would change.
 
-    The rule is replayed on the run's samples in 32 random orders. Intervals are over problems, and
-    differences are to the vote of all samples on the same problems.
+    The command applies the rule to 32 random orders of each problem's samples. Intervals are over
+    problems. Differences are to the vote of all samples of the same problems.
     """
     from treegen.cli.terminal.render import echo, json_line, read_run
     from treegen.report.run_document import filter_of

@@ -13,18 +13,18 @@ from treegen.cli.options.options import PATH, QUIET, RUNS, add_option_groups, op
 @RUNS
 @option(
     "--output-path -o FILE.html",
-    "The page. Default: report.html in the run; here for several.",
+    "HTML page to write. Default: report.html in the run; for several runs, in this directory.",
     type=PATH,
 )
 @add_option_groups("reading")
-@option("--no-plots", "Write the page only, no folder of plots beside it.")
+@option("--no-plots", "Write only the page, without a folder of plots.")
 @QUIET
 def command(
     runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, **reading: Any
 ) -> None:
-    """Write one HTML page about the directories RUN, with their samples and trees to look through.
+    """Write one HTML page about the directories RUN, with their results, samples and trees.
 
-    The page needs no network and no other file. Its plots are written beside it as SVG and PNG.
+    The page needs no network and no other file. The plots are also written as SVG and PNG files.
     """
     from treegen.cli.terminal.render import echo, in_flags, json_line, tell
     from treegen.common.formatting import safe_text

@@ -19,7 +19,7 @@ from treegen.cli.options.options import (
 @click.command("score")
 @RUN
 @add_option_groups("reading")
-@option("--rejudge", "Run programs again that have been judged.")
+@option("--rejudge", "Run programs again, even if they have a stored verdict.")
 @add_option_groups("arguments", "report", "execution")
 @ALL_FILTERS
 @QUIET

@@ -15,22 +15,23 @@ from treegen.errors import InputError
 @add_option_groups("model")
 @option(
     "--top K",
-    "Likeliest tokens to store in the place of each token.",
+    "Number of likeliest tokens to store at each position.",
     type=click.IntRange(min=0),
     default=0,
 )
 @option(
     "--output -o DIR",
-    "The file for the columns. To continue a stopped command, repeat it.",
+    "Folder for the Parquet files.",
     required=True,
     type=PATH,
 )
 @QUIET
 def command(file: Path, top: int, output: Path, **params: Any) -> None:
-    """Score the texts of FILE: the log-probability of each token, and the likeliest ones there.
+    """Compute the log-probability of each token in the texts of FILE, as Parquet files.
 
-    A line of FILE is a JSON object with "text", or with "prompt" and "completion", as text or as
-    token ids; "id" names it. What texts share is computed once. Columns are Parquet files.
+    Each line of FILE is a JSON object with "text", or with "prompt" and "completion", as text or
+    token ids; "id" names the line. Shared beginnings of texts are computed once. To continue after
+    an interruption, repeat the command.
     """
     from dataclasses import asdict
 
@@ -39,7 +40,7 @@ def command(file: Path, top: int, output: Path, **params: Any) -> None:
 
     engine = make_engine(params)
     if not file.is_file():
-        raise InputError(f"there is no file {file}; give one of JSON lines")
+        raise InputError(f"there is no file {file}; name a JSONL file")
 
     from treegen.integrations.score_texts import Progress, score_texts
     from treegen.llm import LLM

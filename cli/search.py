@@ -47,82 +47,80 @@ def _own_arguments() -> str:
     ),
 )
 @click.argument("task", required=False)
-@option(
-    "--method -m NAME", f"{_either(METHODS)}; or path/to/file.py:function, a search of your own."
-)
+@option("--method -m NAME", f"{_either(METHODS)}; or path/to/file.py:function, your own search.")
 @option(
     "--method-arg -a NAME=VALUE",
-    f"An argument of the method's own; {_own_arguments()}.",
+    f"Argument of the method: {_own_arguments()}.",
     "arguments",
     multiple=True,
 )
 @option(
     "--compare NAME,NAME",
-    "Run several methods, each with the whole budget, and print what each solved beside what it "
-    "cost.",
+    "Run several methods, each with the whole budget, and compare solved problems and costs.",
 )
 @option(
     "--budget K=V,...",
-    f"What a problem may cost: any of {', '.join(_BUDGET)}; tokens are decoded ones.",
+    f"Limits of each problem's search: {', '.join(_BUDGET)}. tokens counts decoded tokens.",
     multiple=True,
 )
-@option("--width", "States to keep at a time. Default: the task's.", type=int)
-@option("--depth", "Most steps of a solution. Default: the task's.", type=int)
-@option("--expand", "Next steps to try in a state. Default: the task's.", type=int)
+@option("--width", "Number of states to keep. Default: the task's.", type=int)
+@option("--depth", "Maximum steps of a solution. Default: the task's.", type=int)
+@option("--expand", "Number of next steps per state. Default: the task's.", type=int)
 @option(
     "--n-samples -n --num-samples",
-    _of("num_samples", "solutions drawn at most."),
+    _of("num_samples", "maximum number of solutions."),
     "num_samples",
     type=int,
 )
 @option(
     "--propose HOW",
-    "Where next steps are from: sample, or a way of the task's own (puzzles: list).",
+    "Source of next steps: sample, or a name that the task knows (puzzles: list).",
 )
 @option(
     "--evaluate HOW",
-    "What a state is worth: logprob, min-logprob, reward:DIR for a reward model, or a way of the "
-    "task's own (puzzles: judge, judge-sampled).",
+    "Value of a state: logprob, min-logprob, reward:DIR for a reward model, or a name that the "
+    "task knows (puzzles: judge, judge-sampled).",
 )
 @option(
-    "--verifier DIR|NAME", "Judge states by a reward model or verifier, in place of --evaluate."
+    "--verifier DIR|NAME", "Reward model or verifier that values states, instead of --evaluate."
 )
 @option(
     "--verifier-arg NAME=VALUE",
-    "How it is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, turns.",
+    "Option of the verifier, as in `treegen verify`: mark, separator, tokens, label, reduce, chat, "
+    "turns.",
     "verifier_args",
     multiple=True,
 )
-@option("--verifier-memory SIZE", "Its cache (1GiB).")
-@option("--prune-below", _of("prune_below", "do not look into states worth less."), type=float)
-@option("--exploration", _of("exploration", "its constant c."), type=float)
-@option("--iterations", _of("iterations", "visits at most."), type=int)
+@option("--verifier-memory SIZE", "Cache of the verifier. Default: 1GiB.")
+@option("--prune-below", _of("prune_below", "prune states with a lower value."), type=float)
+@option("--exploration", _of("exploration", "constant c of UCT."), type=float)
+@option("--iterations", _of("iterations", "maximum number of visits."), type=int)
 @option(
     "--rollouts",
     _of(
         "rollouts",
-        "samples played to their end from a "
-        "new state, whose ends are judged (1); 0 judges the state itself.",
+        "rollouts from a new state, which is judged by their ends; 0 judges the state itself. "
+        "Default: 1.",
     ),
     type=int,
 )
 @option(
     "--choose HOW",
-    "Of the solutions found: best, by the evaluation, or vote, weighted by it, as the papers on "
-    "rebase and dvts do.",
+    "Answer to return: best (the solution with the highest value) or vote (solutions vote, "
+    "weighted by value). Default: best.",
 )
 @option(
     "--environment NAME",
     "Where the tool calls of agents run: memory, local, inspect:PROVIDER or e2b:TEMPLATE. "
     "Default: the task's.",
 )
-@option("--force-calls", "Let each reply of an agent be a tool call.", "forces_calls")
-@option("--max-live", "Live worlds of an agent at most. Default: 8.", type=int)
-@option("--max-tokens", "Most tokens of a solution. Default: the task's.", type=int)
-@option("--step-tokens", "Most tokens of a step. Default: the task's.", type=int)
+@option("--force-calls", "Force each reply of an agent to be a tool call.", "forces_calls")
+@option("--max-live", "Maximum live worlds of an agent. Default: 8.", type=int)
+@option("--max-tokens", "Maximum tokens of a solution. Default: the task's.", type=int)
+@option("--step-tokens", "Maximum tokens of a step. Default: the task's.", type=int)
 @option("--seed", "Seed of the samples. Default: 0.", type=int)
-@option("--repeats", "Searches of each problem, for pass@k. Default: 1.", type=int)
-@option("--concurrency", "Problems to search at once. Default: 64.", type=int)
+@option("--repeats", "Searches per problem, for pass@k over searches. Default: 1.", type=int)
+@option("--concurrency", "Maximum problems searched at once. Default: 64.", type=int)
 @add_option_groups("drawing", "data", "arguments", "model", "cluster", "execution", "task code")
 @OUTPUT
 @QUIET
@@ -133,7 +131,7 @@ def command(
     resume: str | None,
     **params: Any,
 ) -> None:
-    """Search for solutions of each problem of TASK, and print how many were found, and the cost.
+    """Search for solutions of each problem of TASK, and print the solved problems and the cost.
 
     Tasks with steps are countdown, game24 and gsm8k; in text-world, repair and harbor the steps
     are tool calls. Every finished search is stored with its whole tree; a run that was stopped
@@ -178,7 +176,7 @@ def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:
     if "budget" in choices:
         choices["budget"] = read_pairs(choices["budget"], "--budget", _BUDGET)
         if not choices["budget"]:
-            raise InputError("--budget is empty; give it such as --budget tokens=2000")
+            raise InputError("--budget is empty; give a limit, such as --budget tokens=2000")
     if "verifier_args" in choices:
         from treegen.evals.config.verifier_settings import parse_verifier_settings
 
@@ -197,5 +195,5 @@ def _methods(method: str | None, compare: str | None) -> list[str]:
         if name in names[:number]:
             raise InputError(f"--compare names {name!r} twice; name each method once")
     if not names:
-        raise InputError("--compare is empty; such as --compare sample,beam,tot-bfs")
+        raise InputError("--compare is empty; name methods, such as --compare sample,beam,tot-bfs")
     return names

@@ -9,15 +9,15 @@ from treegen.cli.options.options import QUIET, add_option_groups, option
 
 
 @click.command("selfcheck")
-@option("--problems", "Problems of the job. Each has 8 samples.", "num_problems", default=16)
+@option("--problems", "Number of problems, with 8 samples each.", "num_problems", default=16)
 @add_option_groups("model")
 @QUIET
 def command(num_problems: int, **params: Any) -> None:
-    """Run one job in many arrangements, and count the samples that stay the same.
+    """Run one job in several ways, and count the samples that stay the same.
 
-    In another order, in part, one problem alone, with few rows, with few pages, resumed. The exit
-    code is 1 where samples are promised to be the same (--reproducible, or float32 on a CPU) and
-    are not.
+    The ways are: in another order, in part, one problem alone, with few rows, with few pages, and
+    resumed. The exit code is 1 if samples differ although treegen guarantees that they are equal:
+    with --reproducible, or in float32 on a CPU.
     """
     from treegen import demo
     from treegen.cli.terminal.render import echo, json_line, tell
@@ -28,7 +28,7 @@ def command(num_problems: int, **params: Any) -> None:
         raise InputError(f"--problems must be at least 3, got {num_problems}")
     choices = collect_choices(params)
     if "model" not in choices:
-        tell(f"{demo.MODEL_NOTICE}; give --model for yours")
+        tell(f"{demo.MODEL_NOTICE}; use --model for your own")
     engine = EngineOptions(**{"model": demo.NAME, **choices})
     from treegen.api.selfcheck import self_check
 

@@ -23,89 +23,110 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
     "serve", cls=GroupedCommand, examples=("treegen serve --model Qwen/Qwen3-0.6B --memory 8GiB",)
 )
 @add_option_groups("model")
-@option("--host", "Address to listen at.", default="127.0.0.1")
-@option("--port", "", type=click.IntRange(0, 65535), default=8000)
+@option("--host", "Address to listen on.", default="127.0.0.1")
+@option(
+    "--port",
+    "Port to listen on; 0 takes a free port.",
+    type=click.IntRange(0, 65535),
+    default=8000,
+)
 @option(
     "--api-key KEY",
-    "Key that clients must send; required if others reach --host.",
+    "Key that clients must send; required if other machines can reach --host.",
     envvar="TREEGEN_API_KEY",
     show_envvar=True,
 )
 @option(
     "--api-keys FILE",
-    "File with one key per line, for several clients: each sees only its own nodes.",
+    "File with one key per line. The clients of a key see only the nodes of this key.",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
 @option(
-    "--served-model-name NAME", "What clients call the model. Default: the last part of --model."
+    "--served-model-name NAME",
+    "Name of the model for clients. Default: the last part of --model.",
 )
 @option(
     "--max-waiting N",
-    "Samples that may wait; more are refused with status 429. Default: four times --max-rows.",
+    "Maximum waiting samples; above it, requests get status 429. Default: four times --max-rows.",
     type=int,
 )
 @option(
     "--tool-format NAME",
-    "How the model writes tool calls, such as hermes or qwen3_coder. Default: found by its chat "
-    "template.",
+    "Format of the model's tool calls, such as hermes or qwen3_coder. Default: derived from its "
+    "chat template.",
 )
-@option("--max-body SIZE", "Largest request.", default="16MiB")
+@option("--max-body SIZE", "Maximum size of a request.", default="16MiB")
 @option(
-    "--max-image-pixels N", "Pixels of all images of one request, at most.", type=int, default=2**25
+    "--max-image-pixels N",
+    "Maximum total pixels of the images of a request.",
+    type=int,
+    default=2**25,
 )
 @option(
     "--node-lease SECONDS",
-    "Time after their last use until trees of nodes are dropped. Default: 600.",
+    "Seconds after the last use until the server drops a tree of nodes. Default: 600.",
     type=float,
 )
-@option("--max-node-lease SECONDS", "Longest lease of clients' choice. Default: 3600.", type=float)
-@option("--max-nodes N", "Nodes per key; 0 turns nodes off. Default: 4096.", type=int)
-@option("--max-node-depth N", "Nodes above a node. Default: 256.", type=int)
-@option("--max-node-samples N", "Children per sample operation. Default: 128.", type=int)
-@option("--max-node-operations N", "Operations per batch. Default: 256.", type=int)
+@option(
+    "--max-node-lease SECONDS",
+    "Longest lease that clients may request. Default: 3600.",
+    type=float,
+)
+@option("--max-nodes N", "Maximum nodes per key; 0 disables nodes. Default: 4096.", type=int)
+@option("--max-node-depth N", "Maximum ancestors of a node. Default: 256.", type=int)
+@option("--max-node-samples N", "Maximum children per sample operation. Default: 128.", type=int)
+@option("--max-node-operations N", "Maximum operations per batch. Default: 256.", type=int)
 @option(
     "--max-node-memory SIZE",
-    "Keys and values of the nodes of a key. Default: the size of the cache.",
+    "Maximum keys and values of a key's nodes. Default: the size of the cache.",
 )
-@option("--max-stored-answers SIZE", "Answers stored by idempotency keys. Default: 64MiB.")
-@option("--max-searches N", "Searches at once; 0 turns searches off. Default: 16.", type=int)
-@option("--max-key-searches N", "Searches of one key at once. Default: --max-searches.", type=int)
+@option(
+    "--max-stored-answers SIZE",
+    "Maximum size of answers stored by idempotency key. Default: 64MiB.",
+)
+@option("--max-searches N", "Maximum searches at once; 0 disables searches. Default: 16.", type=int)
+@option(
+    "--max-key-searches N",
+    "Maximum searches of one key at once. Default: --max-searches.",
+    type=int,
+)
 @option(
     "--max-search-tokens N",
-    "Decoded tokens per search, also if the request names no budget. Default: 16384.",
+    "Maximum decoded tokens per search, with or without a budget. Default: 16384.",
     type=int,
 )
 @option(
     "--max-search-seconds",
-    "Time per search, also if the request names no budget. Default: 600.",
+    "Maximum seconds per search, with or without a budget. Default: 600.",
     type=float,
 )
 @option(
     "--verifier DIR|NAME",
-    "Reward model or verifier that judges states of searches and rewards nodes.",
+    "Reward model or verifier that values states of searches and rewards nodes.",
 )
 @option(
     "--verifier-arg NAME=VALUE",
-    "How it is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, turns.",
+    "Option of the verifier, as in `treegen verify`: mark, separator, tokens, label, reduce, chat, "
+    "turns.",
     "verifier_args",
     multiple=True,
 )
-@option("--verifier-memory SIZE", "Its cache. Default: 1GiB.")
+@option("--verifier-memory SIZE", "Cache of the verifier. Default: 1GiB.")
 @option(
     "--weights-dir DIR",
-    "Folder of checkpoints that clients with a key may load by POST /v1/weights.",
+    "Folder of checkpoints that clients with a key may load with POST /v1/weights.",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
 )
 @option(
     "--sampling",
-    "Of requests that do not say: as the checkpoint's generation_config.json recommends, or "
+    "Sampling parameters that requests omit: from the checkpoint's generation_config.json, or "
     "temperature 1 without filters.",
     type=click.Choice(["recommended", "neutral"]),
     default="recommended",
 )
 @option(
     "--drain-seconds",
-    "After SIGTERM, time to answer what was asked.",
+    "Seconds after SIGTERM to finish open requests.",
     type=click.IntRange(0),
     default=60,
 )
@@ -122,9 +143,9 @@ def command(
     drain_seconds: int,
     **params: Any,
 ) -> None:
-    """Serve a model to clients that speak OpenAI's protocol, until SIGTERM or Ctrl-C.
+    """Serve a model to OpenAI clients, until SIGTERM or Ctrl-C.
 
-    What requests share is computed and stored once, whatever order they come in.
+    The server computes and stores shared parts of prompts once, in whatever order requests arrive.
     """
     _check_installed()
     from treegen.common.formatting import parse_bytes
@@ -135,7 +156,9 @@ def command(
     engine = make_engine(params)
     keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
     if not keys and host not in _LOCAL:
-        raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
+        raise InputError(
+            f"other machines can reach {host}; give --api-key too, or set TREEGEN_API_KEY"
+        )
     if weights_dir is not None and not keys:
         raise InputError(f"{arg('weights_dir=')} needs a key; give {arg('api_key=')} too")
     _check_limits(max_waiting, max_image_pixels, tool_format)
@@ -224,8 +247,8 @@ def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
     if name is None:
         if settings or memory is not None:
             raise InputError(
-                f"{arg('verifier_args=')} and {arg('verifier_memory=')} are for a verifier; name "
-                f"one with {arg('verifier=')}"
+                f"{arg('verifier_args=')} and {arg('verifier_memory=')} need a verifier; name one "
+                f"with {arg('verifier=')}"
             )
         return lambda: None
     if memory is not None:

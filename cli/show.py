@@ -25,16 +25,16 @@ _WIDTH: Final = 200
 
 @click.command("show")
 @RUN
-@option("--problem -p ID", "One problem: its samples and their votes.")
-@option("--tree -t ID", "One problem as a tree: its search, or its prompt with the samples below.")
+@option("--problem -p ID", "Show one problem with its samples and their votes.")
+@option("--tree -t ID", "Show the tree of one problem: its search, or its prompt and samples.")
 @option(
     "--as FORMAT",
-    "With --tree: write it for Graphviz (dot) or mermaid.",
+    "With --tree, print the tree for Graphviz (dot) or Mermaid.",
     "written_as",
     type=click.Choice(("dot", "mermaid")),
 )
-@option("--filter NAME", "Read answers by this filter.", "filter_name")
-@option("--full", "Whole texts, and every problem in the list.")
+@option("--filter NAME", "Extract answers by this filter.", "filter_name")
+@option("--full", "Print whole texts and list every problem.")
 @add_option_groups("reading")
 @ALL_FILTERS
 @QUIET
@@ -48,13 +48,13 @@ def command(
     all_filters: bool,
     **load_options: Any,
 ) -> None:
-    """Show what the directory RUN holds: metrics and problems, one problem, or one tree."""
+    """Show the directory RUN: its metrics and problems, one problem, or one tree."""
     from treegen.errors import InputError
 
     if problem is not None and tree is not None:
         raise InputError("give --problem or --tree, not both")
     if written_as is not None and tree is None:
-        raise InputError("--as is of a tree; give --tree ID with it")
+        raise InputError("--as needs --tree; give --tree ID too")
     if written_as is not None and is_json_requested():
         raise InputError("--as and --json are two formats; leave one out")
     from treegen.cli.terminal.render import echo, json_line, read_run

@@ -12,17 +12,17 @@ from treegen.cli.options.options import QUIET, option
 @click.argument("names", nargs=-1, metavar="[TASK]...")
 @option(
     "--lm-eval PATTERN",
-    "List lm-eval's tasks, groups and tags with names like it, such as '*mmlu*', and what they "
+    "List lm-eval's tasks, groups and tags whose names match, such as '*mmlu*', and what they "
     "need.",
     "pattern",
 )
-@option("--include-path DIR", "A further folder of lm-eval's kind of YAML files, for --lm-eval.")
+@option("--include-path DIR", "Additional folder of YAML files in lm-eval's format.")
 @QUIET
 def command(names: tuple[str, ...], pattern: str | None, include_path: str | None) -> None:
-    """List all tasks, or show the version, defaults and arguments of those named.
+    """List all tasks, or show the version, defaults and arguments of each TASK.
 
-    A task of your own is named by its file and class, path/to/file.py:Class, or is lm-eval's kind
-    of YAML file, path/to/task.yaml.
+    Name a task of your own by its file and class, path/to/file.py:Class, or by a YAML file in
+    lm-eval's format, path/to/task.yaml.
     """
     from treegen.errors import InputError
 
@@ -30,7 +30,7 @@ def command(names: tuple[str, ...], pattern: str | None, include_path: str | Non
         _list_lm_eval(pattern, include_path)
         return
     if include_path is not None:
-        raise InputError("--include-path is for --lm-eval; give --lm-eval too")
+        raise InputError("--include-path needs --lm-eval; give --lm-eval too")
     _list_own(() if names in {("list",), ("ls",)} else names)
 
 
@@ -77,7 +77,7 @@ def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
         for document in documents
         if document["name"] not in listed
     ]
-    parts += ["\n".join(["Of other packages", *map(safe_text, others)])] if others else []
+    parts += ["\n".join(["From other packages", *map(safe_text, others)])] if others else []
     parts.append(
         "treegen tasks NAME: defaults and arguments of a task\n"
         "treegen tasks --lm-eval PATTERN: tasks of lm-eval, evaluated as lm-eval:NAME"

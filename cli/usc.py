@@ -12,7 +12,7 @@ from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 @RUN
 @option(
     "--most N",
-    "Show the model the first N samples of a problem. Default: all.",
+    "Show the model only the first N samples of a problem. Default: all.",
     type=click.IntRange(min=1),
 )
 @add_option_groups("reading", "trust")
@@ -20,8 +20,8 @@ from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 def command(run: Path, most: int | None, trust_remote_code: bool, **reading: Any) -> None:
     """Let the model of RUN pick the most consistent sample of each problem.
 
-    This is universal self-consistency: the run's samples are shown to the model that drew them. A
-    pick is stored as soon as it is made; to continue a stopped command, repeat it. `treegen score
+    This is universal self-consistency: treegen shows the samples to the model that drew them. Each
+    pick is stored at once; to continue after an interruption, repeat the command. `treegen score
     RUN --votes usc` then reports the picks next to maj@k.
     """
     from treegen.cli.terminal.progress import Terminal

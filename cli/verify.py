@@ -12,33 +12,34 @@ from treegen.cli.options.options import QUIET, RUN, add_option_groups, option
 @RUN
 @option(
     "--verifier DIR|NAME",
-    "A sequence classifier, a token classifier, or a language model that judges at marks.",
+    "Sequence classifier, token classifier, or language model that judges at --mark.",
     required=True,
 )
 @option(
     "--mark TEXT",
-    r"Put after each step, where the verifier is read. \n is a newline. "
-    "A language model needs one.",
+    r"Text to insert after each step, where treegen reads the score; required for a language "
+    r"model. \n is a newline.",
     default="",
 )
-@option("--separator TEXT", "Between the steps of a sample.", default=r"\n\n")
-@option("--tokens RIGHT,WRONG", "What a language model says at a mark.", default="+,-")
-@option("--label N", "The output of a classifier that means right. Default: the last.", type=int)
-@option("--reduce HOW", "last, min, product or mean of the steps.", default="last")
+@option("--separator TEXT", "Text between the steps of a sample.", default=r"\n\n")
+@option(
+    "--tokens RIGHT,WRONG", "A language model's tokens for right and wrong steps.", default="+,-"
+)
+@option("--label N", "Index of the classifier output for correct. Default: the last.", type=int)
+@option("--reduce HOW", "How to combine the steps: last, min, product or mean.", default="last")
 @option(
     "--chat/--no-chat",
-    "Put question and answer in the verifier's chat format. Default: if it has one.",
+    "Render question and answer with the verifier's chat template. Default: if it has one.",
     default=None,
 )
 @option(
     "--turns",
-    "Each step is a turn of the chat, and the mark is the verifier's answer, before which it is "
-    "read.",
+    "Render each step as a user turn; treegen reads the score before the answer --mark.",
 )
-@option("--memory SIZE", "Cache for what samples share.", default="1GiB")
+@option("--memory SIZE", "Cache for shared parts of the samples.", default="1GiB")
 @option(
     "--batch-size",
-    "Samples to compute at once, by models that share nothing.",
+    "Samples to compute at once, for models without a shared cache.",
     type=click.IntRange(min=1),
     default=16,
 )
@@ -56,11 +57,10 @@ def command(
     allow_task_code: bool,
     **settings: Any,
 ) -> None:
-    """Score the samples of RUN by a reward model or a verifier, of outcomes or of each step.
+    """Score the samples of RUN with an outcome or process reward model.
 
-    Scores are stored as they are made; to continue a stopped command, repeat it.
-    `treegen score RUN --votes score,score:best` then reports weighted best-of-n and best-of-n
-    next to maj@k.
+    Each score is stored at once; to continue after an interruption, repeat the command. `treegen
+    score RUN --votes score,score:best` then reports weighted best-of-n and best-of-n next to maj@k.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line

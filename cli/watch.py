@@ -14,18 +14,18 @@ from treegen.cli.options.options import QUIET, RUNS, add_option_groups, option
 @RUNS
 @option(
     "--port",
-    "On this machine alone; 0 takes any that is free.",
+    "Port on 127.0.0.1; 0 takes a free port.",
     default=0,
     type=click.IntRange(0, 65535),
 )
-@option("--every SECONDS", "How often to look at the runs, at most.", default=5.0)
+@option("--every SECONDS", "Minimum seconds between two reads of the runs.", default=5.0)
 @add_option_groups("reading")
 @QUIET
 def command(runs: tuple[Path, ...], port: int, every: float, **reading: Any) -> None:
-    """Serve the page of the directories RUN to a browser on this machine, until Ctrl-C.
+    """Serve the page of `treegen report` to a browser on this machine, until Ctrl-C.
 
-    It is the page of `treegen report`, and follows the runs while they go on. Runs are only read:
-    no lock is taken, and nothing is written.
+    The page follows the directories RUN while they grow. The command only reads the runs: it takes
+    no lock and writes nothing.
     """
     from treegen.errors import InputError
     from treegen.report.load import find_runs
@@ -45,7 +45,7 @@ def command(runs: tuple[Path, ...], port: int, every: float, **reading: Any) -> 
         # Report runs that cannot be shown here rather than in the browser.
         watched.page()
         url = f"http://{HOST}:{server.server_port}/"
-        echo(f"page: {url} (Ctrl-C ends it)")
+        echo(f"page: {url} (Ctrl-C stops the server)")
         json_line({"url": url, "runs": [str(path) for path in paths]})
         server.timeout = 0.2
         while not stop():

@@ -82,7 +82,7 @@ class GPQA(TextTask):
     filters = ("simple-evals", "letter")
     groups = ("domain",)
     arguments: ClassVar = {
-        "subset": "diamond, main or extended, of hf or a folder of files; default: diamond",
+        "subset": "diamond, main or extended, for --data hf or a folder; default: diamond",
         "shuffle": "order of the choices: hash (of the seed and the texts, the default) or "
         "simple-evals (as its script draws it)",
     }

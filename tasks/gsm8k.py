@@ -90,8 +90,8 @@ class GSM8K(TextTask, SearchTask):
     version = "2"
     filters = ("numeric", "strict-match", "flexible-extract")
     arguments: ClassVar = {
-        "form": "whose stops: cot (lm-eval's gsm8k_cot; default) or self-consistency, which also "
-        "stops at a blank line"
+        "form": "stop strings: cot (as in lm-eval's gsm8k_cot; default) or self-consistency, which "
+        "also stops at a blank line"
     }
     # Whether an answer is right cannot be checked without the reference.
     checkable: Final = False

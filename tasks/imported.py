@@ -28,7 +28,7 @@ class Imported(TextTask):
     filters: tuple[str, ...] = ("score",)
     arguments: ClassVar = {
         "name": "the task's name in the log; default: imported",
-        "version": "its version in the log; default: 0",
+        "version": "the task's version in the log; default: 0",
         "filters": "the names of the log's scores, as a JSON list; default: one, score",
         "fewshot": "solved examples before each problem, as the log says; default: 0",
     }

@@ -198,17 +198,17 @@ class QuestionAnswer(TextTask):
     version = "2"
     filters = ("answer",)
     arguments: ClassVar = {
-        "template": r"prompt of a problem, fields in braces; default: Q: {question}\nA:",
+        "template": r"prompt template with fields in braces; default: Q: {question}\nA:",
         "answer": "the answer type: text, contains, number, math, choice or regex; default: text",
-        "metric": "the same by older names: exact, contains, numeric or regex; no default",
-        "choices": "for choice: how many letters there are, from A on; default: 4",
+        "metric": "older name of answer: exact, contains, numeric or regex; no default",
+        "choices": "for choice: number of letters, from A; default: 4",
         "ignore_case": "yes or no: whether A and a are the same; default: no",
-        "pattern": "for regex: what an answer looks like, its one group or all of it; no default",
+        "pattern": "for regex: pattern whose group, or whole match, is the answer; no default",
         "answer_field": "the field with the right answer, or a list of them; default: answer",
-        "group_field": "the field by which error bars are clustered, such as a passage; no default",
-        "image_field": "the field with an image or a list of them, paths from the file's folder on "
-        "or data URLs; <image 1> in the prompt is the first; needs --images; no default",
-        "messages_field": "the field with chat messages, which are the prompt; their parts may be "
+        "group_field": "the field that clusters problems for intervals, as a passage; no default",
+        "image_field": "the field with an image or a list of images, as paths relative to the "
+        "file or data URLs; <image 1> in the prompt is the first; needs --images; no default",
+        "messages_field": "the field with chat messages to use as the prompt; their parts may be "
         "images; no default",
         "id_field": "the field with a problem's id; default: id, if rows have one, else the line",
     }
@@ -328,11 +328,11 @@ def _check_together(options: TaskOptions) -> None:
     for name in ("image_field", "messages_field"):
         if name in options.extra and options.num_fewshot:
             raise InputError(
-                f"{arg('num_fewshot')} does not go with {name}; leave out one of the two"
+                f"{arg('num_fewshot')} does not work with {name}; leave out one of the two"
             )
     for name in ("image_field", "template"):
         if name in options.extra and "messages_field" in options.extra:
-            raise InputError(f"{name} does not go with messages_field; leave out one of the two")
+            raise InputError(f"{name} does not work with messages_field; leave out one of the two")
 
 
 def _kind(extra: Mapping[str, str]) -> tuple[str, str]:

@@ -64,4 +64,4 @@ def test_a_foreign_rubric_never_hangs_a_command(
     for words in (["show", run], ["report", run, "--no-plots"], ["judge", run]):
         done = treegen(*words)
         told = f"{done.out}{done.err}"
-        assert "no template that can be filled in" in told and "Traceback" not in told, words
+        assert "not a valid template" in told and "Traceback" not in told, words

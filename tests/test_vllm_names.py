@@ -169,7 +169,7 @@ def test_structured_outputs_that_cannot_be_used() -> None:
         SamplingParams(structured_outputs=["a"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="choice is also in structured_outputs; give it once"):
         SamplingParams(choice=["a"], structured_outputs={"choice": ["b"]})
-    with pytest.raises(InputError, match="regex and choice cannot go together"):
+    with pytest.raises(InputError, match="regex and choice exclude each other"):
         SamplingParams(regex="a", structured_outputs={"choice": ["b"]})
 
 

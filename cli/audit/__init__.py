@@ -14,7 +14,7 @@ from treegen.report.audit.kinds import SEVERITIES
 @add_option_groups("reading")
 @option(
     "--fail-on SEVERITY",
-    "End with exit code 1 if a finding is this severe: high, medium or low.",
+    "Exit with code 1 if a finding has at least this severity: high, medium or low.",
     type=click.Choice(SEVERITIES),
 )
 @option("--faulty-items FILE", "Ids of faulty problems, one in each line.", type=PATH)
@@ -22,11 +22,11 @@ from treegen.report.audit.kinds import SEVERITIES
 def command(
     runs: tuple[Path, ...], fail_on: str | None, faulty_items: Path | None, **reading: Any
 ) -> None:
-    """Look for what may make the scores of the directories RUN mislead, without a model.
+    """Find problems that may make the scores of the directories RUN misleading.
 
-    Public rules read the answers again beside the run's own verdicts; prompts, samples and data are
-    checked too. Each finding has a severity, a count, an example and advice. No model and no
-    program is run.
+    The audit reads the answers again by the rules of other tools, and checks prompts, samples and
+    data. Each finding has a severity, a count, an example and advice. The audit runs no model and
+    no program.
     """
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.common.formatting import safe_text

@@ -10,7 +10,7 @@ from treegen.cli.bench.prefill import prefill
 
 @click.group(name="bench")
 def command() -> None:
-    """Measure treegen on this machine."""
+    """Measure treegen's speed on this machine."""
 
 
 for _part in (attention, decode, prefill, cluster):

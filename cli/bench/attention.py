@@ -11,7 +11,7 @@ from treegen.errors import InputError
 
 HEADS: Decorator = counts(
     "--heads",
-    "Query heads, KV heads and their width.",
+    "Query heads, KV heads and head dimension.",
     default="8,1,128",
     metavar="Q,KV,DIM",
     once=False,
@@ -21,9 +21,9 @@ HEADS: Decorator = counts(
 @click.command()
 @counts("--rows", "Query rows.", default="64,256,1024,4096")
 @counts("--prefix", "Keys that all rows share.", default="1024,4096,16384")
-@counts("--suffix", "Keys of each row's own.", default="0,128,1024", least=0)
+@counts("--suffix", "Keys of each row after the prefix.", default="0,128,1024", least=0)
 @HEADS
-@count("--repeats", 20, "Calls that are timed.")
+@count("--repeats", 20, "Number of timed calls.")
 @add_options(*DEVICE)
 def attention(
     rows: list[int],
@@ -33,7 +33,7 @@ def attention(
     repeats: int,
     **options: Any,
 ) -> None:
-    """The attention operator on the paper's grid, against attention without sharing."""
+    """Time attention on the paper's grid, against attention without sharing."""
     check_heads(heads)
     grid = [
         (number, shared, unshared) for unshared in suffix for shared in prefix for number in rows

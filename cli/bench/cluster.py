@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 @click.command()
 @add_option_groups("cluster")
 @CHECKPOINT
-@option("--shape NAME", "Random weights of this shape, which each worker makes.", default="tiny")
+@option("--shape NAME", "Shape of a model with random weights.", default="tiny")
 @option("--dtype TYPE", "auto, float32, bfloat16 or float16.", default="auto")
-@option("--memory SIZE", "For keys and values of each worker.")
+@option("--memory SIZE", "Size of each worker's KV cache.")
 @count("--problems", 64, "Problems below one prefix.")
 @count("--samples", 16, "Samples per problem.")
-@count("--prefix", 512, "Prompt tokens that all share.")
+@count("--prefix", 512, "Prompt tokens that all problems share.")
 @count("--problem-tokens", 64, "Tokens of each problem.")
-@count("--mean-tokens", 64, "Tokens of a sample on average, with random weights.")
-@count("--max-tokens", None, "Tokens of a sample at most; default: four times the mean.")
-@option("--eager", "On GPUs: no compiling, no CUDA graphs.")
+@count("--mean-tokens", 64, "Mean tokens per sample, with random weights.")
+@count("--max-tokens", None, "Maximum tokens per sample. Default: four times the mean.")
+@option("--eager", "On GPUs, skip compiling and CUDA graphs.")
 @JSON
 def cluster(
     model: str | None,
@@ -42,16 +42,16 @@ def cluster(
     ray: str | None,
     **params: Any,
 ) -> None:
-    """The same whole job on one worker and on all: tokens per second, and how near to N times.
+    """Time the same job on one worker and on all workers.
 
-    On CPUs that share their cores, N workers are no N machines: measure that on GPUs.
+    Workers on CPUs share the cores, so only GPUs show how the speed scales.
     """
     if (gpus, workers, ray) == (None, None, None):
         workers = 2
     places = make_placement({"gpus": gpus, "workers": workers, "ray": ray})
     assert places is not None
     if places.count is None:
-        raise InputError("say how many GPUs of the Ray cluster: --gpus N")
+        raise InputError("the number of GPUs of the Ray cluster is missing; give --gpus N")
     from treegen.bench.cluster import ClusterJob
     from treegen.bench.shapes import shape_of
     from treegen.model.options import EngineOptions

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 @click.command()
 @option(
     "--shape NAME",
-    "Random weights of this shape: llama2-7b, llama3-8b, llama3-70b, llama3.2-1b, qwen3-4b, "
-    "qwen3.5-4b, qwen3.5-9b, qwen3.6-35b-a3b, codellama-7b, codellama-13b, yi-6b, "
+    "Shape of a model with random weights: llama2-7b, llama3-8b, llama3-70b, llama3.2-1b, "
+    "qwen3-4b, qwen3.5-4b, qwen3.5-9b, qwen3.6-35b-a3b, codellama-7b, codellama-13b, yi-6b, "
     "granite-4.0-h-micro, deepseek-v2-lite, glm-4.7-flash, tiny, tiny-delta, tiny-mamba2 or "
     "tiny-mla.",
 )
 @counts("--rows", "Samples decoded at once. Default: 1024.")
-@counts("--prefix", "Prompt tokens that all share. Default: 2048.")
-@count("--problems", 1, "Divide the rows among so many problems below the prefix.")
+@counts("--prefix", "Prompt tokens that all rows share. Default: 2048.")
+@count("--problems", 1, "Number of problems below the prefix, which divide the rows.")
 @count("--problem-tokens", 0, "Tokens of each problem.", least=0)
 @count("--new-tokens", 64, "Tokens of each sample.", least=2)
-@some_of("--modes", DECODE_MODES, "Some of all, one, off and no-attention.")
+@some_of("--modes", DECODE_MODES, "Sharing modes to time: all, one, off, no-attention.")
 @option(
     "--refill",
-    "Samples end at random, --new-tokens long on average, and others take their places: 8 times "
-    "as many as rows.",
+    "Draw 8 samples per row with random lengths, --new-tokens on average; new samples replace "
+    "finished ones.",
 )
 @add_options(*RUNS)
 def decode(
@@ -48,11 +48,11 @@ def decode(
     refill: bool,
     **options: Any,
 ) -> None:
-    """End to end: every level shared, one, none, and no attention at all, against the roofline."""
+    """Time decoding with all levels shared, one, none, and no attention, against the roofline."""
     if modes == ():
-        raise InputError(f"--modes is empty; it takes some of {', '.join(DECODE_MODES)}")
+        raise InputError(f"--modes is empty; give some of {', '.join(DECODE_MODES)}")
     if refill and options["model"]:
-        raise InputError("--refill takes random weights; leave --model out")
+        raise InputError("--refill needs random weights; leave --model out")
     if modes is None:
         modes = DECODE_MODES if options["ranks"] == 1 else DECODE_MODES[:-1]
     cases = decode_cases(
@@ -112,7 +112,7 @@ def check_runs(cases: Sequence[Case], shape: str | None, options: Mapping[str, A
 
     ranks, quantization = options["ranks"], options["quantization"]
     if ranks > 1 and any(NO_ATTENTION in case.modes for case in cases):
-        raise InputError("--tp goes with the modes all, one and off; leave the others out")
+        raise InputError("--tp supports the modes all, one and off; leave the others out")
     in_4_bits = shape is not None and quantization in ("mxfp4", "nvfp4")
     EngineOptions(
         model="",

@@ -128,17 +128,17 @@ DEVICE: Final = (
         "above 0 and below 60",
         type=float,
         metavar="S",
-        help="For each ceiling. Default: 2 on a GPU, 0.1 on a CPU.",
+        help="Seconds to measure each roofline rate. Default: 2 on a GPU, 0.1 on a CPU.",
     ),
     JSON,
 )
 # Options that choose a shape or a checkpoint, and how its engine is made.
 ENGINE: Final = (
-    option("--model DIR|NAME", "A checkpoint instead of a shape."),
-    count("--repeats", 3, "Runs that are timed, after one that is not."),
-    option("--memory SIZE", "For keys and values, such as 2GiB.", callback=_check_size),
-    option("--eager", "On a GPU: no compiling, no CUDA graphs."),
-    option("--reproducible", "On a GPU: each row as if it were alone, to the bit."),
+    option("--model DIR|NAME", "Checkpoint to use instead of --shape."),
+    count("--repeats", 3, "Number of timed runs, after one untimed run."),
+    option("--memory SIZE", "Size of the KV cache, such as 2GiB.", callback=_check_size),
+    option("--eager", "On a GPU, skip compiling and CUDA graphs."),
+    option("--reproducible", "On a GPU, compute bit-identical rows in any batch."),
     *DEVICE,
 )
 # Options of whole decode runs.
@@ -149,28 +149,27 @@ RUNS: Final = (
         "above 0",
         type=float,
         metavar="S",
-        help=f"Leave out what takes at least so many seconds a run. Default: {TIME_LIMIT:g}.",
+        help=f"Skip cases whose run takes at least this many seconds. Default: {TIME_LIMIT:g}.",
     ),
     count(
         "--tensor-parallel-size",
         1,
-        "GPUs that compute together, each with a part of every layer. "
-        "The roofline is theirs together.",
+        "Split the model across N GPUs of one machine. The roofline is that of all N.",
         "--tp",
         "ranks",
         metavar="N",
     ),
     option(
         "--quantization TYPE",
-        "fp8: matrices in 8 bits; of a shape also nvfp4: matrices in 4 bits, and mxfp4: "
-        "experts of gpt-oss in 4 bits.",
+        "fp8: 8-bit weight matrices. With --shape also nvfp4: 4-bit matrices, and mxfp4: 4-bit "
+        "experts of gpt-oss.",
     ),
-    option("--kv-cache-dtype TYPE", "fp8: keys and values in 8 bits.", default="auto"),
+    option("--kv-cache-dtype TYPE", "fp8: store keys and values in 8 bits.", default="auto"),
     *ENGINE,
 )
 CHECKPOINT: Final = option(
     "--model DIR",
-    "Checkpoint; default: a small one with random weights, made on the spot.",
+    "Checkpoint directory. Default: a small model with random weights.",
     callback=_check_model,
 )
 

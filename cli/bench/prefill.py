@@ -10,10 +10,10 @@ from treegen.cli.options.options import add_options, option
 
 
 @click.command()
-@option("--shape NAME", "Random weights of this shape, as for decode.")
-@counts("--tokens", "Tokens of a pass.", default="8,64,128,256,512")
-@count("--prefix", 1000, "Prompt tokens that are there already.")
-@count("--passes", 64, "Passes of a run, one after another.")
+@option("--shape NAME", "Shape of a model with random weights, as in `treegen bench decode`.")
+@counts("--tokens", "Tokens per pass.", default="8,64,128,256,512")
+@count("--prefix", 1000, "Prompt tokens that are already in the cache.")
+@count("--passes", 64, "Consecutive passes per run.")
 @add_options(*ENGINE)
 def prefill(
     shape: str | None,
@@ -25,7 +25,7 @@ def prefill(
     repeats: int,
     **options: Any,
 ) -> None:
-    """Passes over a few prompt tokens, as searches need them: milliseconds, and the least time."""
+    """Time prefill passes over few tokens, as searches run them, against the roofline."""
     shape = shape_or_model(shape, model, "llama3-8b")
     from treegen.bench import ceilings
     from treegen.bench.prefill import measure, pass_table

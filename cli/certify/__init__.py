@@ -11,19 +11,28 @@ from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 
 @click.command("certify")
 @click.argument("run", type=PATH, required=False)
-@option("--output-path -o FILE", "The certificate. Default: certificate.json in RUN.", type=PATH)
-@option("--sign KEY", "Sign with this SSH key, by ssh-keygen; writes FILE.sig.", type=PATH)
-@option("--check FILE", "Check this certificate. Default of RUN: its folder.", type=PATH)
-@option("--signer FILE", "Who must have signed: a public SSH key, or allowed signers.", type=PATH)
+@option("--output-path -o FILE", "Certificate file. Default: certificate.json in RUN.", type=PATH)
+@option(
+    "--sign KEY", "Sign the certificate with this SSH key; ssh-keygen writes FILE.sig.", type=PATH
+)
+@option("--check FILE", "Check this certificate. RUN defaults to its folder.", type=PATH)
+@option(
+    "--signer FILE",
+    "Require a signature by this public SSH key, or by one in this allowed-signers file.",
+    type=PATH,
+)
 @option("--redraw N", "Draw N random samples again; needs --model.", type=click.IntRange(min=1))
-@option("--redraw-seed N", "Chooses these samples. Default: a random seed.", type=int)
+@option("--redraw-seed N", "Seed that chooses these samples. Default: random.", type=int)
 @option(
     "--tolerance X",
-    "Difference allowed in the log-probability of a token. Default: 0.001 for float32, else 0.1.",
+    "Allowed difference of a token's log-probability. Default: 0.001 for float32, else 0.1.",
     type=float,
 )
-@option("--model -M DIR|NAME", "The model now. Default: as the run names it; with --check, none.")
-@option("--adapter DIR|NAME", "The adapter now, if it was moved.", multiple=True)
+@option(
+    "--model -M DIR|NAME",
+    "Current place of the model. Default: the run's; with --check, no model is checked.",
+)
+@option("--adapter DIR|NAME", "Current place of the adapter, if it has moved.", multiple=True)
 @option("--device NAME", "auto, cpu, cuda or cuda:N.")
 @add_option_groups("reading", "execution", "trust")
 @QUIET
@@ -38,11 +47,11 @@ def command(
     tolerance: float | None,
     **params: Any,
 ) -> None:
-    """State in one file how the scores of the directory RUN came about, or check such a file.
+    """Write a certificate of how the scores of the directory RUN were computed, or check one.
 
-    The file has hashes of the weights, tokenizer, prompts, data and samples, the settings and
-    versions, the scores and the findings of the audit. A check computes all of it again from RUN.
-    The exit code is 1 if something does not hold.
+    A certificate has hashes of the weights, tokenizer, prompts, data and samples, the settings and
+    versions, the scores and the findings of the audit. --check computes all of them again from RUN
+    and exits with code 1 if one differs.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
@@ -60,7 +69,7 @@ def command(
     unused = {"--sign": sign, "--output-path": output_path} if check is not None else checking
     for name, value in unused.items():
         if value is not None:
-            why = "goes with a new certificate" if check is not None else "needs --check FILE"
+            why = "does not work with --check" if check is not None else "needs --check FILE"
             raise InputError(f"{name} {why}; leave it out")
     if check is None:
         from treegen.report.certify.build import write_certificate
@@ -77,7 +86,7 @@ def command(
     from treegen.report.certify.check import check_certificate
 
     if redraw is None and (redraw_seed is not None or tolerance is not None):
-        raise InputError("--redraw-seed and --tolerance are of no use without --redraw N")
+        raise InputError("--redraw-seed and --tolerance have no effect without --redraw N; add it")
     result = check_certificate(
         check,
         run,

@@ -28,19 +28,19 @@ _SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remot
 JUDGE = add_options(
     option(
         "--judge DIR|NAME",
-        "A model that judges; several are a jury. Default: judgements that are stored, read again.",
+        "Model that judges the samples; may be repeated for a jury.",
         multiple=True,
     ),
     option(
         "--rubric NAME|FILE",
-        "correctness, rating, pairwise, simpleqa, or a .yaml or .jinja file. Default: that of the "
-        "task, or correctness; of pairs, pairwise.",
+        "correctness, rating, pairwise, simpleqa, or a .yaml or .jinja file. Default: the task's "
+        "rubric, or correctness.",
     ),
-    option("--wordings N", "Wordings of the rubric to use. Default: all.", type=int),
+    option("--wordings N", "Use the first N wordings of the rubric. Default: all.", type=int),
     option(
         "--verdicts HOW",
-        "likelihood: the chances of the choices. samples: texts with reasons. Default: "
-        "likelihood; samples with --repeats.",
+        "likelihood: the probability of each choice. samples: generated texts that end with a "
+        "verdict. Default: likelihood.",
         type=click.Choice(("likelihood", "samples")),
     ),
 )
@@ -68,7 +68,8 @@ def plan_judging(
         plan.check()
     elif unused:
         raise InputError(
-            f"{arg(unused[0] + '=')} is of no use without {arg('judge=')}; give {arg('judge=')} too"
+            f"{arg(unused[0] + '=')} has no effect without {arg('judge=')}; give "
+            f"{arg('judge=')} too"
         )
     return plan
 
@@ -107,48 +108,52 @@ _READING = ("data", "task", "allow_task_code")
 )
 @RUN
 @JUDGE
-@option("--repeats N", "Verdicts of each wording on each answer, by samples. Default: 1.", type=int)
+@option(
+    "--repeats N",
+    "Sampled verdicts per answer and wording; implies --verdicts samples. Default: 1.",
+    type=int,
+)
 @option(
     "--stop-when decided",
-    "Draw no further repeats once the majority of all is settled.",
+    "Draw no more repeats once they cannot change the majority.",
     type=click.Choice(("decided",)),
 )
 @option(
     "--pairs RUN2",
-    "Compare the answers with those of this run, in both orders; may be repeated.",
+    "Compare with the answers of RUN2, in both orders, by the rubric pairwise; may be repeated.",
     multiple=True,
     type=PATH,
 )
-@option("--temperature", "Of verdicts by samples; 0 is greedy. Default: 1.", type=float)
-@option("--max-tokens", "Tokens of a sample at most. Default: 512.", type=int)
-@option("--seed", "Seed of the samples. Default: 0.", type=int)
+@option("--temperature", "Temperature of sampled verdicts; 0 is greedy. Default: 1.", type=float)
+@option("--max-tokens", "Maximum tokens of a sampled verdict. Default: 512.", type=int)
+@option("--seed", "Seed of sampled verdicts. Default: 0.", type=int)
 @option(
     "--apply-chat-template/--no-chat-template",
-    "Put prompts in the judge's chat format. Default: if it has one.",
+    "Render prompts with the judge's chat template. Default: if it has one.",
     "chat",
     default=None,
 )
 @option(
     "--labels FILE",
-    "People's labels, as JSONL of problem_id, sample_index, label; they correct the mean.",
+    "Labels by people, which correct the mean: JSONL with problem_id, sample_index and label.",
     type=PATH,
 )
 @option(
     "--weight W",
-    "Weight of each judge of a jury, in their order. Default: 1 each.",
+    "Weight of a judge; repeat it for each judge, in order. Default: 1.",
     "weights",
     multiple=True,
     type=float,
 )
 @option(
     "--combine",
-    "How a jury's value is made of the judges'.",
+    "How to combine the values of a jury.",
     type=click.Choice(("mean", "majority")),
     default="mean",
 )
 @option(
     "--half-width W",
-    "Print how many problems, answers, judges or wordings give the interval this half-width.",
+    "Print how many problems, answers, judges or wordings make the interval at most +-W.",
     type=float,
 )
 @add_option_groups("judge model", "reading")
@@ -166,9 +171,8 @@ def command(
 ) -> None:
     """Let models grade the samples of RUN by a rubric, and report the mean.
 
-    A judge reads the rubric once, each question once below it, and each answer once below that.
-    Judgements are stored in RUN as they are made; to continue a stopped command, repeat it. Without
-    --judge, the command reports the stored judgements and loads no model.
+    Each judgement is stored in RUN at once; to continue after an interruption, repeat the command.
+    Without --judge, the command reports the stored judgements and loads no model.
     """
     from treegen.api import judging
     from treegen.cli.terminal.progress import Terminal
@@ -198,7 +202,8 @@ def command(
         unused = ["rubric"] * bool(rubric) + ["pairs"] * bool(pairs)
         if unused := [*unused, *engine, *how]:
             raise InputError(
-                f"{arg(unused[0] + '=')} is of a new judging; give {arg('judge=')} too"
+                f"{arg(unused[0] + '=')} has no effect on stored judgements; give {arg('judge=')} "
+                "too"
             )
         results = judging.judgings(run, **about, **reading)
     show_judged(results)

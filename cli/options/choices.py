@@ -190,7 +190,8 @@ def _read_confidence(text: str) -> dict[str, Any]:
     settings = read_pairs([text], "--confidence", CONFIDENCE)
     if "warmup" in settings and "keep" not in settings:
         raise InputError(
-            "--confidence warmup is of no use without keep, which ends samples; give keep=SHARE too"
+            "--confidence warmup has no effect without keep, which ends samples; give keep=SHARE "
+            "too"
         )
     return settings
 

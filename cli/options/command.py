@@ -31,12 +31,12 @@ def _config_options() -> list[click.Option]:
             is_eager=True,
             expose_value=False,
             callback=_read,
-            help="YAML with options by name, such as `limit: 4`; what is typed wins.",
+            help="YAML file of options, such as `limit: 4`; the command line overrides it.",
         ),
         click.Option(
             ["--print-config"],
             is_flag=True,
-            help="Print such a file with the options of this command, and do nothing else.",
+            help="Print the options of this command as a --config file, and exit.",
         ),
     ]
 
@@ -94,7 +94,10 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
     for word, value in _mapping(path).items():
         key = str(word).replace("-", "_")
         if key in _PERMISSIONS or params.get(key, command).name in _PERMISSIONS:
-            raise InputError(f"{path}: {word} has to be typed; give --{key.replace('_', '-')}")
+            raise InputError(
+                f"{path}: {word} must be on the command line, as --{key.replace('_', '-')}; remove "
+                "it from the file"
+            )
         if key not in params:
             names = [name.replace("_", "-") for name in params]
             raise InputError(f"{path}: there is no option {word!r}{did_you_mean(str(word), names)}")
@@ -102,8 +105,12 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
             parsed = _value(params[key], key, value, path)
             # Also if it is in a list of settings, such as model-args.
             text = str(parsed).replace("-", "_")
-            if refused := [name for name in _PERMISSIONS if f"{name}=" in text]:
-                raise InputError(f"{path}: {refused[0]} has to be typed; see --help-all")
+            if forbidden := [name for name in _PERMISSIONS if f"{name}=" in text]:
+                flag = f"--{forbidden[0].replace('_', '-')}"
+                raise InputError(
+                    f"{path}: {forbidden[0]} must be on the command line, as {flag}; remove it "
+                    "from the file"
+                )
             if parsed is not None:
                 yield str(params[key].name), parsed
 
@@ -163,7 +170,7 @@ _GROUPS: Final = (
     ("Method", True, "method arguments compare budget width depth expand concurrency"),
     ("Judges", True, "judge rubric wordings verdicts pairs labels weights combine half_width chat"),
     ("Judging", False, "propose evaluate verifier verifier_args verifier_memory choose"),
-    ("Of single methods", False, "prune_below exploration iterations rollouts"),
+    ("Single methods", False, "prune_below exploration iterations rollouts"),
     ("Agents", False, "environment forces_calls max_live"),
     ("Model", True, "model adapter images dtype quantization device"),
     (
@@ -201,7 +208,7 @@ _GROUPS: Final = (
     ),
     ("Several GPUs", False, "tensor_parallel_size gpus workers ray"),
     (
-        "Code of others",
+        "Code execution",
         False,
         "allow_code_execution sandbox num_workers allow_task_code trust_remote_code",
     ),
@@ -295,8 +302,8 @@ def _check_tasks(error: click.NoSuchOption) -> None:
     if tasks := [task for task in names if name in get_task(task).arguments]:
         some = [*tasks[:3], f"{len(tasks) - 3} others"] if len(tasks) > 4 else tasks
         raise click.UsageError(
-            f"there is no option {error.option_name}; give the task {' or '.join(some)} "
-            f"-T {name}=VALUE",
+            f"there is no option {error.option_name}; pass -T {name}=VALUE to the task "
+            f"{' or '.join(some)}",
             error.ctx,
         ) from None
 

@@ -65,106 +65,135 @@ _TASK: Final = (
     click.argument("names", nargs=-1, metavar="[TASK]..."),
     option(
         "--tasks -t TASK[,TASK]",
-        "More tasks; the same as naming them.",
+        "Tasks to run, like the TASK arguments.",
         "more_names",
         multiple=True,
     ),
-    option("--include-path DIR", "A folder of lm-eval's kind of YAML files, for lm-eval:TASK."),
+    option("--include-path DIR", "Folder of YAML files in lm-eval's format, for lm-eval:TASK."),
 )
 _DATA: Final = (
     option(
         "--data --haystack PATH",
-        "Problems: a JSONL file, a folder of splits, a text (needle), or a name the task knows "
-        "(hf). Default: the small set that comes with treegen.",
+        "Problems: a JSONL file, a folder of splits, a text (needle), or a name such as hf. "
+        "Default: the problems bundled with treegen.",
     ),
-    option("--split NAME", "Split of a folder or a named data set."),
-    option("--num-fewshot -f", "Solved examples before each problem.", type=int),
-    option("--fewshot-file FILE", "JSONL of examples, used from its start."),
+    option("--split NAME", "Split of a folder or of a data set on the hub."),
+    option(
+        "--num-fewshot -f", "Solved examples before each problem. Default: the task's.", type=int
+    ),
+    option("--fewshot-file FILE", "JSONL file whose first lines are the solved examples."),
     option(
         "--fewshot-data PATH",
-        "Draw examples by seed from here; 'train' is the data's own train split.",
+        "File or folder to draw solved examples from, by --seed; train is the data's train split.",
     ),
     option(
-        "--limit -L N|0.1|10-20", "The first N problems, a fraction, or a range counted from 1."
+        "--limit -L N|0.1|10-20",
+        "Run the first N problems, a fraction of them, or a range counted from 1.",
     ),
-    option("--sample-id ID", "Run this problem; may be repeated.", "ids", multiple=True),
+    option("--sample-id ID", "Run only this problem; may be repeated.", "ids", multiple=True),
 )
 
 
 _LOADING: Final = (
-    option("--dtype TYPE", "auto, float32, bfloat16 or float16. Default: auto, the checkpoint's."),
+    option(
+        "--dtype TYPE",
+        "auto, float32, bfloat16 or float16. Default: auto, the checkpoint's type on a GPU and "
+        "float32 on a CPU.",
+    ),
     option(
         "--quantization TYPE",
-        "fp8: matrices in 8 bits, for GPUs that multiply them. mxfp4, nvfp4: keep what is stored "
-        "so in 4 bits. none: expand what is stored in 8 or 4 bits.",
+        "fp8: round weight matrices to 8 bits on load. mxfp4, nvfp4: keep stored 4-bit weights. "
+        "none: expand stored 8-bit or 4-bit weights.",
     ),
-    option("--kv-cache-dtype TYPE", "fp8: keys and values in 8 bits, so that twice as many fit."),
+    option(
+        "--kv-cache-dtype TYPE",
+        "fp8: store keys and values in 8 bits. Default: auto, the type of --dtype.",
+    ),
     option("--device NAME", "auto, cpu, cuda or cuda:N. Default: auto, a GPU if there is one."),
-    option("--memory SIZE", "For keys and values, such as 2GiB. Default: by what is free."),
-    option("--max-rows --batch-size -b N|auto", "Samples decoded at once at most. Default: auto."),
+    option(
+        "--memory SIZE",
+        "Size of the KV cache, such as 2GiB. Default: derived from the free memory.",
+    ),
+    option(
+        "--max-rows --batch-size -b N|auto",
+        "Maximum samples decoded at once. Default: auto, 256 on a CPU and 4096 on a GPU.",
+    ),
     option(
         "--sharing HOW",
-        "auto, all, one or off: which parts of the tree are read once for all samples below. "
-        "Default: auto.",
+        "Which shared prefixes to read once for all their samples: all, one (the first level), "
+        "off, or auto (those that pay). Default: auto.",
     ),
     option(
-        "--tensor-parallel-size --tp N", "Divide the model among N GPUs of a machine.", type=int
-    ),
-    option(
-        "--reproducible",
-        "On a GPU, compute each sample to the bit as if it were alone, a few percent slower.",
-    ),
-    option(
-        "--eager", "On a GPU, start at once: no compiling, no CUDA graphs. Longer runs are slower."
-    ),
-)
-_MODEL: Final = (
-    option("--model -M DIR|NAME", "Checkpoint directory or hub name."),
-    option("--model-args K=V,...", f"Any of {', '.join(MODEL_ARGS)}.", multiple=True),
-    option(
-        "--adapter DIR|NAME",
-        "A LoRA adapter saved by peft, merged into the model as it loads. `eval` takes several, a "
-        "run each.",
-        multiple=True,
-    ),
-    option("--images", "Take images, of a family that reads them."),
-    option("--chat-template FILE", "A Jinja chat template that replaces the tokenizer's own."),
-    *_LOADING,
-    option(
-        "--speculate HOW",
-        "ngram: guess tokens by other samples and the prompt, so that a pass draws several. "
-        "Samples stay the same.",
-    ),
-    option(
-        "--draft-model DIR|NAME",
-        "A small model with the same tokenizer, which guesses tokens. Samples stay the same.",
-    ),
-    option(
-        "--draft-tokens N",
-        "Tokens of a sample that are guessed for a pass at most. Default: 12.",
+        "--tensor-parallel-size --tp N",
+        "Split the model across N GPUs of one machine. Default: 1.",
         type=int,
     ),
     option(
+        "--reproducible",
+        "On a GPU, draw bit-identical samples in any batch, at some cost in speed.",
+    ),
+    option("--eager", "On a GPU, skip compiling and CUDA graphs: faster start, slower decoding."),
+)
+_MODEL: Final = (
+    option("--model -M DIR|NAME", "Checkpoint directory, hub name, or demo for the bundled model."),
+    option(
+        "--model-args K=V,...",
+        f"Options of the model, by name: {', '.join(MODEL_ARGS)}.",
+        multiple=True,
+    ),
+    option(
+        "--adapter DIR|NAME",
+        "LoRA adapter saved by peft, merged into the model on load. Only `eval` takes several: "
+        "one run for each.",
+        multiple=True,
+    ),
+    option("--images", "Load the vision tower and accept images, if the model's family can."),
+    option("--chat-template FILE", "Jinja chat template that replaces the tokenizer's own."),
+    *_LOADING,
+    option(
+        "--speculate HOW",
+        "ngram: draft tokens from the prompt and other samples. Samples stay the same up to "
+        "rounding. Default: off.",
+    ),
+    option(
+        "--draft-model DIR|NAME",
+        "Small model with the same tokenizer that drafts tokens. Samples stay the same up to "
+        "rounding.",
+    ),
+    option("--draft-tokens N", "Maximum draft tokens per sample and pass. Default: 12.", type=int),
+    option(
         "--trust-remote-code",
-        "Run code that comes with the model; from the hub only with a pinned revision. Never "
-        "remembered: say it for each command.",
+        "Run the code of the model's repository; a hub name needs a pinned revision. Not stored: "
+        "pass it to every command.",
     ),
 )
 _CLUSTER: Final = (
-    option("--gpus all|N|0,2", "Several GPUs, each with the model and a part of the work."),
-    option("--workers N", "Several workers on CPUs instead.", type=int),
+    option("--gpus all|N|0,2", "GPUs that each load the whole model and do a part of the work."),
+    option("--workers N", "CPU workers that each load the whole model, instead of GPUs.", type=int),
     option(
         "--ray ADDRESS",
-        "Workers of the Ray cluster at HOST:PORT, or auto for one on this machine. Default: a Ray "
-        "of the command's own.",
+        "Use the Ray cluster at HOST:PORT, or auto for one that runs here. Default: start a "
+        "private Ray.",
     ),
 )
 _DRAWING: Final = (
-    option("--temperature", "0 is greedy. Default: the task's.", type=float),
-    option("--top-p", "Keep tokens up to this chance; 1 keeps all.", type=float),
-    option("--top-k", "Keep this many tokens; 0 keeps all.", type=int),
-    option("--min-p", "Keep tokens this share as likely as the first.", type=float),
-    option("--gen-kwargs K=V,...", f"Any of {', '.join(GEN_KWARGS)}.", multiple=True),
+    option("--temperature", "Sampling temperature; 0 is greedy. Default: the task's.", type=float),
+    option(
+        "--top-p",
+        "Keep the likeliest tokens up to this total probability; 1 keeps all.",
+        type=float,
+    ),
+    option("--top-k", "Keep this many of the likeliest tokens; 0 keeps all.", type=int),
+    option(
+        "--min-p",
+        "Keep tokens with at least this fraction of the highest probability; 0 keeps all.",
+        type=float,
+    ),
+    option(
+        "--gen-kwargs K=V,...",
+        f"Sampling parameters, by name: {', '.join(GEN_KWARGS)}.",
+        multiple=True,
+    ),
 )
 _SAMPLING: Final = (
     option(
@@ -175,55 +204,55 @@ _SAMPLING: Final = (
     ),
     option(
         "--sampling HOW",
-        "recommended: what the checkpoint's generation_config.json says, where no option does. "
-        "Default: task.",
+        "Source of parameters that no option sets: task, or recommended (the checkpoint's "
+        "generation_config.json). Default: task.",
         "sampling_from",
     ),
     *_DRAWING,
-    option("--max-tokens", "Tokens per sample at most. Default: the task's.", type=int),
+    option("--max-tokens", "Maximum tokens per sample. Default: the task's.", type=int),
     option(
         "--stop TEXT",
-        r"Ends a sample; may be repeated, replaces the task's own. \n and \t are a newline and a "
+        r"Text that ends a sample, instead of the task's; may be repeated. \n is a newline, \t a "
         "tab.",
         multiple=True,
     ),
-    option("--seed", "Seed of samples and of drawn examples. Default: 0.", type=int),
-    option("--json-schema FILE", "Samples must be JSON of this schema."),
-    option("--apply-chat-template", "Put prompts in the model's chat format."),
+    option("--seed", "Seed of samples and of randomly drawn examples. Default: 0.", type=int),
+    option("--json-schema FILE", "JSON schema that every sample follows."),
+    option("--apply-chat-template", "Render prompts with the model's chat template."),
     option(
         "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
-        "In chat, a turn for each solved example, or one user turn for all. Default: a turn for "
-        "each.",
+        "With a chat template: a user and an assistant turn for each solved example, or one user "
+        "turn for all. Default: turns for each.",
         default=None,
     ),
     option(
         "--reasoning HOW",
-        "In chat, let the model think: on, off, low, medium, high, or auto for its own default.",
+        "With a chat template: on, off, low, medium, high, or auto (the template's default).",
     ),
     option(
         "--max-thinking-tokens N",
-        "Tokens of thinking at most; then it is closed, and the answer follows.",
+        "Maximum reasoning tokens; then treegen ends the reasoning, and the answer follows.",
         type=int,
     ),
     option(
         "--reasoning-tags OPEN CLOSE",
-        "Tags around the reasoning. Default: the model's known tags, such as <think> </think>.",
+        "Tags around the reasoning. Default: the model's, if treegen knows them.",
         nargs=2,
     ),
     option(
         "--thinking-end TEXT",
-        r"Text inserted when the tokens of thinking are used up. Default: the closing tag after \n "
-        "and before two.",
+        r"Text that ends the reasoning at --max-thinking-tokens. Default: \n, the closing tag, "
+        r"\n\n.",
     ),
     option(
         "--system-instruction TEXT",
-        "A system turn; without a chat template, text before every prompt.",
+        "System turn; without a chat template, text before every prompt.",
     ),
 )
 _ARGUMENTS: Final = (
     option(
         "--task-arg -T NAME=VALUE",
-        "An argument of the task's own, as `treegen tasks` lists them.",
+        "Argument of the task; `treegen tasks NAME` lists them.",
         "task_args",
         multiple=True,
     ),
@@ -231,52 +260,55 @@ _ARGUMENTS: Final = (
 _EXECUTION: Final = (
     option(
         "--allow-code-execution --confirm-run-unsafe-code",
-        "Let tasks such as apps run the programs that a model wrote, in a sandbox. Never "
-        "remembered: say it for each command.",
+        "Run programs that the model wrote, in a sandbox; tasks such as apps need it. Not stored: "
+        "pass it to every command.",
     ),
     option(
         "--sandbox NAME",
         "auto, bubblewrap, landlock, or none for no protection at all. Default: auto.",
     ),
-    option("--num-workers --n-workers", "Programs run at once. Default: one per core.", type=int),
+    option(
+        "--num-workers --n-workers",
+        "Maximum programs that run at once. Default: one per core.",
+        type=int,
+    ),
 )
 OUTPUT: Final = add_options(
     option("--output-path -o DIR", "Run directory. Default: a new one in runs/.", "output"),
     option(
         "--resume [DIR]",
-        "Continue the run in DIR with the settings it has; without DIR, begin or continue the one "
-        "in --output-path.",
+        "Continue the run in DIR with its settings; without DIR, start or continue the run in "
+        "--output-path.",
         is_flag=False,
         flag_value="",
     ),
 )
 _READING: Final = (
-    option("--data PATH", "Where the problems are now, if not where they were."),
-    option("--task FILE.py:CLASS", "The task of the run, if it has code of its own, which runs."),
+    option("--data PATH", "Current path of the run's problems, if they have moved."),
+    option("--task FILE.py:CLASS", "Run this code as the run's task, if the task is in a file."),
 )
 _TASK_CODE: Final = (
     option(
         "--allow-task-code",
-        "Run the code that the run names: of a task or a method in a file, or of an installed "
-        "package. Never remembered: say it for each command.",
+        "Run task and method code that the run names, in a file or an installed package. Not "
+        "stored: pass it to every command.",
     ),
 )
 _STOPPING: Final = (
     option(
         "--stop-when decided[:0.95]|never",
-        "Draw no further samples of a problem once its leading answer stays ahead with this "
-        "chance.",
+        "Stop sampling a problem once its leading answer stays ahead with this probability. "
+        "Default: never.",
     ),
     option(
         "--stop-batch N",
-        "Samples of a problem between two checks of --stop-when. Default: 8.",
+        "Samples per problem between two checks of --stop-when. Default: 8.",
         type=int,
     ),
     option(
         "--confidence K=V,...",
-        "Store how confident the model was in each sample: any of "
-        f"{', '.join(CONFIDENCE)}. With keep=SHARE, samples that are less confident than "
-        "all but this share of the problem's first ones end at once (DeepConf).",
+        f"Store the model's confidence in each sample; settings: {', '.join(CONFIDENCE)}. keep=0.9 "
+        "ends a sample that is less confident than 90% of the problem's first samples (DeepConf).",
         is_flag=False,
         flag_value="",
     ),
@@ -288,14 +320,12 @@ _REPORT: Final = (
     option("--pass-hat-k 4,8", "Report pass^k and G-Pass@k for these k.", "pass_hat_ks"),
     option(
         "--votes all|NUMBER[:RULE],...",
-        "Report votes beside maj@k: by logprob, likelihood, certainty, confidence, lowest, "
-        "bottom, tail, score or usc; weighted, borda=P, top=SHARE or best.",
+        "Report weighted votes next to maj@k. Numbers: logprob, likelihood, certainty, "
+        "confidence, lowest, bottom, tail, score, usc. Rules: weighted, borda=P, top=SHARE, best.",
     ),
 )
-ALL_FILTERS: Final = option(
-    "--all-filters", "Show the results of every filter, not of the first only."
-)
-WRITE_OUT: Final = option("--write-out", "Print each task's first prompt, as the model gets it.")
+ALL_FILTERS: Final = option("--all-filters", "Show results of every filter, not only the first.")
+WRITE_OUT: Final = option("--write-out", "Print the first prompt of each task.")
 
 
 def _note(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -304,13 +334,13 @@ def _note(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 
 JSON: Final = option(
     "--json",
-    "Print the results as one line of JSON, in place of tables.",
+    "Print the results as one line of JSON instead of tables.",
     expose_value=False,
     callback=_note,
 )
 _QUIET: Final = option(
     "--quiet -q",
-    "Print warnings only; with --json the JSON too.",
+    "Print only warnings, and the JSON of --json.",
     expose_value=False,
     callback=_note,
 )

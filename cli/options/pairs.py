@@ -89,7 +89,7 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
         named.append((ALIASES.get(name, name), value))
     if unknown := [name for name, _ in named if name not in readers]:
         hints = hints_at(unknown, lambda name: _advice(name, readers), all_names)
-        raise InputError(f"{flag}: it has no {' and no '.join(map(repr, unknown))}{hints}")
+        raise InputError(f"{flag} has no {' and no '.join(map(repr, unknown))}{hints}")
     values: dict[str, Any] = {}
     for name, value in named:
         try:

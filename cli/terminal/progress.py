@@ -79,7 +79,7 @@ class Terminal(Listener):
         self,
         begin: Callable[[Stop], Iterable[tuple[int, int]]],
         unit: str,
-        again: str = "give the command again",
+        again: str = "repeat the command",
     ) -> tuple[int, int]:
         """Consume an iterator of (stored, total) counts, displaying them.
 
@@ -97,7 +97,7 @@ class Terminal(Listener):
                 for so_far in begin(stop):
                     done, planned = so_far
         except Interrupted as stopped:
-            stopped.add_note(f"{done:,} of {planned:,} {unit} are kept; {again}")
+            stopped.add_note(f"{done:,} of {planned:,} {unit} are stored; {again}")
             raise
         return done, planned
 

@@ -337,9 +337,9 @@ def _line(path: Path, offset: int, line: int) -> Fields:
     except UnicodeDecodeError:
         raise DataError(f"{where} is not UTF-8; save the file as UTF-8") from None
     except ValueError as error:
-        raise DataError(f"{where}: {error}; mend or remove the line") from None
+        raise DataError(f"{where}: {error}; fix or remove the line") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where} is not a JSON object; mend or remove the line")
+        raise DataError(f"{where} is not a JSON object; fix or remove the line")
     return row
 
 

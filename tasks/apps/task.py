@@ -297,10 +297,10 @@ class APPS(ProgramTask):
         "starter": "all, with or without: problems by starter code",
         "prompt": "train (default) or eval: the form of the published training or evaluation code",
         "extract": "raw (default): the program is the whole sample; fenced: its first code block",
-        "comparer": "strict (default) or apps-official: when output counts as the expected one",
+        "comparer": "comparison with the expected output: strict (default) or apps-official",
         "timeout": "seconds of CPU time per test; default 4. Three times that by the wall clock",
         "memory": "per program, such as 512MiB; default 1GiB",
-        "max_timeouts": "after so many timeouts the other tests of a program fail unrun; default 2",
+        "max_timeouts": "timeouts after which the other tests of a program fail unrun; default 2",
     }
     # Temperature and top_p of the paper Large Language Monkeys, which draws at least as many
     # samples.

@@ -205,11 +205,11 @@ class LiveCodeBench(CodeTask):
     source = Source(task="livecodebench", bundled="livecodebench_sample.jsonl", hub=HubTable(_HUB))
     extract = "last-fences"
     arguments: ClassVar[Mapping[str, str]] = {
-        "from": "problems set on this day or later, such as 2024-08-01",
-        "to": "problems set on this day or earlier",
+        "from": "first date of problems, such as 2024-08-01",
+        "to": "last date of problems",
         "difficulty": "easy, medium or hard; default: all",
-        "release": "files of a folder or of the hub: release_v6 (default) up to the sixth, v6 the "
-        "sixth alone, v4_v6 three of them",
+        "release": "files to use: release_v6 (default) for the first six, v6 for the sixth, v4_v6 "
+        "for the fourth to the sixth",
         "timeout": TIMEOUT.format(6),
         "memory": MEMORY,
     }

@@ -28,8 +28,8 @@ from treegen.tasks.sandbox import Limits, SandboxPool
 
 FORMS: Final = ("completion", "chat")
 FORM: Final = (
-    "completion (default): the model goes on with the prompt, as published; or chat: it answers "
-    "with a block of code"
+    "completion (default): the model continues the prompt, as published; or chat: the model "
+    "answers with a code block"
 )
 TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by the wall clock"
 MEMORY: Final = "per program, such as 512MiB; default 1GiB"

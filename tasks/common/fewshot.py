@@ -154,5 +154,5 @@ def _make_examples(rows: Rows, source: str, make: Make[_Example]) -> list[_Examp
         try:
             examples.append(make(row))
         except ValueError as error:
-            raise DataError(f"{source}, line {line}: {error}; mend or remove the line") from None
+            raise DataError(f"{source}, line {line}: {error}; fix or remove the line") from None
     return examples

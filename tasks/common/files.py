@@ -70,7 +70,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         # By default jsonlines uses a faster decoder if one is installed, which accepts other JSON.
         row: dict[str, Any] = jsonlines.Reader([line], loads=json.loads).read(type=dict)
     except jsonlines.InvalidLineError as error:
-        raise DataError(f"{where} {_fault(error.__cause__)}; mend or remove the line") from None
+        raise DataError(f"{where} {_fault(error.__cause__)}; fix or remove the line") from None
     except RecursionError:
         raise DataError(f"{where} is JSON nested too deeply; remove the line") from None
     return row
@@ -198,7 +198,7 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_error(path: Path, line: int, error: csv.Error) -> DataError:
-    return DataError(f"{path}, line {line}: {error}; mend the line, or save the file again")
+    return DataError(f"{path}, line {line}: {error}; fix the line, or save the file again")
 
 
 def _parquet_rows(path: Path) -> Rows:

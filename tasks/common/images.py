@@ -58,7 +58,7 @@ class RowImages:
         except InputError as error:
             if stored := self._of_run(problem_id, number, data):
                 return stored
-            remedy = f"; paths go from {self._folder}: mend the path, or put the file there"
+            remedy = f"; paths go from {self._folder}: fix the path, or put the file there"
             is_path = "://" not in data and not Path(data).is_absolute()
             raise ValueError(f"{error}{remedy if self._folder and is_path else ''}") from None
 

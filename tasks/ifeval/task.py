@@ -199,8 +199,8 @@ class IFEval(TextTask):
     noun = "prompt"
     filters = ("strict", "loose")
     arguments: ClassVar = {
-        "sentences": "punkt (default): sentences by nltk, as published, which needs its data; or "
-        "rule: by a rule of our own",
+        "sentences": "how to split sentences: punkt (default; nltk's, as published, needs its "
+        "data) or rule (treegen's own rule)",
     }
     source = Source(
         task="ifeval",

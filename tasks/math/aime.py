@@ -103,7 +103,7 @@ class AIME(Competition):
     name = "aime"
     groups = ("year",)
     arguments: ClassVar = {
-        "year": "2024, 2025, 2026 or several with a comma; default: all that the data have"
+        "year": "2024, 2025, 2026 or several with commas; default: all years in the data"
     }
     defaults: Final = TaskDefaults(sampling=REASONING, num_samples=64, num_fewshot=0)
 

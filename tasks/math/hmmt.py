@@ -37,7 +37,7 @@ class HMMT(Competition):
     version = "2"
     groups = ("contest", "subject")
     arguments: ClassVar = {
-        "contest": f"of hf: {', '.join(CONTESTS)}, or several with a comma; default: all"
+        "contest": f"of hf: {', '.join(CONTESTS)}, or several with commas; default: all"
     }
     defaults: Final = TaskDefaults(sampling=REASONING, num_samples=64, num_fewshot=0)
 

@@ -148,9 +148,7 @@ def _collect(
             questions.append(_question(row, subject, index, line))
         except ValueError as error:
             if skipped is None:
-                raise DataError(
-                    f"{source}, line {line}: {error}; mend or remove the line"
-                ) from None
+                raise DataError(f"{source}, line {line}: {error}; fix or remove the line") from None
             skipped.append(Skipped(source, line, str(error)))
     return questions
 

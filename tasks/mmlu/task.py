@@ -98,8 +98,8 @@ def _macro(row: MetricRow, values: Mapping[str, float]) -> MetricRow:
 
 _FORMS: Final = ("hendrycks", "lm-eval")
 _ARGUMENTS: Final = {
-    "subjects": "subjects with commas between; default: all",
-    "per_subject": "the first so many questions of each subject; default: all",
+    "subjects": "subjects, separated by commas; default: all",
+    "per_subject": "number of questions from each subject, from the first; default: all",
 }
 _SHOTS: Final = 5
 
@@ -113,7 +113,7 @@ class MMLU(TextTask):
     name = "mmlu"
     filters = ("none",)
     arguments: ClassVar = {
-        "form": "whose prompts: hendrycks (the original's, the default) or lm-eval",
+        "form": "prompt format: hendrycks (the original, the default) or lm-eval",
         **_ARGUMENTS,
     }
     # Nothing is sampled. The only sample of a problem is its likeliest choice.

@@ -60,8 +60,8 @@ class NeedleGrid(TextTask):
         + f"{','.join(map(str, _LENGTHS))})",
         "depths": "depths of the needle in percent, in the same form (default: 0-100/11)",
         "needle": "sentence to hide (default: the best thing to do in San Francisco)",
-        "question": "what is asked; needed with `needle`",
-        "facts": "what an answer must contain, with | between; needed with `needle`",
+        "question": "question about the needle; required with `needle`",
+        "facts": "facts that an answer must contain, separated by |; required with `needle`",
         "tokenizer": ARGUMENT,
     }
 

@@ -299,7 +299,7 @@ class Needle(TextTask):
     defaults: Final = greedy(max_tokens=10, stop=("\n\n", "Question:"), num_fewshot=5)
     shorter: Final = "shorten the text with -T length=N (characters, or tokens of -T tokenizer=DIR)"
     arguments: ClassVar = {
-        "questions": "dogs that are asked for (default: 256)",
+        "questions": "number of dogs to ask about (default: 256)",
         "length": "length of the text with its needles (default: 80000, about 20,000 tokens)",
         "tokenizer": ARGUMENT,
     }

@@ -295,7 +295,7 @@ class PuzzleTask(TextTask, SearchTask):
         numbers, target = read_puzzle(row)
         lines = text_field(row, "solution").strip().split("\n")
         if texts.apply_steps(numbers, "\n".join(lines), whole=self.whole) != (target,):
-            raise ValueError("its solution does not reach its target; mend the steps")
+            raise ValueError("its solution does not reach its target; fix the steps")
         steps = tuple(step for step in map(texts.read_step, lines) if step is not None)
         return Puzzle(numbers, target, steps)
 

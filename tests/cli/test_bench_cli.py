@@ -123,7 +123,7 @@ def test_decode_with_samples_that_end_at_random(treegen: Command) -> None:
     (result,) = done.document["results"]
     assert result["workload"]["random_ends"] and result["workload"]["samples"] == 32
     done = treegen(*decode, "--model", "x", *TINY[2:])
-    assert done.code == 2 and "--refill takes random weights" in done.err
+    assert done.code == 2 and "--refill needs random weights" in done.err
 
 
 def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:

@@ -182,7 +182,7 @@ def test_an_interrupted_run_keeps_its_samples_and_its_account(
     assert 0 < kept < 20
     assert stopped.value.exit_code == 143
     assert str(stopped.value) == (
-        f"stopped by SIGTERM; {kept} of 20 samples are kept; "
+        f"stopped by SIGTERM; {kept} of 20 samples are stored; "
         f"continue with: treegen eval --resume {path}"
     )
     assert (results_of(path)["complete"], results_of(path)["done"]) == (False, kept)

@@ -100,7 +100,7 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
         (["text-world", "--environment", "docker"], "there is no environment 'docker'"),
         (["countdown", "--environment", "memory"], "is solved by text"),
         (["countdown", "--max-live", "3"], "which is solved by text"),
-        (["text-world", "--workers", "2"], "and not on workers"),
+        (["text-world", "--workers", "2"], "does not run on workers"),
         (["text-world", "-T", "level=odd"], "level must be one of"),
         (["text-world", "--data", "x.jsonl"], "generates its problems"),
     ):

@@ -191,7 +191,7 @@ def test_the_tasks_are_listed(treegen: Command, args: tuple[str, ...]) -> None:
     done = treegen("tasks", *args)
     lines = done.out.splitlines()
     assert lines[0] == "Mathematics" and lines[1].startswith("  gsm8k  ")
-    assert max(map(len, lines)) <= 80 and "Of other packages" not in lines
+    assert max(map(len, lines)) <= 80 and "From other packages" not in lines
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert sorted(names) == sorted(info.name for info in list_tasks() if info.source == "treegen")
     num_samples = {task["name"]: task["num_samples"] for task in done.document["tasks"]}

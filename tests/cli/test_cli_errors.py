@@ -34,7 +34,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8"], "there is no task 'gsm8'; did you mean 'gsm8k'?"),
         (["my.jsonl"], "to ask the questions of a file, use the task jsonl with --data my.jsonl"),
         (["gsm8k,gsm8k"], "task 'gsm8k' is named twice"),
-        (["gsm8k", "--metric", "exact"], "no option --metric; give the task jsonl -T metric=VALUE"),
+        (["gsm8k", "--metric", "exact"], "--metric; pass -T metric=VALUE to the task jsonl"),
         ([], "no task is given; `treegen tasks` lists them"),
         (["gsm8k", "--temprature", "1"], "did you mean '--temperature'?"),
         (["gsm8k", "--max-num-seqs", "8"], "did you mean '--max-rows'?"),
@@ -77,7 +77,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--k", "3"], "--k 3 is not possible with 2 samples per problem"),
         (
             ["gsm8k", "--model-args", "dtyp=float32"],
-            "--model-args: it has no 'dtyp'; known: model, dtype",
+            "--model-args has no 'dtyp'; known: model, dtype",
         ),
         (
             ["gsm8k", "--model-args", "pretrained=x,max_model_len=9,load_format=auto"],
@@ -88,8 +88,8 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--model-args", "check=maybe"], "check must be true or false, got 'maybe'"),
         (["gsm8k", "--model-args", "dtype=float16", "--dtype", "float32"], "give it once"),
         (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),
-        (["gsm8k", "--stop-batch", "4"], "--stop-batch is of no use without --stop-when"),
-        (["gsm8k", "--confidence", "warmup=4"], "warmup is of no use without keep"),
+        (["gsm8k", "--stop-batch", "4"], "--stop-batch has no effect without --stop-when"),
+        (["gsm8k", "--confidence", "warmup=4"], "warmup has no effect without keep"),
         (["gsm8k", "--resume"], "--resume needs a run directory"),
         (["--resume", "nowhere"], "there is no run directory nowhere"),
         (["gsm8k", "--resume", "a", "-o", "b"], "--resume a and --output-path b differ"),
@@ -306,8 +306,8 @@ def test_logits_that_are_not_numbers_name_their_row_and_keep_what_was_finished(
     path = tmp_path / "run"
     done = treegen(*given, "-o", path)
     assert re.search(
-        rf"not numbers for prompt '{last['problem_id']}' sample \d token \d+; samples that had "
-        r"finished are kept; .*; 1\d of 20 samples are kept; continue with: treegen eval --resume",
+        rf"not numbers for prompt '{last['problem_id']}' sample \d token \d+; finished samples are "
+        r"kept; .*; 1\d of 20 samples are stored; continue with: treegen eval --resume",
         done.error,
     )
     kept = samples_of(path)

@@ -31,7 +31,7 @@ FEW = ["-n", "2", "--max-tokens", "3", "-f", "1"]
         (["--device", "mps"], "device must be auto, cpu, cuda or cuda:N, got 'mps'"),
         (["--device", "meta"], "device must be auto, cpu, cuda or cuda:N, got 'meta'"),
         (["--device", "cpu:1"], "device must be auto, cpu, cuda or cuda:N, got 'cpu:1'"),
-        (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB is more than all that cpu"),
+        (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB is more than cpu has ("),
         (["--model-args", "impl=foo"], "impl must be auto or one of cpu, flash, flash4, invariant"),
         (["--device", "cpu", "--model-args", "impl=triton"], "impl 'triton' cannot run on cpu"),
     ],
@@ -51,7 +51,7 @@ def test_a_plan_may_be_for_another_machine(treegen: Command, tiny: Path) -> None
 def test_the_engine_checks_memory_and_impl_before_it_loads(tiny: Path, no_weights: None) -> None:
     from treegen.llm import LLM
 
-    with pytest.raises(CapacityError, match="more than all that cpu has"):
+    with pytest.raises(CapacityError, match="more than cpu has"):
         LLM(str(tiny), device="cpu", memory="500TiB")
 
 
@@ -117,9 +117,9 @@ def test_a_search_that_lacks_memory_is_not_stored_and_done_with_more(
     assert done.code == 1, done.err
     last = done.err.splitlines()[-1]
     assert last.startswith(
-        "Error: 3 problems were not searched, 3 of them for want of memory (node 'countdown-"
+        "Error: 3 problems were not searched, 3 of them because memory ran out (node 'countdown-"
     )
-    assert last.endswith("add a larger --memory; continue with: treegen search --resume run")
+    assert last.endswith("use a larger --memory; continue with: treegen search --resume run")
     assert not done.document["runs"][0]["complete"] and done.document["runs"][0]["errors"] == {}
     again = treegen("search", "--resume", "run", "--memory", "4MiB")
     assert again.code == 0, again.err

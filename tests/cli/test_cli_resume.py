@@ -66,7 +66,7 @@ def test_what_a_finished_run_cannot_record(
 ) -> None:
     before = (run_path / "run.json").read_bytes()
     error = treegen("eval", "--resume", run_path, *option).error
-    assert f"{run_path} is finished, and {option[0]} is about what is stored" in error
+    assert f"{run_path} is finished, and {option[0]} only applies while samples are drawn" in error
     assert "start a new run with it" in error
     assert (run_path / "run.json").read_bytes() == before
 
@@ -75,9 +75,9 @@ def test_options_that_a_finished_run_does_not_use(
     treegen: Command, run_path: Path, no_weights: None
 ) -> None:
     done = treegen("eval", "--resume", run_path, "--memory", "1MiB", "--device", "auto")
-    assert f"{run_path} is finished, so nothing is drawn with --memory\n" in done.err
+    assert f"{run_path} is finished and draws no samples, so it ignores --memory\n" in done.err
     again = treegen("eval", "--resume", run_path, "--memory", "1MiB")
-    assert "nothing is drawn" not in again.err  # run.json has the value now
+    assert "draws no samples" not in again.err  # run.json has the value now
 
 
 def test_confidence_that_only_new_samples_have(
@@ -85,7 +85,7 @@ def test_confidence_that_only_new_samples_have(
 ) -> None:
     path = copy_part(run_path, tmp_path / "run", 1)
     done = treegen("eval", "--resume", path, "--confidence", "window=4")
-    assert f"{path} keeps the samples that it has, which were drawn without --confiden" in done.err
+    assert f"{path} keeps its stored samples, which were drawn without --confidence" in done.err
     error = treegen("score", path, "--votes", "tail").error
     assert "only a new run with `treegen eval --confidence` has it" in error
 

@@ -149,7 +149,7 @@ def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
         (["countdown", "--compare", ","], "--compare is empty"),
         (["countdown", "--compare", "beam", "-m", "beam"], "give --method or --compare, not both"),
         (["countdown", "--budget", "tokens=many"], "--budget: tokens must be a whole number"),
-        (["countdown", "--budget", "token=5"], "--budget: it has no 'token'; known: tokens, calls"),
+        (["countdown", "--budget", "token=5"], "--budget has no 'token'; known: tokens, calls"),
         (["countdown", "--budget", "tokens=0"], "budget tokens must be"),
         (["countdown", "--budget", ""], "--budget is empty"),
         (["countdown", "--width", "0"], "width must be at least 1"),
@@ -162,7 +162,7 @@ def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
         (["game24"], "give --data the paper's 24.csv"),
         (["countdown", "--resume"], "--resume needs a run directory"),
         (["countdown", "--resume", "none"], "there is no run directory none"),
-        (["countdown", "--resume", "a", "-o", "b"], "differ; a run stays where it is"),
+        (["countdown", "--resume", "a", "-o", "b"], "differ; a run cannot move"),
     ],
 )
 def test_what_is_refused_before_weights_are_loaded(

@@ -332,7 +332,7 @@ def test_a_field_of_a_tokenizer_is_named(tmp_path: Path, field: str, values: lis
         with pytest.raises(ModelError) as caught:
             load_tokenizer(model)
         told = str(caught.value)
-        assert f"{file}: {field} is " in told and "mend it" in told and "\n" not in told, value
+        assert f"{file}: {field} is " in told and "fix it" in told and "\n" not in told, value
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -43,11 +43,11 @@ def test_documents_of_an_own_task(treegen: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["gsm8k", "--samples", "nowhere"], "--samples is no JSON and no file with JSON"),
+        (["gsm8k", "--samples", "nowhere"], "--samples must be JSON or the name of a JSON file"),
         (["gsm8k", "--samples", '{"gsm8k": 3}'], "--samples must be such as"),
-        (["gsm8k", "--samples", '{"gsm8k": [1, 3]}'], "must count up without gaps"),
-        (["gsm8k", "--samples", '{"arc": [1]}'], "--samples names arc, and TASK is gsm8k"),
-        (["gsm8k,apps", "--samples", '{"gsm8k": [1]}'], "--samples is for one TASK"),
+        (["gsm8k", "--samples", '{"gsm8k": [1, 3]}'], "must be consecutive numbers"),
+        (["gsm8k", "--samples", '{"arc": [1]}'], "--samples names arc, but TASK is gsm8k"),
+        (["gsm8k,apps", "--samples", '{"gsm8k": [1]}'], "--samples needs exactly one TASK"),
         (["gsm8k", "-L", "2", "--samples", '{"gsm8k": [1]}'], "--samples excludes --limit"),
         (["gsm8k", "--verbosity", "loud"], "'loud' is not one of"),
     ],
@@ -62,7 +62,7 @@ def test_data_that_are_not_whole(treegen: Command, tmp_path: Path) -> None:
     asked = ["eval", "gsm8k", *FEW, "--data", data]
     assert treegen(*asked, "-o", tmp_path / "run").code == 0
     error = treegen(*asked, "-o", tmp_path / "no", "--check-integrity").error
-    assert "1 lines of the data of gsm8k cannot be used, such as" in error and "line 2" in error
+    assert "treegen cannot use 1 lines of the data of gsm8k, such as" in error and "line 2" in error
     assert not (tmp_path / "no").exists()
 
 

@@ -56,7 +56,7 @@ def test_a_budget_closes_what_would_not_end(
     found = results_of(run)["thinking"]
     assert (found["samples"], found["thinking"], found["closed"], found["forced"]) == (12,) * 4
     assert found["thinking_tokens"] + found["answer_tokens"] == 12 * 30
-    assert "12 were closed by their budget" in done.out
+    assert "12 ended at the budget" in done.out
     values = metrics_of(run)
     assert (values["truncated"], values["truncated_thinking"], values["truncated_answer"]) == (
         1,
@@ -110,7 +110,7 @@ def test_the_parts_are_shown(treegen: Command, thinker: Path, tmp_path: Path) ->
     assert treegen("eval", "gsm8k", "-M", thinker, *FEW, *CHAT, *budget, "-o", run).code == 0
     problem = samples_of(run)[0]["problem_id"]
     done = treegen("show", run, "--problem", problem)
-    assert done.code == 0 and re.search(r"\[thinking, \d+ tokens\]", done.out)
+    assert done.code == 0 and re.search(r"\[reasoning, \d+ tokens\]", done.out)
     assert "[answer]\nThe answer is" in done.out
     sample = done.document["samples"][0]
     assert sample["thinking"]["forced"] and sample["text"].count("</think>") == 1

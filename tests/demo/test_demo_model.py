@@ -21,7 +21,7 @@ from treegen.evals.job import load_job
 from treegen.model.checkpoint.files import locate
 from treegen.tasks.sandbox import SandboxPool
 
-_TOLD = "bundled demo model, synthetic problems; give --model and --data for yours"
+_TOLD = "bundled demo model, synthetic problems; use --model and --data for your own"
 DATA = (
     "words.jsonl",
     "words_fewshot.jsonl",

@@ -191,7 +191,7 @@ def test_a_lost_row_is_told_and_does_not_hang_the_run(run_ahead: bool) -> None:
     with pytest.raises(AssertionError, match="a row is in no queue"):
         scheduler.check()
     finished: list[Completion] = []
-    with pytest.raises(InternalError, match=r"cannot go on with prompts 'p1'; .* please report"):
+    with pytest.raises(InternalError, match=r"cannot continue with prompts 'p1'; .* please report"):
         while True:
             finished += scheduler.step()
     assert len(finished) == 5

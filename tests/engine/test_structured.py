@@ -436,7 +436,7 @@ def test_the_time_to_compile_is_that_of_all_its_parts(
         ({"regex": ""}, "regex must be text"),
         ({"choice": "yes"}, "choice must be a list"),
         ({"choice": []}, "choice must be texts"),
-        ({"choice": ["a"], "regex": "a"}, "regex and choice cannot go together"),
+        ({"choice": ["a"], "regex": "a"}, "regex and choice exclude each other"),
         ({"regex": "a", "ignore_eos": True}, "leave out ignore_eos"),
         ({"regex": "a", "min_tokens": 2}, "leave out ignore_eos and min_tokens"),
     ],

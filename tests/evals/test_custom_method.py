@@ -178,7 +178,10 @@ def test_it_can_be_sent_to_workers_that_lack_its_file(own: Path) -> None:
     [
         ("{own}", "name the method's function too"),
         ("{own}:line", "has no function 'line'; did you mean 'lines'"),
-        ("{own}:plain", "mine.py:plain is no async function; write it as `async def plain(root)`"),
+        (
+            "{own}:plain",
+            "mine.py:plain is not an async function; write it as `async def plain(root)`",
+        ),
         ("{own}:needs", "method mine.py:needs needs n; give it by -a n=VALUE"),
         ("{own}:odd", "n of method mine.py:odd has the type dict, which no text can stand for"),
         ("{own}:nothing", "mine.py:nothing takes no argument; give it one for the root node"),

@@ -179,7 +179,7 @@ def test_samples_end_where_the_rule_says_of_the_whole_ones(
     assert 0 < ended < 18
     report = found["report"]
     kinds = {row[0]: row[1] for row in report["tables"][-1]["rows"]}
-    assert kinds == {"warm-up": 18, "whole": 18 - ended, "stopped as unsure": ended}
+    assert kinds == {"warm-up": 18, "whole": 18 - ended, "ended early": ended}
 
 
 def test_what_is_told_of_single_samples_does_not_depend_on_the_stop(

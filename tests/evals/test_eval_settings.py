@@ -73,10 +73,10 @@ def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"stop_batch": 4}, "stop_batch= is of no use without stop_when="),
+        ({"stop_batch": 4}, "stop_batch= has no effect without stop_when="),
         ({"stop_batch": 4, "stop_when": "decided"}, ""),
-        ({"stop_batch": 4, "confidence": {"keep": 0.5}}, "stop_batch= is of no use"),
-        ({"thinking_end": "x"}, "thinking_end= is of no use without max_thinking_tokens="),
+        ({"stop_batch": 4, "confidence": {"keep": 0.5}}, "stop_batch= has no effect"),
+        ({"thinking_end": "x"}, "thinking_end= has no effect without max_thinking_tokens="),
         ({"thinking_end": "x", "max_thinking_tokens": 5}, ""),
         ({"draft_tokens": 4}, "draft_tokens needs speculate or draft_model"),
         ({"draft_tokens": 4, "speculate": "ngram"}, ""),
@@ -91,11 +91,15 @@ def test_a_choice_that_nothing_reads_is_refused(asked: dict[str, Any], told: str
 @pytest.mark.parametrize(
     ("methods", "asked", "told"),
     [
-        (["beam"], {"exploration": 2.0}, "exploration= is of no use to beam, which reads width"),
+        (
+            ["beam"],
+            {"exploration": 2.0},
+            "exploration= has no effect on beam, which reads only width",
+        ),
         (["beam", "mcts"], {"exploration": 2.0}, ""),
-        (["beam", "sample"], {"num_samples": 2}, "num_samples= is of no use to beam"),
-        (["sample"], {"verifier": "nowhere"}, "verifier= is of no use to sample"),
-        (["beam"], {"verifier_memory": "1GiB"}, "verifier_memory= is of no use without"),
+        (["beam", "sample"], {"num_samples": 2}, "num_samples= has no effect on beam"),
+        (["sample"], {"verifier": "nowhere"}, "verifier= has no effect on sample"),
+        (["beam"], {"verifier_memory": "1GiB"}, "verifier_memory= has no effect without"),
         (["beam"], {"verifier_memory": "1GiB", "verifier": "nowhere"}, ""),
     ],
 )

@@ -121,7 +121,7 @@ def test_an_interrupted_run_stays_and_goes_on(llm: LLM, monkeypatch: pytest.Monk
         evaluate("gsm8k", llm, **{**CHOICES, "max_tokens": 20})
     monkeypatch.undo()
     (note,) = stopped.value.__notes__
-    assert " of 12 samples are kept; continue with resume='" in note
+    assert " of 12 samples are stored; continue with resume='" in note
     path = Path(note.partition("resume='")[2].removesuffix("'"))
     done = len(drawn(path))
     assert 0 <= done < 12
@@ -167,7 +167,7 @@ def test_searches_too(llm: LLM) -> None:
     assert run.view.searched and set(run.nodes()["problem_id"]) == set(run.view.info.problem_ids)
     again = search_task("countdown", llm, method="beam", width=2, expand=2, **choices)
     assert "solved" in str(run.compare(again))
-    with pytest.raises(InputError, match="width= is of no use to best-of-n"):
+    with pytest.raises(InputError, match="width= has no effect on best-of-n"):
         search_task("countdown", llm, method="best-of-n", width=2, **choices)
 
 
@@ -178,12 +178,12 @@ def test_searches_too(llm: LLM) -> None:
         ({"num_sample": 3}, r"no setting 'num_sample'; did you mean num_samples="),
         ({"num_samples": 0}, "^num_samples must be at least 1, got 0"),
         ({"memory": "2GiB"}, "memory= is for loading a model, and this one is loaded"),
-        ({"stop_batch": 3}, "stop_batch= is of no use without stop_when="),
+        ({"stop_batch": 3}, "stop_batch= has no effect without stop_when="),
         ({"reasoning": "on"}, "give apply_chat_template=True too"),
-        ({"score": False, "stop_when": "decided"}, "cannot go with score=False"),
-        ({"num_workers": 2}, "num_workers= is of no use without allow_code_execution=True"),
+        ({"score": False, "stop_when": "decided"}, "excludes score=False"),
+        ({"num_workers": 2}, "num_workers= has no effect without allow_code_execution=True"),
         ({"allow_code_execution": True, "sandbox": "x"}, "sandbox must be one of auto"),
-        ({"allow_code_execution": True, "num_workers": 2}, "num_workers= is of no use: gsm8k"),
+        ({"allow_code_execution": True, "num_workers": 2}, "num_workers= has no effect: gsm8k"),
         ({"task_args": {"length": 5}}, "task 'gsm8k' has no argument 'length'"),
     ],
 )

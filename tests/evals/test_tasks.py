@@ -241,9 +241,7 @@ def test_a_task_that_inherits_nothing_has_the_defaults_of_tasks(tmp_path: Path) 
 def test_a_task_that_inherits_must_define_the_abstract_members(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("from treegen.tasks import Task\nclass Half(Task):\n    name = 'half'\n")
-    with pytest.raises(
-        InputError, match=r"abstract methods aggregate, defaults, .*; mend its code"
-    ):
+    with pytest.raises(InputError, match=r"abstract methods aggregate, defaults, .*; fix its code"):
         get_task(f"{path}:Half")
 
 
@@ -261,7 +259,7 @@ def test_a_task_with_steps_that_inherits_nothing_can_be_searched(tmp_path: Path)
     task = get_search_task(f"{path}:Steps")
     assert isinstance(task, SearchTask) and task.checkable is False
     assert task.state(Problem("a", "q", "1"), "") == "s" and task.search_defaults.method == "beam"
-    with pytest.raises(InputError, match="no way of its own to propose 'list'"):
+    with pytest.raises(InputError, match="no way to propose 'list'"):
         task.propose(Problem("a", "q", "1"), "list")
 
 

@@ -217,7 +217,7 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
     refused("q_proj cannot be merged: missing: .*lora_B", single)
     refused("not expected: .*lora_magnitude_vector", changed("length", "dora", use_dora=False))
     refused("init_lora_weights='olora', had changed", changed("olora", init_lora_weights="olora"))
-    with pytest.raises(InputError, match="does not go with tensor_parallel_size"):
+    with pytest.raises(InputError, match="does not work with tensor_parallel_size"):
         LLM(str(base), adapter=str(bare), tensor_parallel_size=2)
 
 
@@ -344,5 +344,5 @@ def test_runs_of_several_adapters_are_those_of_each_and_are_compared(
 def test_a_field_of_an_adapter_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     ((field, _),) = wrong.items()
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **wrong}))
-    with pytest.raises(ModelError, match=f"adapter_config.json: {field} is .*; mend it"):
+    with pytest.raises(ModelError, match=f"adapter_config.json: {field} is .*; fix it"):
         read_adapter(tmp_path, weights=False)

@@ -111,7 +111,7 @@ def test_a_file_that_is_cut_off_is_refused(share: float, file: Path, tmp_path: P
 def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
     for data in (b"", b"GGUF", b"PK\x03\x04" + b"\x00" * 100):
         (tmp_path / "some.gguf").write_bytes(data)
-        assert "is no GGUF file" in refusal(lambda: load_spec(tmp_path / "some.gguf"))
+        assert "is not a GGUF file" in refusal(lambda: load_spec(tmp_path / "some.gguf"))
     (tmp_path / "big-00001-of-00003.gguf").touch()
     told = refusal(lambda: load_spec(tmp_path / "big-00001-of-00003.gguf"))
     assert "is one part of a model; merge" in told
@@ -190,7 +190,7 @@ def test_a_header_that_claims_more_than_there_is_is_refused_at_once(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert "is no GGUF file or is cut off" in told and peak < 2**24
+    assert "is not a GGUF file or is cut off" in told and peak < 2**24
 
 
 @pytest.mark.parametrize("name", ["block_count", "embedding_length", "vocab_size"])

@@ -535,7 +535,7 @@ def test_mxfp4_is_asked_for_where_it_is_stored(tmp_path: Path) -> None:
         load_model(tmp_path, device="cpu", quantization="mxfp4")
     with pytest.raises(InputError, match="checkpoints that store NVFP4"):
         load_model(tmp_path, device="cpu", quantization="nvfp4")
-    with pytest.raises(InputError, match="quantization does not go with"):
+    with pytest.raises(InputError, match="quantization does not work with"):
         EngineOptions(model="m", quantization="mxfp4", tensor_parallel_size=2)
 
 

@@ -140,7 +140,7 @@ def test_texts_and_models_that_cannot_be_read(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["LlamaModel"]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ModelError, match="no model that judges"):
+    with pytest.raises(ModelError, match="not a model that judges"):
         load_scorer(tmp_path)
 
 

@@ -200,7 +200,10 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert all(Path(path).stat().st_size for path in found["plots"])
     assert METHOD in done.out
     assert "conclusion: no difference is shown in any metric\n" in done.out
-    assert "leave it or --no-plots out" in treegen("compare", a, b, "-o", "x", "--no-plots").error
+    assert (
+        "--output-path and --no-plots exclude each other"
+        in treegen("compare", a, b, "-o", "x", "--no-plots").error
+    )
     again = treegen("compare", a, b, "-q").document
     assert again["differences"] == found["differences"]
 

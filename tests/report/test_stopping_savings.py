@@ -83,7 +83,7 @@ def test_savings_of_all_problems_and_of_hard_ones(whole: Path, stopped: Path) ->
         assert all(
             0 <= rule.saved < 1 and rule.low <= rule.less <= rule.high for rule in group.rules
         )
-    with pytest.raises(InputError, match="stopped by itself"):
+    with pytest.raises(InputError, match="used early stopping"):
         get_replay_problems(load_run(stopped), "numeric")
 
 
@@ -91,7 +91,7 @@ def test_the_command_and_the_plot(whole: Path, stopped: Path, treegen: Command) 
     done = treegen("replay", whole, "--chance", "0.9", "--stop-batch", "2")
     assert done.code == 0 and "Saved" in done.out
     assert [rule["name"] for rule in done.document["groups"][0]["rules"]] == ["decided:0.9"]
-    assert "stopped by itself" in treegen("replay", stopped).error
+    assert "used early stopping" in treegen("replay", stopped).error
     names = [plot.name for plot in run_plots(load_run(whole))]
     assert "votes_over_tokens" in names
     stops = {plot.name: plot for plot in run_plots(load_run(stopped))}

@@ -277,7 +277,7 @@ def test_killed_many_times_runs_are_judged_in_the_end(
             assert ended.code in (0, -number, 128 + number), ended.err
             assert "Traceback" not in ended.err, ended.err
             kills += ended.code != 0
-            if ended.code == 128 + number and "are kept" in ended.err:
+            if ended.code == 128 + number and "are stored" in ended.err:
                 assert f"continue with: treegen eval --resume {path}" in ended.err
         kept = judgements_of(path) if (path / "judged").exists() else {}
         for _ in range(2):
@@ -321,7 +321,7 @@ def test_exit_codes_and_the_way_on(
     assert 0 < done < 9600
     if code > 0:
         assert ended.err.splitlines()[-1] == (
-            f"stopped by {signal.Signals(number).name}; {done:,} of 9,600 samples are kept; "
+            f"stopped by {signal.Signals(number).name}; {done:,} of 9,600 samples are stored; "
             f"continue with: treegen eval --resume '{path}'"
         )
         results = results_of(path)
@@ -403,7 +403,10 @@ def test_a_second_process_on_the_same_run_is_refused(
         error = treegen("eval", "--resume", path).error
         assert f"{path} is in use by process {pid}" in error
         done = treegen("score", path)  # reading is allowed
-        assert done.code == 0 and f"left as it is: {path} is in use by process {pid}" in done.err
+        assert (
+            done.code == 0
+            and f"results.json was not rewritten: {path} is in use by process {pid}" in done.err
+        )
     finally:
         send(pid, signal.SIGKILL)
         server.wait()

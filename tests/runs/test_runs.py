@@ -725,7 +725,7 @@ def test_results_of_a_part_never_replace_those_of_more(fast: Path) -> None:
             reader.write_results({"done": 0})
         run.append(SAMPLES[0])
         run.write_results({"done": 1})
-    with pytest.raises(RunInUseError, match="has gone on since it was read"):
+    with pytest.raises(RunInUseError, match="has new samples since it was read"):
         reader.write_results({"done": 0})
     with RunDir.open(path) as later:
         assert later.results() == {"done": 1}

@@ -91,7 +91,7 @@ class JudgingPlan:
             return cls(judges=judges, **how)
         if len(judges) > 1:
             raise InputError(
-                f"{arg('judge', 'none')} leaves judging out; give it alone, or leave it out"
+                f"{arg('judge', 'none')} skips judging; give it alone, or leave it out"
             )
         return None
 

@@ -238,7 +238,7 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
         choices["judged_by"] = None if plan is None else plan.to_json()
     elif rubric is not None:
         raise InputError(
-            f"{arg('rubric=')} is of no use without {arg('judge=')}; give {arg('judge=')} too"
+            f"{arg('rubric=')} has no effect without {arg('judge=')}; give {arg('judge=')} too"
         )
     models.stays = True
     name = _run_name(instance, choices, models)

@@ -287,12 +287,12 @@ class SamplingParams:
     def _check_structure(self) -> None:
         names = [name for name in STRUCTURES if getattr(self, name) is not None]
         if len(names) > 1:
-            raise InputError(f"{' and '.join(names)} cannot go together; give one of them")
+            raise InputError(f"{' and '.join(names)} exclude each other; give one of them")
         for name in names:
             object.__setattr__(self, name, check_structure(name, getattr(self, name)))
         if names and self.allowed_token_ids is not None:
             raise InputError(
-                f"{arg(names[0])} and {arg('allowed_token_ids')} cannot go together; give one"
+                f"{arg(names[0])} and {arg('allowed_token_ids')} exclude each other; give one"
             )
         if names and (self.ignore_eos or self.min_tokens):
             raise InputError(
@@ -306,8 +306,8 @@ class SamplingParams:
             tags = () if isinstance(tags, str) else as_tuple("reasoning_tags", tags)
             if len(tags) != 2 or not all(isinstance(tag, str) and tag.strip() for tag in tags):
                 raise InputError(
-                    f'{arg("reasoning_tags")} must be "auto", or the tags before and after a '
-                    f'thinking, such as ("<think>", "</think>"); got {self.reasoning_tags!r}'
+                    f'{arg("reasoning_tags")} must be "auto", or the tags before and after the '
+                    f'reasoning, such as ("<think>", "</think>"); got {self.reasoning_tags!r}'
                 )
             if tags[1] in tags[0]:
                 raise InputError(

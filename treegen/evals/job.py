@@ -138,7 +138,7 @@ def load_job(settings: EvalSettings) -> Job:
         raise InputError(
             f"task {task.name!r} made a tree whose sampled nodes are not its "
             f"{len(data.problems)} problems with {settings.num_samples} samples each; "
-            "mend its tree()"
+            "fix its tree()"
         )
     images = {p.id: [i.sha256 for i in p.images] for p in data.problems if p.images}
     return Job(settings, task, data, _apply_chat_format(tree, settings), tree, images=images)

@@ -186,7 +186,7 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
                 what = "prompt" if start == 0 else f"choice {index}"
                 raise InputError(
                     f"problem {prompt.id!r}: the {what} has no token of its own; "
-                    "mend its text, or leave the problem out"
+                    "fix its text, or leave the problem out"
                 )
             requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
     return requests

@@ -82,5 +82,5 @@ def advice(sampling: SamplingParams, spec: ModelSpec) -> Message | None:
         return None
     values = ", ".join(arg(f"{name}={value:g}") for name, value in spec.recommended)
     return Message(
-        f"the checkpoint recommends {values}; {arg('sampling_from', 'recommended')} takes it"
+        f"the checkpoint recommends {values}; {arg('sampling_from', 'recommended')} uses them"
     )

@@ -244,7 +244,7 @@ def _load_point(point: EntryPoint) -> object:
         return point.load()
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"cannot load task {point.name!r} ({point.value}): {format_error(error)}; mend its code"
+            f"cannot load task {point.name!r} ({point.value}): {format_error(error)}; fix its code"
         ) from error
 
 
@@ -297,7 +297,7 @@ def load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InputError(f"cannot load {path}: {format_error(error)}; mend the file") from error
+        raise InputError(f"cannot load {path}: {format_error(error)}; fix the file") from error
     return module
 
 
@@ -311,7 +311,7 @@ def _make(make: object, name: str) -> Task:
         wrong = _wrong(task) if task else ""
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"cannot make task {name!r}: {format_error(error)}; mend its code"
+            f"cannot make task {name!r}: {format_error(error)}; fix its code"
         ) from error
     if task is None:
         raise InputError(

@@ -93,5 +93,5 @@ def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ..
             hint = did_you_mean(wanted, by_id) or f"; the first is {next(iter(by_id), None)!r}"
             raise InputError(f"there is no problem {wanted!r}{hint}")
         if wanted in ids[:number]:
-            raise InputError(f"problem {wanted!r} is asked for twice; name each once")
+            raise InputError(f"problem {wanted!r} is named twice; name each once")
     return tuple(by_id[wanted] for wanted in ids)

@@ -123,4 +123,4 @@ def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Map
 
 
 def _wrong(task: Task, method: str, what: str) -> TaskError:
-    return TaskError(f"{method} of task {task.name!r} {what}; mend the task")
+    return TaskError(f"{method} of task {task.name!r} {what}; fix the task")

@@ -74,9 +74,9 @@ def thinking_line(summary: Mapping[str, int]) -> str:
     """Return one line about the amount of reasoning in samples."""
     thinking, cut = summary["thinking"], summary["thinking"] - summary["closed"]
     line = (
-        f"thinking: {summary['thinking_tokens']:,} tokens in {thinking:,} of "
+        f"reasoning: {summary['thinking_tokens']:,} tokens in {thinking:,} of "
         f"{summary['samples']:,} samples, {summary['thinking_tokens'] / thinking:,.1f} each; "
         f"answers: {summary['answer_tokens']:,} tokens"
     )
-    forced = f"; {summary['forced']:,} were closed by their budget" if summary["forced"] else ""
+    forced = f"; {summary['forced']:,} ended at the budget" if summary["forced"] else ""
     return f"{line}{forced}{f'; {cut:,} never ended' if cut else ''}"

@@ -88,7 +88,7 @@ def write_part(
         sync_directory(folder)
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {format_os_error(error)}; what is done is kept"
+            f"cannot write {path}: {format_os_error(error)}; finished texts are stored"
         ) from error
     return end
 
@@ -339,7 +339,7 @@ def _text_of(line: bytes, where: str, number: int, seen: str) -> InputText:
     try:
         row = parse_json(line.decode())
     except ValueError as error:
-        raise DataError(f"{where} is no JSON ({error}); mend the line or take it out") from None
+        raise DataError(f"{where} is not JSON ({error}); fix the line or take it out") from None
     if not isinstance(row, dict) or not (
         {"text"} <= row.keys() or {"prompt", "completion"} <= row.keys()
     ):

@@ -61,7 +61,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         raise InputError(f"{arg('device')} must be auto, cpu, cuda or cuda:N, got {name!r}")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            f"device {device} was asked for but torch sees no CUDA; use {arg('device', 'cpu')}"
+            f"device {device} needs CUDA, but torch finds no GPU; use {arg('device', 'cpu')}"
         )
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         there = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))

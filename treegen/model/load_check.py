@@ -133,7 +133,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
         raise ModelError(
             f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}) the "
             "logits of a small random copy differ from transformers' own attention, so samples "
-            f"would be wrong; please report the model. {arg('check', False)} loads it all the same"
+            f"would be wrong; please report the model. {arg('check', False)} loads it anyway"
         )
     warn_context(
         model.spec.name,
@@ -161,7 +161,7 @@ def _check_selection(model: "Model", wrap: _Wrap) -> None:
             f"{name} models cannot be used beyond {topk:,} tokens: a small random copy that "
             "selects few keys does not give the logits of transformers' own attention; install "
             f"'{tested_versions('transformers')}', or report the model. {arg('check', False)} "
-            "loads it all the same"
+            "loads it anyway"
         )
 
 

@@ -53,8 +53,8 @@ def check_cache_bytes(size: int, device: torch.device) -> None:
     total = total_bytes(device)
     if size > total:
         raise CapacityError(
-            f"memory {format_bytes(size)} is more than all that {device} has "
-            f"({format_bytes(total)}); give the cache less ({arg('memory=')})"
+            f"memory {format_bytes(size)} is more than {device} has ({format_bytes(total)}); "
+            f"give the cache less memory ({arg('memory=')})"
         )
 
 

@@ -99,18 +99,18 @@ class EngineOptions:
         self._check_drafting()
         if self.adapter is not None and self.tensor_parallel_size > 1:
             raise InputError(
-                f"adapter does not go with {arg('tensor_parallel_size')} yet; merge it into the "
+                f"adapter does not work with {arg('tensor_parallel_size')} yet; merge it into the "
                 "model first, with peft"
             )
         if self.draft_model is not None and self.tensor_parallel_size > 1:
             raise InputError(
-                f"{arg('draft_model')} does not go with {arg('tensor_parallel_size')} yet; use "
+                f"{arg('draft_model')} does not work with {arg('tensor_parallel_size')} yet; use "
                 f"{arg('speculate', 'ngram')}"
             )
         check_stored(self.quantization, self.kv_cache_dtype)
         if self.quantization not in (None, "none") and self.tensor_parallel_size > 1:
             raise InputError(
-                f"quantization does not go with {arg('tensor_parallel_size')} yet; leave out one "
+                f"quantization does not work with {arg('tensor_parallel_size')} yet; leave out one "
                 "of the two"
             )
         if self.images:
@@ -139,7 +139,7 @@ class EngineOptions:
             )
         if self.draft_model is not None and self.speculate is not None:
             raise InputError(
-                f"speculate and {arg('draft_model')} both guess tokens; leave out one of the two"
+                f"speculate and {arg('draft_model')} both draft tokens; leave out one of the two"
             )
         if self.draft_tokens is not None:
             check_int("draft_tokens", self.draft_tokens, least=1)
@@ -157,7 +157,7 @@ class EngineOptions:
         }
         for name, is_set in others.items():
             if is_set:
-                raise InputError(f"images does not go with {name} yet; leave out one of the two")
+                raise InputError(f"images does not work with {name} yet; leave out one of the two")
 
     @property
     def speculates(self) -> bool:

@@ -128,8 +128,8 @@ class FollowerProcesses:
         """Raise WorkerError if a rank has failed."""
         if self.failed:
             raise WorkerError(
-                f"the ranks of a tensor-parallel model have ended: {self.failed}; samples that "
-                "had finished are kept; make a new LLM to go on"
+                f"the ranks of a tensor-parallel model have ended: {self.failed}; finished samples "
+                "are kept; make a new LLM to continue"
             )
 
     def fail(self, reason: str) -> None:

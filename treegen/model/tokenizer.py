@@ -83,7 +83,7 @@ def load_tokenizer(
             read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
         check_fields(directory)
         raise ModelError(
-            f"the tokenizer in {directory} cannot be loaded: {summarize_error(error)}; mend its "
+            f"the tokenizer in {directory} cannot be loaded: {summarize_error(error)}; fix its "
             "files, or download them again"
         ) from None
     # Otherwise the error would occur later, when a text is encoded or a chat is rendered.
@@ -206,7 +206,7 @@ def check_fields(directory: Path) -> None:
         for field, (what, is_right) in _FIELDS.items():
             if field in settings and not is_right(settings[field]):
                 raise ModelError(
-                    f"{directory / name}: {field} is {settings[field]!r:.60}, not {what}; mend it, "
+                    f"{directory / name}: {field} is {settings[field]!r:.60}, not {what}; fix it, "
                     "or download the file again"
                 )
 

@@ -142,7 +142,7 @@ def _check_counts(directory: Path) -> None:
             continue
         if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
             raise ModelError(
-                f"{file}: {name} is {value!r:.60}, not a number of tokens; mend it, or download "
+                f"{file}: {name} is {value!r:.60}, not a number of tokens; fix it, or download "
                 "the file again"
             )
 

@@ -215,7 +215,7 @@ def render_turns(
     try:
         text = render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
     except (TemplateError, TypeError) as error:
-        raise InputError(f"the chat template refuses the messages: {error}; mend them") from error
+        raise InputError(f"the chat template refuses the messages: {error}; fix them") from error
     _, separator, after = text.rpartition(reply)
     if not separator:
         raise InputError("the chat template does not show the reply; append text instead")

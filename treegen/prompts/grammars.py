@@ -219,7 +219,7 @@ def _make_grammar_error(kind: str, message: str) -> InputError:
     first = textwrap.shorten((message.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
     if "coerce_one_of" in message:
         first = "the ways of a oneOf may overlap, which is not supported; write anyOf"
-    return InputError(f"{arg(kind)} cannot be used: {first}; mend it")
+    return InputError(f"{arg(kind)} cannot be used: {first}; fix it")
 
 
 def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:

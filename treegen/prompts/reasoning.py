@@ -103,6 +103,6 @@ def _read(source: str) -> tuple[frozenset[str], frozenset[str]]:
         names, words = read_names(source)
     except TemplateError as error:
         raise InputError(
-            f"the chat template cannot be read: {error}; mend chat_template in the checkpoint"
+            f"the chat template cannot be read: {error}; fix chat_template in the checkpoint"
         ) from None
     return names, words & frozenset(_EFFORTS)

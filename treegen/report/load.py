@@ -207,7 +207,8 @@ def _images(path: Path, notices: list[str]) -> RunImages:
         return RunImages(path)
     if left_out := images.num_left_out:
         notices.append(
-            f"{left_out:,} of {len(images.images):,} images are not kept in the run, and not shown"
+            f"{left_out:,} of {len(images.images):,} images are not stored in the run, so they are "
+            "not shown"
         )
     return images
 
@@ -221,7 +222,7 @@ def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | Non
         if overrides_run(options):
             raise
         reason = error.message.marked
-        notices.append(Message(f"the problems cannot be read, so nothing is judged here: {reason}"))
+        notices.append(Message(f"the problems cannot be read, so nothing is scored here: {reason}"))
         return None
     return job
 
@@ -263,7 +264,7 @@ def _judge(
             score_samples(job, run, look, judging=judging, rounds=rounds)
     if unjudged:
         notices.append(
-            f"{unjudged:,} samples are not judged; judge them with: treegen score "
+            f"{unjudged:,} samples are not scored; score them with: treegen score "
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
     report = aggregate(job, scores, rounds, VoteInputs.of(run.path)) if scores else None

@@ -119,7 +119,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     if (copies := document["copies"])["tokens"]:
         parts.append(
             f"read expanded: {copies['tokens']:,} tokens, whose keys and values take "
-            f"{_bytes(copies['bytes'])} beside their latents while there is room"
+            f"{_bytes(copies['bytes'])} next to their latents while memory is free"
         )
     if not document["choices"]:
         parts.append(_fit(document))
@@ -158,7 +158,7 @@ def _layers(model: Mapping[str, Any]) -> str:
 
 def _fit(document: Mapping[str, Any]) -> str:
     if document["num_pages"] is None:
-        return "memory: not given; up to 85% of what is free on the GPU once the model is loaded"
+        return "memory: not set; up to 85% of the free GPU memory after loading the model"
     fit, rows = document["rows_that_fit"], document["rows"]
     limit = min(fit, document["max_rows"], rows)
     states = document["num_states"]

@@ -113,7 +113,7 @@ def _format_difference(row: dict[str, Any]) -> str:
 
 def _rights(view: RunView) -> dict[str, tuple[int, int]]:
     if not view.filters:
-        raise InputError(f"the samples of {view.path} are not judged; score the run first")
+        raise InputError(f"the samples of {view.path} are not scored; score the run first")
     verdicts = view.verdicts(view.filters[0], fixed=True)
     return {
         i: (sum(v.correct for v in of_problem), len(of_problem))

@@ -201,7 +201,7 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
         )
         thinking, answer = s.parts
         if s.thinking is not None:
-            head = f"[thinking, {s.thinking.num_tokens:,} tokens]"
+            head = f"[reasoning, {s.thinking.num_tokens:,} tokens]"
             lines.append(f"{head} {_clip(thinking, limit if full else _FOLDED)}\n[answer]")
         lines.append(_clip(answer, limit) + "\n")
     return "\n".join(lines)

@@ -107,10 +107,10 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
         InputError: nothing is scored, the run stopped early, or there are too few samples.
     """
     if not filter:
-        raise InputError(f"the samples of {view.path} are not judged; score the run first")
+        raise InputError(f"the samples of {view.path} are not scored; score the run first")
     if has_stopped(view):
         raise InputError(
-            f"{view.path} has stopped by itself, so what it would have drawn is not known; draw "
+            f"{view.path} used early stopping, so its other samples are unknown; draw "
             "the rest with --resume and --stop-when never"
         )
     complete = {}

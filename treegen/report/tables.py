@@ -16,11 +16,11 @@ _Item = TypeVar("_Item")
 # Titles of stored columns, and what a reader sees.
 _TITLES: Final = {"Less maj@k": "Minus maj@k"}
 _MEANINGS: Final = {
-    "pass@": "the probability that at least one of k samples is right",
-    "pass^": "the probability that all k samples are right",
-    "G-Pass@": "the probability that at least this share of k samples is right",
+    "pass@": "the probability that at least one of k samples is correct",
+    "pass^": "the probability that all k samples are correct",
+    "G-Pass@": "the probability that at least this share of k samples is correct",
     "mG-Pass@": "2 / k times the sum of G-Pass@k over the shares above one half",
-    "maj@": "the probability that a majority vote over k samples is right (ties: that several "
+    "maj@": "the probability that a majority vote over k samples is correct (ties: that several "
     "answers have the most votes)",
 }
 _INTERVAL: Final = (

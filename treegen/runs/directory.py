@@ -248,9 +248,8 @@ class RunDir:
         if self._lock is not None:
             if not self._samples.is_in_place:
                 raise RunError(
-                    f"{self.path} was moved or removed while its run went on; where its files are "
-                    f"now, they hold what is finished: continue with {arg('resume=')} and that "
-                    "directory"
+                    f"{self.path} was moved or removed during the run; its files contain the "
+                    f"finished samples: continue with {arg('resume=')} and their new directory"
                 )
             write_json(path, results)
             return
@@ -262,7 +261,7 @@ class RunDir:
             except RunError:  # the file system has no locks, or refuses the write as well
                 pass
             if self._samples.has_grown:
-                raise RunInUseError(f"{self.path} has gone on since it was read; read it again")
+                raise RunInUseError(f"{self.path} has new samples since it was read; read it again")
             write_json(path, results)
 
     def results(self) -> Any:

@@ -133,7 +133,7 @@ def write_json(path: Path, value: object) -> None:
         sync_directory(path.parent)
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {format_os_error(error)}; what it held is kept"
+            f"cannot write {path}: {format_os_error(error)}; the old file is unchanged"
         ) from error
 
 

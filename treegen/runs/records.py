@@ -88,7 +88,7 @@ class RecordFile:
         except OSError as error:
             self.close()
             raise RunError(
-                f"cannot read or mend {path}: {format_os_error(error)}; check that the folder "
+                f"cannot read or fix {path}: {format_os_error(error)}; check that the folder "
                 "can be written"
             ) from error
 
@@ -348,7 +348,7 @@ class RecordFile:
             self._unsure = False
             part = "nothing of the last one is in the file"
         return (
-            f"{len(self._offsets):,} finished samples are kept, {part}; make room or mend the "
+            f"{len(self._offsets):,} finished samples are kept, {part}; make room or fix the "
             f"cause, then {self._again}"
         )
 
@@ -357,7 +357,7 @@ class RecordFile:
             raise RunError(f"{self.path} is closed, or was opened for reading only")
         if self._unsure:
             raise RunError(
-                f"{self.path} could not be written before and its end is not known; {self._again}"
+                f"{self.path} could not be written before, so its end is unknown; {self._again}"
             )
 
 
@@ -394,7 +394,7 @@ def open_for_append(path: Path, lock: str, *, anew: bool = False) -> Iterator[Re
             sync_directory(path.parent)
         except OSError as error:
             raise RunError(
-                f"cannot write {path}: {format_os_error(error)}; what it held is kept"
+                f"cannot write {path}: {format_os_error(error)}; the old file is unchanged"
             ) from error
         with closing(RecordFile(path, writable=True, again="run the same command again")) as file:
             yield file

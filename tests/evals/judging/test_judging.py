@@ -269,7 +269,7 @@ def test_what_cannot_be_judged(
         assert told in treegen("judge", run, "--judge", "demo", *flags).error
     with pytest.raises(InputError, match="has no judgements"):
         __import__("treegen").judgings(run)
-    assert "is of a new judging" in treegen("judge", run, "--rubric", "rating").error
+    assert "has no effect on stored judgements" in treegen("judge", run, "--rubric", "rating").error
 
 
 def test_answers_that_changed_are_not_mixed(tmp_path: Path, llm: treegen.LLM) -> None:

@@ -27,9 +27,9 @@ REPEATED = ("--repeats", "3")
         ((*REPEATED, "--temperature", "0"), "all repeats are the same; leave --repeats out"),
         (("--temperature", "0"), "--temperature is of verdicts by samples"),
         (("--max-tokens", "9"), "--max-tokens is of verdicts by samples"),
-        (("--stop-when", "decided"), "--stop-when is of no use with one repeat"),
-        (("--weight", "2"), "--weight is of several judges"),
-        (("--combine", "majority"), "--combine is of several judges"),
+        (("--stop-when", "decided"), "--stop-when has no effect with one repeat"),
+        (("--weight", "2"), "--weight needs several judges"),
+        (("--combine", "majority"), "--combine needs several judges"),
         (("--judge", "tiny", "--weight", "2"), "there are 1 weights for 2 judges"),
         (("--judge", "tiny", "--weight", "2", "--weight", "-1"), "must be above 0"),
         (("--judge", "none/at/all"), "'none/at/all' does not exist"),
@@ -64,8 +64,8 @@ def test_what_is_refused_before_a_model_is_loaded(
 def test_a_stored_judging_of_one_judge_has_no_jury(tmp_path: Path, treegen: Command) -> None:
     run = small_run(tmp_path / "run", problems=2, samples=1)
     assert treegen("judge", run, "--judge", "demo", "--memory", "32MiB").code == 0
-    assert "of several judges" in treegen("judge", run, "--weight", "2").error
-    assert "of several judges" in treegen("judge", run, "--combine", "majority").error
+    assert "needs several judges" in treegen("judge", run, "--weight", "2").error
+    assert "needs several judges" in treegen("judge", run, "--combine", "majority").error
 
 
 def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
@@ -95,7 +95,7 @@ def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
         (("--judge", "demo", "--judge", "demo"), "demo is named twice"),
         (("--judge", "demo", "--wordings", "9"), "--wordings 9 is more than the 3"),
         (("--judge", "demo", "--rubric", "pairwise"), "needs another run"),
-        (("--rubric", "rating"), "of no use without --judge"),
+        (("--rubric", "rating"), "has no effect without --judge"),
     ],
 )
 def test_an_evaluation_is_not_begun_for_a_judge_that_cannot_be(

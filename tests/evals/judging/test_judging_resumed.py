@@ -172,9 +172,9 @@ def test_python_resumes_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.done == found.planned == 6
     library.evaluate(resume=run, judge="none", progress=False)
     assert free(run)["judged_by"] is None
-    with pytest.raises(InputError, match="leaves judging out"):
+    with pytest.raises(InputError, match="skips judging"):
         library.evaluate(resume=run, judge=["none", "demo"], progress=False)
-    with pytest.raises(TreegenError, match="of no use without judge="):
+    with pytest.raises(TreegenError, match="has no effect without judge="):
         library.evaluate(resume=run, rubric="rating", progress=False)
 
 

@@ -75,10 +75,13 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
         ({"choices": {"a": float("nan"), "b": 0}}, "counts a number"),
         ({"wordings": []}, "needs wordings"),
         ({"wordings": ["{{ question }}"]}, "does not show answer"),
-        ({"wordings": ["{{ answer }} {{ nothing }}"]}, "no template that can be filled in"),
-        ({"wordings": ["{{ answer "]}, "no template that can be filled in"),
-        ({"wordings": ["{{ answer }}{{ ''.__class__.__mro__ }}"]}, "no template"),
-        ({"wordings": ["{{ answer }}{% for i in range(10**9) %}{% endfor %}"]}, "no template"),
+        ({"wordings": ["{{ answer }} {{ nothing }}"]}, "not a valid template"),
+        ({"wordings": ["{{ answer "]}, "not a valid template"),
+        ({"wordings": ["{{ answer }}{{ ''.__class__.__mro__ }}"]}, "not a valid template"),
+        (
+            {"wordings": ["{{ answer }}{% for i in range(10**9) %}{% endfor %}"]},
+            "not a valid template",
+        ),
         ({"criteria": ["x"]}, "does not show criterion"),
         ({"criteria": [{"text": "x", "weight": 0}]}, "weight above 0"),
         ({"reader": "lastline"}, "did you mean 'last-line'"),
@@ -96,7 +99,7 @@ def test_files_that_are_no_rubrics(tmp_path: Path) -> None:
         load_rubric("ratings")
     with pytest.raises(InputError, match="cannot be read"):
         load_rubric(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match="no YAML"):
+    with pytest.raises(InputError, match="not valid YAML"):
         load_rubric(rubric_file(tmp_path, "a: [b"))
     with pytest.raises(InputError, match="must hold a mapping"):
         load_rubric(rubric_file(tmp_path, "- a"))

@@ -191,7 +191,7 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("{", r"texts.jsonl:2 is no JSON"),
+        ("{", r"texts.jsonl:2 is not JSON"),
         ('{"prompt": "a"}', "2 has no text, and no prompt with a completion"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "2 has both text and prompt"),
         ('{"text": "a", "weight": 1}', "2 has weight, which is not known"),

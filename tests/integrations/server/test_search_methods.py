@@ -227,7 +227,7 @@ def test_models_are_listed_below_each_method(running: Running) -> None:
         ("beam", {"response_format": {"type": "json_object"}}, 400, "response_format", "text"),
         ("beam", {"prompt": "Hi"}, 400, "prompt", "prompt is not supported"),
         ("beam", {"search": {"feedback": "Hi"}}, 400, "search.feedback", "no option 'feedback'"),
-        ("majority", {"search": {"depth": 3}}, 400, "search.depth", "of no use to majority"),
+        ("majority", {"search": {"depth": 3}}, 400, "search.depth", "has no effect on majority"),
     ],
 )
 def test_errors_name_the_field(

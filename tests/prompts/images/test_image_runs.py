@@ -129,7 +129,7 @@ def test_what_is_missing_is_told(run: Path, capsys: pytest.CaptureFixture[str]) 
     kept = next(iter((run / "images").iterdir()))
     kept.unlink()
     assert command("score", run, "-q").code == 0  # no pixel is needed for that
-    assert "1 of 2 images are not kept" in command("show", run).err
+    assert "1 of 2 images are not stored" in command("show", run).err
     (run / "samples.jsonl").write_bytes(b"")
     failed = command("eval", "--resume", run, "-q")
     assert failed.code == 2

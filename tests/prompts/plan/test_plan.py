@@ -176,7 +176,7 @@ def test_ten_thousand_leaves_are_planned() -> None:
 
 def test_recurrent_states_are_counted_beside_pages() -> None:
     plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3, form=CacheForm(state_bytes=2048))
-    told = "recurrent states: one for each segment (8.0 KiB) and one for each row that is live"
+    told = "recurrent states: one for each segment (8.0 KiB) and one for each live row"
     assert f"{told} (2.0 KiB each)" in str(plan)
     assert "recurrent" not in str(plan_of([[1, 2]]))
     # Two segments above a sample, or one, and the sample's own.

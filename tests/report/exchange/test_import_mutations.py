@@ -325,7 +325,7 @@ def test_settings_that_are_none_here_are_left_out(tmp_path: Path, treegen: Comma
 
     log = write_lm_eval(tmp_path / "log", {"task": generated_rows()}, hot)
     done = treegen("import", log, "-o", tmp_path / "run")
-    assert done.code == 0 and "the log's top_p (-1.0) is no setting here" in done.err
+    assert done.code == 0 and "the log's top_p (-1.0) is not a setting of treegen" in done.err
     assert load_run(tmp_path / "run").info.identity["sampling"]["max_tokens"] == 64
 
 

@@ -48,7 +48,7 @@ class Pattern:
         except (re.error, OverflowError, RecursionError) as error:
             raise InputError(
                 f"{text!r} is not a regular expression: {error}; "
-                "mend it, or escape it by a backslash"
+                "fix it, or escape it by a backslash"
             ) from None
         if groups > 1:
             raise InputError(

@@ -154,7 +154,7 @@ def _ask(worker: FileWorker, request: dict[str, Any]) -> dict[str, Any]:
     try:
         line = json.dumps(request, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateError(f"an argument of the template is no JSON: {error}") from None
+        raise TemplateError(f"an argument of the template is not JSON: {error}") from None
     reply = worker.ask_line(f"[{len(line)}, {line}]")
     if reply is None:
         raise TemplateError(

@@ -81,7 +81,7 @@ class FileWorker:
         if "error" in reply:
             raise TreegenError(
                 f"the process {self._what} fails: {reply['error']}; "
-                "look whether the package that it uses is installed whole"
+                "check that the package that it uses is completely installed"
             )
         return reply["answer"]
 
@@ -103,7 +103,7 @@ class FileWorker:
             self._drop()
             raise TreegenError(
                 f"the process {self._what} does not start: {reply['error']}; "
-                "look whether its package is installed whole"
+                "check that its package is completely installed"
             )
         return process
 

@@ -181,8 +181,8 @@ def translate_error(run: EngineRun, error: Exception) -> Exception:
     if not isinstance(error, torch.OutOfMemoryError):
         return error
     failure = CapacityError(
-        f"{run.model.device} has no memory left for a pass; leave it more beside the cache "
-        f"({arg('memory=')}), or run fewer rows at a time ({arg('max_rows=')})"
+        f"{run.model.device} has no memory left for a pass; use a smaller cache "
+        f"({arg('memory=')}), or decode fewer rows at once ({arg('max_rows=')})"
     )
     failure.__cause__ = error
     return failure
@@ -193,8 +193,8 @@ def make_stall_error(run: EngineRun) -> InternalError:
     names = [repr(request.spec.id) for request in run.requests.values()]
     more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
     return InternalError(
-        f"the scheduler cannot go on with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
-        "samples that had finished are kept; please report this with the command or program"
+        f"the scheduler cannot continue with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
+        "finished samples are kept; please report this with the command or program"
     )
 
 
@@ -209,5 +209,5 @@ def check_numbers(lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
     if bad.any():
         raise NumericsError(
             f"the model's logits are not numbers for {name(int(bad.argmax()))}; "
-            "samples that had finished are kept; check the weights or use dtype float32"
+            "finished samples are kept; check the weights or use dtype float32"
         )

@@ -159,9 +159,8 @@ def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> No
         task = str(stored.get("task"))
         if code := code_of(task):
             raise InputError(
-                f"the run names a task with code of its own, {code}, which does not run unasked; "
-                f"read it, then name it ({arg('task', task)}) or give "
-                f"{arg(ALLOW_TASK_CODE, True)}"
+                f"the run's task has its own code, {code}, which does not run without permission; "
+                f"read it, then give {arg('task', task)} or {arg(ALLOW_TASK_CODE, True)}"
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
         place = str(stored.get(name) or "")
@@ -200,7 +199,7 @@ def check_no_unused(requested: Mapping[str, Any], runs: Sequence[BaseSettings]) 
     for name in requested:
         reasons = [settings.explain_unused(name) for settings in runs]
         if reasons and all(reasons):
-            raise InputError(f"{arg(name + '=')} is of no use {reasons[0]}")
+            raise InputError(f"{arg(name + '=')} has no effect {reasons[0]}")
 
 
 def build_settings(kind: type[_Settings], choices: Mapping[str, Any], **computed: Any) -> _Settings:
@@ -218,8 +217,7 @@ def build_settings(kind: type[_Settings], choices: Mapping[str, Any], **computed
     if not choices.get("model"):
         raise InputError(
             f"no model is given; name one with {arg('model=')}: a directory made by "
-            f"save_pretrained, a hub name, or {arg('model', 'demo')} for the small one that comes "
-            "with treegen"
+            f"save_pretrained, a hub name, or {arg('model', 'demo')} for the bundled model"
         )
     engine = EngineOptions(**select(choices, _names(EngineOptions)))
     common = {"task": absolute_task(choices["task"]), "options": options, "engine": engine}

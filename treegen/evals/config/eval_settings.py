@@ -129,12 +129,12 @@ class EvalSettings(BaseSettings):
     def _check_stops(self) -> None:
         if parse_stop_rule(self.stop_when) is not None and not self.score:
             raise InputError(
-                f"{arg('stop_when=')} looks at answers, so it cannot go with "
+                f"{arg('stop_when=')} needs scores, so it excludes "
                 f"{arg('score', False)}; leave one out"
             )
         if self.in_rounds and self.sampling.temperature == 0:
             raise InputError(
-                "greedy samples of a problem are all the same, so none can be spared; "
+                "greedy samples of a problem are all the same, so early stopping saves nothing; "
                 "give a temperature above 0"
             )
 

@@ -42,7 +42,7 @@ def check_jury(
         for name, is_set in (("weights", weights is not None), ("combine", combine != "mean")):
             if is_set:
                 raise InputError(
-                    f"{arg(name + '=')} is of several judges; give {arg('judge=')} more than once"
+                    f"{arg(name + '=')} needs several judges; give {arg('judge=')} more than once"
                 )
     if weights is None:
         return None

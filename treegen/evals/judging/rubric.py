@@ -110,8 +110,7 @@ class RubricTemplate:
             shown = render_rubric(source, places)
         except TemplateError as error:
             raise InputError(
-                f"{name} is no template that can be filled in: {error}; it may use "
-                f"{', '.join(FIELDS)}"
+                f"{name} is not a valid template: {error}; it may use {', '.join(FIELDS)}"
             ) from None
         position_of = {field: shown.find(place) for field, place in places.items()}
         there = [field for field in FIELDS if position_of[field] >= 0]
@@ -127,7 +126,7 @@ class RubricTemplate:
             return render_rubric(self.source, values).strip("\n")
         except TemplateError as error:
             raise InputError(
-                f"{self._name} cannot be filled in: {error}; mend the template"
+                f"{self._name} cannot be filled in: {error}; fix the template"
             ) from None
 
     def find_misplaced(self) -> str:
@@ -392,7 +391,7 @@ def _yaml(text: str, name: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, *_YAML_RAISES) as error:
         reason = " ".join(str(error).split())[:500] or type(error).__name__
-        raise InputError(f"{name} is no YAML that can be read: {reason}; mend the line") from None
+        raise InputError(f"{name} is not valid YAML: {reason}; fix the line") from None
 
 
 def _set_in(text: str, name: str) -> dict[str, Any]:
@@ -400,7 +399,7 @@ def _set_in(text: str, name: str) -> dict[str, Any]:
     try:
         values = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
     except TemplateError as error:
-        raise InputError(f"{name} is no template that can be filled in: {error}; mend it") from None
+        raise InputError(f"{name} is not a valid template: {error}; fix it") from None
     if "choices" not in values:
         raise InputError(
             f'{name} sets no choices; begin it with {{% set choices = {{"yes": 1, "no": 0}} %}}'

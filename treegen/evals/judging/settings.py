@@ -68,7 +68,7 @@ class JudgeSettings:
                 )
         if self.decided and self.repeats < 2:
             raise InputError(
-                f"{arg('stop_when=')} is of no use with one repeat; give {arg('repeats=')} too"
+                f"{arg('stop_when=')} has no effect with one repeat; give {arg('repeats=')} too"
             )
         if self.decided and self.rubric.criteria:
             raise InputError(

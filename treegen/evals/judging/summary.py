@@ -78,8 +78,8 @@ class Summary:
         """
         if self.cells is None:
             raise InputError(
-                "no verdict can be read, so nothing tells how many are needed; try another "
-                f"{arg('judge=')}"
+                "all verdicts are unreadable, so treegen cannot compute how many are needed; try "
+                f"another {arg('judge=')}"
             )
         repeats, variance = _repeats(self.judged)
         return required_numbers(
@@ -421,21 +421,21 @@ def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:
             share = run.unreadable / len(run.judgements)
             notices.append(
                 f"{run.unreadable:,} of {len(run.judgements):,} verdicts of "
-                f"{run.judging.judge} cannot be read ({share:.1%}); they count in no mean"
+                f"{run.judging.judge} are unreadable ({share:.1%}) and count in no mean"
             )
         if too_long := len({(j.problem_id, j.shown) for j in run.judgements if j.too_long}):
             notices.append(
-                f"{run.judging.judge} was not asked about {too_long:,} of the answers, which are "
-                "too long for its context; those count as unreadable"
+                f"{too_long:,} answers are too long for the context of {run.judging.judge}; "
+                "treegen did not judge them and counts them as unreadable"
             )
         if (mass := _mass(run)) is not None and mass < 0.5:
             notices.append(
-                f"{run.judging.judge} gives all choices together a chance of {mass:.3f} on "
-                "average: it would rather say something else, so its verdicts mean little"
+                f"{run.judging.judge} gives all choices together a probability of {mass:.3f} on "
+                "average, so it would usually write another text, and its verdicts mean little"
             )
     if mean is not None and mean.given:
         notices.append(
-            f"there is one {' and one '.join(mean.given)}, so the interval is for "
-            f"{'it' if len(mean.given) == 1 else 'them'} alone"
+            f"there is only one {' and one '.join(mean.given)}, so the interval does not cover "
+            "others"
         )
     return notices

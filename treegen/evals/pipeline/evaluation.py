@@ -157,9 +157,9 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
         if job.planned >= _MANY:
             listener.tell(
                 Message(
-                    f"{job.task.name}: {job.planned:,} samples are planned, "
-                    f"{job.settings.num_samples:,} of each of {len(job.data.problems):,} problems; "
-                    f"{arg('limit=')} or {arg('num_samples=')} takes fewer"
+                    f"{job.task.name}: the run draws {job.planned:,} samples, "
+                    f"{job.settings.num_samples:,} for each of {len(job.data.problems):,} "
+                    f"problems; {arg('limit=')} or {arg('num_samples=')} reduces them"
                 )
             )
 
@@ -307,7 +307,9 @@ def evaluate_adapters(
     from treegen.model.weights import share_base_weights
 
     if models.llm is not None or models.on_workers:
-        raise InputError("several adapters need a model that this process loads; run them apart")
+        raise InputError(
+            "several adapters need a model that this process loads; run them separately"
+        )
     if "adapter" in choices:
         raise InputError("the adapter is given twice; leave it out of --model-args")
     model = Path(str(choices.get("model", demo.NAME))).name

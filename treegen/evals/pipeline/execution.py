@@ -237,9 +237,9 @@ def announce_demo_model(
     """
     if "model" not in choices and any(s.engine.model == demo.NAME for s in settings):
         if "data" in choices:
-            text = f"{demo.MODEL_NOTICE}; give {arg('model=')} for yours"
+            text = f"{demo.MODEL_NOTICE}; use {arg('model=')} for your own"
         else:
-            text = f"{demo.NOTICE}; give {arg('model=')} and {arg('data=')} for yours"
+            text = f"{demo.NOTICE}; use {arg('model=')} and {arg('data=')} for your own"
         listener.tell(Message(text))
 
 
@@ -327,7 +327,7 @@ def execute_runs(
         def describe_stored() -> str:
             done = sum(len(run.done) for run in runs)
             planned = sum(run.info.planned for run in runs)
-            return f"{done:,} of {planned:,} {unit} are kept; {again}"
+            return f"{done:,} of {planned:,} {unit} are stored; {again}"
 
         try:
             for item in work:

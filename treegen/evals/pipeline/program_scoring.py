@@ -44,8 +44,8 @@ def make_execution_options(
         if chosen or anew:
             name = next(iter(chosen), "rejudge")
             raise InputError(
-                f"{arg(name + '=')} is of no use without {arg('allow_code_execution', True)}; give "
-                "that too"
+                f"{arg(name + '=')} has no effect without {arg('allow_code_execution', True)}; "
+                "give that too"
             )
         return None
     return ExecutionOptions(anew=anew, sandbox=sandbox or "auto", num_workers=num_workers)
@@ -63,7 +63,7 @@ def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions
             names = ", ".join(task.name for task in tasks)
             verb = "runs" if len(tasks) == 1 else "run"
             raise InputError(
-                f"{arg(name + '=')} is of no use: {names} {verb} no programs; leave it out"
+                f"{arg(name + '=')} has no effect: {names} {verb} no programs; leave it out"
             )
 
 
@@ -84,8 +84,8 @@ def start_program_scoring(
     if execution is None:
         listener.warn(
             Message(
-                f"{job.task.name} is scored by running what the model wrote, which needs "
-                f"{arg('allow_code_execution', True)}; without it, samples are drawn and not scored"
+                f"scoring {job.task.name} runs programs that the model wrote, which needs "
+                f"{arg('allow_code_execution', True)}; without it, treegen does not score samples"
             )
         )
         return None
@@ -114,7 +114,7 @@ def finish_program_scoring(
     with listener.poll_interrupts() as stop:
         for record in run.records():
             judging.add(record)
-        listener.track(judging.finish(stop), f"{job.task.name}, judging")
+        listener.track(judging.finish(stop), f"{job.task.name}, scoring")
 
 
 def rescore_programs(
@@ -140,8 +140,9 @@ def rescore_programs(
             judging.add(record)
         if judging.missing and execution is None:
             raise InputError(
-                f"{judging.missing:,} samples of {job.task.name} are not judged yet, and judging "
-                f"runs what the model wrote; allow it with {arg('allow_code_execution', True)}"
+                f"{judging.missing:,} samples of {job.task.name} are not scored yet, and scoring "
+                "runs programs that the model wrote; allow it with "
+                f"{arg('allow_code_execution', True)}"
             )
         if judging.missing:
             for line in judging.prepare():
@@ -171,4 +172,4 @@ def describe_unscored(job: "Job", run: "RunDir", judging: ProgramScoring | None)
         return None
     errors = judging.summary()["errors"]
     reason = f" ({errors[0]['detail']})" if errors else ""
-    return f"{judging.missing:,} samples could not be judged{reason}; try again with: {again}"
+    return f"treegen could not score {judging.missing:,} samples{reason}; try again with: {again}"

@@ -90,15 +90,15 @@ class Redraw:
 
     def __str__(self) -> str:
         num = len(self.same) + len(self.parted) + len(self.differing)
-        how = "to the bit"
+        how = "are equal to the bit"
         if self.tolerance is not None:
             how = (
-                f"tokens, and log-probabilities within {self.tolerance:g} times the square root of "
-                f"the tokens (at most {self.largest:.2g})"
+                f"have the same tokens, and log-probabilities within {self.tolerance:g} times the "
+                f"square root of the number of tokens (largest difference {self.largest:.2g})"
             )
         text = (
-            f"{len(self.same):,} of {num:,} are the same by {how}; "
-            f"{len(self.parted):,} part at a near-tie; chosen by seed {self.seed}"
+            f"{len(self.same):,} of {num:,} {how}; {len(self.parted):,} diverge at a near-tie; "
+            f"chosen by seed {self.seed}"
         )
         if self.differing:
             (name, index), why = self.differing[0]
@@ -107,7 +107,7 @@ class Redraw:
                 f"{why}"
             )
         elif not self.holds:
-            text += "; honest runs part in fewer than half of the samples"
+            text += "; in honest runs, fewer than half of the samples diverge"
         return text
 
 

@@ -79,7 +79,7 @@ def rescore_run(
         try:
             run.write_results(results)
         except RunInUseError as error:
-            listener.warn(f"results.json is left as it is: {error}")
+            listener.warn(f"results.json was not rewritten: {error}")
         complaint = describe_unscored(job, run, judging)
         return EvaluationResult(path, results, report, max(run.missing, 0), complaint, again="")
 
@@ -187,7 +187,7 @@ def pick_run_samples(
             lambda stop: pick_samples(job, run, llm, most=most, stop=stop), "picks"
         )
         if done < planned:
-            raise RunError(f"{planned - done:,} picks are missing; give the command again")
+            raise RunError(f"{planned - done:,} picks are missing; repeat the command")
         return done
 
 
@@ -226,7 +226,7 @@ def score_with_verifier(
     path = run.path / SCORES
     with open_for_append(path, "scores.lock") as file:
         if any(row.get("by") != by for row in file.records()):
-            raise InputError(f"{path} has scores by something else; move it away to score anew")
+            raise InputError(f"{path} has scores of another verifier; move it away to score again")
         left = [record for record in records if record[:2] not in file.keys]
         yield len(records) - len(left), len(records)
         for start in range(0, len(left), _AT_ONCE):

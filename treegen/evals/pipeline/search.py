@@ -171,8 +171,8 @@ def _open_agent(
         return work
     if models.on_workers:
         raise InputError(
-            f"the environment {settings.environment} runs next to the model, and not on workers; "
-            f"leave out {arg('gpus=')} and the like"
+            f"the environment {settings.environment} does not run on workers; leave out "
+            f"{arg('gpus=')}, {arg('workers=')} and {arg('ray=')}"
         )
     from treegen.evals.search.agent_search import open_agent
 
@@ -229,8 +229,8 @@ def lacking(results: Sequence[SearchRunResult]) -> list[str]:
     message = f"{missing:,} problems were not searched"
     if errors := [error for result in results for error in result.no_room]:
         message += (
-            f", {len(errors):,} of them for want of memory "
-            f"({errors[0].message.marked}); add a larger "
+            f", {len(errors):,} of them because memory ran out "
+            f"({errors[0].message.marked}); use a larger "
             f"{arg('memory=')}"
         )
     return [Message(f"{message}; {results[0].again}")]

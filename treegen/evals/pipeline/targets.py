@@ -92,8 +92,8 @@ class _Kind(Generic[_Settings]):
         late = _changed_drawing(settings, choices, stored) if done else ()
         if whole and (recorded := [name for name in late if name in settings.RECORDED]):
             raise InputError(
-                f"{path} is finished, and {arg(recorded[0] + '=')} is about what is stored while "
-                f"samples are drawn; leave it out, or start a new run with it"
+                f"{path} is finished, and {arg(recorded[0] + '=')} only applies while samples are "
+                "drawn; leave it out, or start a new run with it"
             )
         return RunTarget(settings, path, True, whole, info, threads, late)
 
@@ -154,7 +154,9 @@ def destinations(
         first = names[0] if len(names) == 1 else "eval"
         path = new_path(first, Path(settings[0].engine.model).name)
     if len(set(names)) < len(names):
-        raise InputError(f"two of the tasks have the same name: {', '.join(names)}; run them apart")
+        raise InputError(
+            f"two of the tasks have the same name: {', '.join(names)}; run them separately"
+        )
     paths = [path] if len(names) == 1 else [path / name for name in names]
     _check_free(paths, path)
     return [RunTarget(s, where, False) for s, where in zip(settings, paths, strict=True)]
@@ -196,7 +198,7 @@ def search_destinations(
     if len(set(folders)) < len(folders):
         raise InputError(
             f"two of the methods have the same folder: {', '.join(folders)}; "
-            "rename one of the functions, or run them apart"
+            "rename one of the functions, or run them separately"
         )
     paths = [path / folder for folder in folders] if compare else [path]
     _check_free((path, *paths), path)
@@ -233,11 +235,11 @@ def tell_late_choices(
         if target.whole:
             # A judge may be the run's own model, which is loaded with these options.
             is_judged = getattr(target.settings, "judged_by", None) is not None
-            text = "is finished, so nothing is drawn with"
+            text = "is finished and draws no samples, so it ignores"
         else:
             is_judged = False
             names = [name for name in names if name in target.settings.RECORDED]
-            text = "keeps the samples that it has, which were drawn without"
+            text = "keeps its stored samples, which were drawn without"
         if names and not is_judged:
             options = ", ".join(arg(f"{name}=") for name in names)
             listener.tell(Message(f"{target.path} {text} {options}"))
@@ -257,10 +259,13 @@ def named_path(output: str | None, resume: str | None) -> Path | None:
     """Return the directory that the user named; None for a new one."""
     if resume and output and Path(resume) != Path(output):
         raise InputError(
-            f"{arg('resume', resume)} and {arg('output', output)} differ; a run stays where it is"
+            f"{arg('resume', resume)} and {arg('output', output)} differ; a run cannot move, so "
+            "leave one out"
         )
     if resume == "" and not output:
-        raise InputError(f"{arg('resume=')} needs a run directory, or {arg('output=')} beside it")
+        raise InputError(
+            f"{arg('resume=')} needs a run directory; name it, or give {arg('output=')}"
+        )
     named = resume or output
     return None if named is None else Path(named)
 

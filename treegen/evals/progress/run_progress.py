@@ -245,7 +245,7 @@ class RunProgress:
         """Text about speed, rows, pages and accuracy, to show after the number of samples."""
         after = f", {self.format_accuracy}" if self.format_accuracy else ""
         if not self.num_pages:  # programs are running, and no model
-            return f"{self.rows:,} programs under way{after}"
+            return f"{self.rows:,} programs running{after}"
         return (
             f"{self.tokens_per_second:,.0f} tokens/s, {self.rows:,} rows, "
             f"{self.pages:,}/{self.num_pages:,} pages{after}"

@@ -316,9 +316,9 @@ def stop_tables(job: "Job", scores: Sequence[SampleScore], rounds: "Rounds") -> 
     ]
     if job.settings.stops_samples:
         first = job.settings.first_round
-        kinds: dict[str, list[int]] = {"warm-up": [], "whole": [], "stopped as unsure": []}
+        kinds: dict[str, list[int]] = {"warm-up": [], "whole": [], "ended early": []}
         for sample in scores:
-            late = "stopped as unsure" if sample.finish_reason == STOPPED else "whole"
+            late = "ended early" if sample.finish_reason == STOPPED else "whole"
             kinds["warm-up" if sample.sample_index < first else late].append(sample.num_tokens)
         rows = [(kind, len(mine), sum(mine)) for kind, mine in kinds.items()]
         tables.append(Table("Samples by confidence", ("Kind", "Samples", "Tokens"), tuple(rows)))

@@ -163,7 +163,7 @@ def check_execution(task: str, options: EnvironmentOptions) -> ExecutionOptions:
     """
     if options.execution is None:
         raise InputError(
-            f"the environment of {task} runs what the model wrote; allow it with "
+            f"the environment of {task} runs programs that the model wrote; allow it with "
             f"{arg('allow_code_execution', True)}"
         )
     return options.execution

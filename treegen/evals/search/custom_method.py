@@ -74,7 +74,7 @@ def find_method(name: str) -> Method:
         raise InputError(f"{path} has no function {function_name!r}{hint}")
     if not _is_async(function):
         raise InputError(
-            f"{label} is no async function; write it as `async def {function_name}(root)`"
+            f"{label} is not an async function; write it as `async def {function_name}(root)`"
         )
     arguments = read_signature(function, f"method {label}", (TOOLS,))
     return Method(
@@ -116,7 +116,7 @@ class _Run:
             return await collect_outcome(on.root, on.done, on.evaluate, stopped)
         if (outcome := to_outcome(returned)) is None:
             raise InputError(
-                f"the search returned {returned!r:.60}; return a node, nodes (the best first) or a "
-                "Found, or None for the solutions in the tree"
+                f"the search returned {returned!r:.60}; return a node, nodes (the best first), a "
+                "SearchOutcome, or None for the solutions in the tree"
             )
         return outcome

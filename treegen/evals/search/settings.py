@@ -131,16 +131,16 @@ class SearchSettings(BaseSettings, TreeSettings):
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
             return f"without {arg('verifier=')}"
         if name in ("forces_calls", "max_live") and self.environment is None:
-            return f"to {get_task_name(self.task)}, which is solved by text"
+            return f"on {get_task_name(self.task)}, which is solved by text"
         if name == "depth" and self.environment is not None:
             return None  # it limits every episode
         if name == "step_tokens" and self.environment is not None:
-            return "to an agent, whose steps are whole replies"
+            return "on an agent, whose steps are whole replies"
         knob = "evaluate" if name == "verifier" else name
         if self.source is not None or knob not in TreeSettings.__dataclass_fields__:
             return None  # which settings a custom method reads is unknown
         knobs = find_method(self.place).knobs
-        return None if knob in knobs else f"to {self.method}, which reads {', '.join(knobs)} alone"
+        return None if knob in knobs else f"on {self.method}, which reads only {', '.join(knobs)}"
 
     def free_choices(self) -> dict[str, Any]:
         """Return settings that change no search, or only data that identity has hashes of."""
@@ -271,8 +271,8 @@ def _method(
             place = stored_place
         elif place is None:
             raise InputError(
-                f"the run names a method with code of its own, {stored_place}, which does not run "
-                f"unasked; read it, then name it with {arg('method=')} or give "
+                f"the run's method is code in a file, {stored_place}, which does not run without "
+                f"permission; read it, then name it with {arg('method=')} or give "
                 f"{arg('allow_task_code', True)}"
             )
     elif stored and short_name(str(place)) == stored["method"]:  # the method's file may have moved

@@ -74,7 +74,7 @@ def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]
         raise InputError("variances need at least two problems")
     if any(num < 2 for _, num in rights):
         raise InputError(
-            "a run with one sample per problem does not tell how samples of a problem vary; use a "
+            "a run with one sample per problem does not show how samples of a problem vary; use a "
             f"run with more, or give {arg('between=')} and {arg('within=')}"
         )
     shares = [right / num for right, num in rights]

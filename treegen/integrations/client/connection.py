@@ -109,7 +109,7 @@ class Connection:
             return json.loads(content)
         except ValueError:
             raise InputError(
-                f"{self._url} answers with text that is no JSON; check the address"
+                f"{self._url} answers with text that is not JSON; check the address"
             ) from None
 
     async def post(self, path: str, body: str) -> bytes:

@@ -71,8 +71,8 @@ def parse_placement(
     if address is not None:
         if chosen:
             raise InputError(
-                "gpus by number (--gpus 0,2) are those of this machine; of a Ray cluster give how "
-                "many, or all"
+                "gpus by index (--gpus 0,2) are those of this machine; for a Ray cluster give "
+                "their number, or all"
             )
         return Placement("cuda", count, address=_check_address(address))
     there = num_gpus()
@@ -80,7 +80,9 @@ def parse_placement(
         raise InputError("torch sees no GPU on this machine; use workers on CPUs (--workers N)")
     if max(count or 0, max(chosen, default=-1) + 1) > there:
         what = f"GPU {max(chosen)} was" if chosen else f"{count} GPUs were"
-        raise InputError(f"{what} asked for (--gpus) but this machine has {there}; ask for fewer")
+        raise InputError(
+            f"{what} asked for (--gpus) but this machine has {there}; request fewer GPUs"
+        )
     chosen = chosen or tuple(range(count or there))
     return Placement("cuda", len(chosen), chosen)
 

@@ -167,7 +167,7 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
     for name, (what, is_right) in _TYPES.items():
         if config.get(name) is not None and not is_right(config[name]):
             raise ModelError(
-                f"{directory / CONFIG}: {name} is {config[name]!r:.60}, not {what}; mend it, or "
+                f"{directory / CONFIG}: {name} is {config[name]!r:.60}, not {what}; fix it, or "
                 "save the adapter again with peft"
             )
     if weights and not (directory / WEIGHTS).is_file():

@@ -84,7 +84,7 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(
-            f"{file} is no GGUF file or is cut off ({size:,} bytes; {reason}); download it again"
+            f"{file} is not a GGUF file or is cut off ({size:,} bytes; {reason}); download it again"
         ) from None
     sizes: Counter[str] = Counter()
     for tensor in reader.tensors:

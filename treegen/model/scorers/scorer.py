@@ -148,7 +148,7 @@ def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
     if set(named) & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:  # such as GPT2LMHeadModel
         return CAUSAL
     raise ModelError(
-        f"{name} is no model that judges in a way that treegen knows: its architecture is "
+        f"{name} is not a model that judges in a way that treegen knows: its architecture is "
         f"{', '.join(named) or 'unknown'}; one must end in For{', For'.join(_FORMS)}. A function "
         "of your own can judge with any model (by_function, Together)"
     )

@@ -169,16 +169,16 @@ class Plan:
             count = sum(segment.expanded for segment in self.segments)
             lines.append(
                 f"read expanded: {count:,} segments, {self.copied_tokens:,} tokens, whose keys and "
-                f"values take {format_bytes(self.copy_bytes)} beside the latents while there is "
-                "room"
+                f"values take {format_bytes(self.copy_bytes)} next to the latents while memory is "
+                "free"
             )
         if self.state_bytes:
             size = format_bytes(len(self.segments) * self.state_bytes)
             slots = [self.row_slots(index) for index in range(len(self.requests))]
             row = format_bytes(round(max(slots, default=1) * self.state_bytes))
-            live = f"one for each row that is live ({row} each)"
+            live = f"one for each live row ({row} each)"
             if self.delta is not None:
-                live = f"for each row that is live a list of updates, or a state ({row} each)"
+                live = f"for each live row a list of updates, or a state ({row} each)"
             lines.append(f"recurrent states: one for each segment ({size}) and {live}")
         lines += [
             f"generated level {bound.level}: at most {bound.rows:,} rows, {bound.tokens:,} tokens"

@@ -204,8 +204,8 @@ def _request(
     check_vocabulary(prompt.id, prompt.tokens, spec, images)
     if params.prompt_logprobs is not None and images and images.has_images(prompt.tokens):
         raise InputError(
-            f"{arg('prompt_logprobs')} does not go with images, as in prompt {prompt.id!r}; leave "
-            "one out"
+            f"{arg('prompt_logprobs')} does not work with images, as in prompt {prompt.id!r}; "
+            "leave one out"
         )
     room = spec.context_length - len(prompt.tokens)
     if room < 1:

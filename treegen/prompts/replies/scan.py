@@ -22,7 +22,7 @@ class NotACall(Exception):
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise NotACall(f"{name} is no JSON")
+    raise NotACall(f"{name} is not JSON")
 
 
 # Not strict, because models write unescaped line breaks into strings.

@@ -118,7 +118,7 @@ class Audit:
         if not high or not self.is_scored:
             return None
         kinds = ", ".join(f"{finding.kind} ({finding.share})" for finding in high)
-        return f"the score may mislead: {kinds}; treegen audit {self.run} shows why"
+        return f"the score may be misleading: {kinds}; treegen audit {self.run} shows why"
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain dicts and lists."""

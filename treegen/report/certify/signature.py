@@ -67,7 +67,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
         if signer is None:
             return (
                 None,
-                "there is none, so anybody may have changed both file and run",
+                "there is no signature, so anybody may have changed both file and run",
             )
         return False, f"there is no signature {signature}"
     with tempfile.TemporaryDirectory(prefix="treegen-signature-") as folder:

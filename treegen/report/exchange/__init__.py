@@ -58,7 +58,7 @@ def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]
             f"{log.name} has samples only; name the folder, or the results_TIME.json beside it"
         )
     if log.suffix not in (".eval", ".json"):
-        raise InputError(f"{log} is no log: Inspect's end in .eval or .json, lm-eval's in .json")
+        raise InputError(f"{log} is not a log: Inspect's end in .eval or .json, lm-eval's in .json")
     if log.suffix == ".json" and is_results(log):
         return read_lm_eval(log, tasks)
     from treegen.report.exchange.from_inspect import read_inspect

@@ -65,7 +65,7 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
         InputError: A field is missing, has another type or is out of its bounds.
     """
     if not isinstance(value, Mapping):
-        raise InputError(f"{where} must be a JSON object, got {value!r:.60}; mend or remove it")
+        raise InputError(f"{where} must be a JSON object, got {value!r:.60}; fix or remove it")
     try:
         return kind.model_validate(dict(value))
     except ValidationError as error:
@@ -75,7 +75,7 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
         more = f" ({len(others)} more faults)" if others else ""
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(
-            f"{where}: {place or 'it'}: {message}{got}{more}; mend or remove it"
+            f"{where}: {place or 'it'}: {message}{got}{more}; fix or remove it"
         ) from None
 
 
@@ -203,7 +203,9 @@ def usable_sampling(parameters: Mapping[str, Any], notices: list[str]) -> dict[s
         try:
             SamplingParams(**{name: value})
         except (InputError, TypeError, ValueError):
-            notices.append(f"the log's {name} ({value!r:.40}) is no setting here and is left out")
+            notices.append(
+                f"the log's {name} ({value!r:.40}) is not a setting of treegen and is left out"
+            )
         else:
             usable[name] = value
     return usable

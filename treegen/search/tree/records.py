@@ -291,7 +291,7 @@ def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | No
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             return f"has {name} {value!r}"
         if isinstance(value, float) and not math.isfinite(value):
-            return f"has {name} {value}, which is no JSON"
+            return f"has {name} {value}, which is not JSON"
     if record["finish_reason"] not in ("stop", "length", "confidence", "error", "given"):
         return f"has finish_reason {record['finish_reason']!r}"
     if record["id"] != index:
