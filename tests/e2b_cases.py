@@ -290,7 +290,7 @@ class Cloud:
         finally:  # also if the client has gone
             if child.returncode is None:
                 os.killpg(child.pid, signal.SIGKILL)
-                await child.communicate()  # to its pipes' ends, which closes them
+            await child.communicate()  # to its pipes' ends, which closes them
         status = child.returncode or 0
         end: dict[str, Any] = {"status": f"exit status {status}", "exited": True}
         if status < 0:

@@ -135,7 +135,13 @@ class Harbor(AgentTask, TextTask):
     def assess(
         self, problem: Problem, actions: Sequence[ToolCall], environment: Environment
     ) -> Assessment:
-        """Raise InputError, because the world decides, and not the actions; see `assess_world`."""
+        """Raise InputError, because the world decides, and not the actions; see `assess_world`.
+
+        Args:
+            problem: The problem.
+            actions: The actions of an episode.
+            environment: The environment of the run.
+        """
         raise InputError("harbor scores the world at the end of an episode")
 
     async def assess_world(

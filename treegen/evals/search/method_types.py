@@ -313,7 +313,13 @@ class MethodContext(Protocol):
         """Append an instruction to a node, such as a request for feedback."""
 
     async def ask(self, node: "SearchNode", text: str, max_tokens: int) -> str:
-        """Return the model's answer to a question about an episode of an agent."""
+        """Return the model's answer to a question about an episode of an agent.
+
+        Args:
+            node: The last node of the episode so far.
+            text: The question.
+            max_tokens: Maximum number of tokens of the answer.
+        """
 
     async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
         """Make next steps in the way named by the knobs."""
