@@ -25,12 +25,14 @@ from urllib.parse import parse_qsl
 import pytest
 
 if TYPE_CHECKING:
+    import anyio
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 else:
+    anyio = pytest.importorskip("anyio")
     uvicorn = pytest.importorskip("uvicorn")
     Starlette = pytest.importorskip("starlette.applications").Starlette
     Request = pytest.importorskip("starlette.requests").Request
@@ -290,7 +292,8 @@ class Cloud:
         finally:  # also if the client has gone
             if child.returncode is None:
                 os.killpg(child.pid, signal.SIGKILL)
-            await child.communicate()  # to its pipes' ends, which closes them
+            with anyio.CancelScope(shield=True):  # a client that has gone cancels each await
+                await child.communicate()  # to its pipes' ends, which closes them
         status = child.returncode or 0
         end: dict[str, Any] = {"status": f"exit status {status}", "exited": True}
         if status < 0:
