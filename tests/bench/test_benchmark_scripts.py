@@ -240,7 +240,7 @@ def test_searches_over_http_compute_the_prompt_tokens_of_local_ones(script: Scri
 def test_an_audit_of_large_runs_is_timed(script: Script) -> None:
     done = script("audit_speed", "--problems", "5", "--samples", "2", "--json")
     assert done.code == 0, done.err
-    assert [result["samples"] for result in done.document["results"]] == [10, 10]
+    assert [result["samples"] for result in done.document["results"]] == [10, 10, 10]
 
 
 def test_products_in_4_bits_are_exact_and_have_a_roofline(script: Script) -> None:

@@ -69,7 +69,7 @@ def test_an_untouched_run_holds(certified: Path) -> None:
         **dict.fromkeys(("settings", "data", "task", "samples", "scores", "results.json"), True),
         **dict.fromkeys(("audit", "model", "prompts", "redraw"), True),
     }
-    assert "20 of 20 are the same" in str(check) and "chosen by seed 0" in str(check)
+    assert "20 of 20 have the same tokens" in str(check) and "chosen by seed 0" in str(check)
     again = certify_run(certified / "run", {}, Listener())
     assert again.content() == (certified / "run" / "certificate.json").read_bytes()
 
@@ -341,7 +341,7 @@ def test_choices_are_scored_again(tmp_path: Path, treegen: Command) -> None:
     assert done.code == 0, done.err
     file = run / "certificate.json"
     done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "9")
-    assert done.code == 0 and "4 of 4 are the same" in done.out, done.out
+    assert done.code == 0 and "4 of 4 have the same tokens" in done.out, done.out
     path = run / "samples.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     record = decode_record(lines[0])

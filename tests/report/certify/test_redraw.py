@@ -36,7 +36,7 @@ def test_a_resumed_run_holds(tmp_path: Path, treegen: Command) -> None:
     assert treegen("certify", run).code == 0
     file = run / "certificate.json"
     done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "12")
-    assert done.code == 0 and "12 of 12 are the same" in done.out, done.out
+    assert done.code == 0 and "12 of 12 have the same tokens" in done.out, done.out
 
 
 def test_samples_with_thinking_budgets_are_drawn_again(tmp_path: Path, treegen: Command) -> None:
@@ -47,7 +47,7 @@ def test_samples_with_thinking_budgets_are_drawn_again(tmp_path: Path, treegen: 
     assert treegen("certify", run).code == 0
     file = run / "certificate.json"
     done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "12")
-    assert done.code == 0 and "12 of 12 are the same" in done.out, done.out
+    assert done.code == 0 and "12 of 12 have the same tokens" in done.out, done.out
 
 
 def test_near_ties_are_told_apart_from_other_differences(repository: Path) -> None:
