@@ -20,6 +20,7 @@ from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import open_for_append
 from treegen.runs.record_lines import decode_record, encode_record
+from treegen.search.environments.observations import call_key
 from treegen.search.environments.protocol import Observation, Traits
 
 EPISODE = Episode("a search", Problem("p", "", ""))
@@ -166,6 +167,23 @@ def test_forks_are_restored_or_replayed(tmp_path: Path, has_snapshots: bool) -> 
     again = [] if has_snapshots else ["0add"]
     assert inner.ran == ["0add", "1add", *again, "1sub", "1add", "close", "close"]
     assert inner.stored == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_state_is_revived_from_its_own_snapshot(tmp_path: Path) -> None:
+    async def revive(environment: JournaledEnvironment) -> list[int]:
+        await act(environment, "add", "add")
+        inner.word = "later"  # what an action shows depends on the time
+        key = call_key(call("add"))
+        worlds: list[Any] = [await environment.revive(EPISODE, (key,) * n) for n in range(3)]
+        return [world.number for world in worlds]
+
+    with opened(tmp_path, inner := Counters({}), keeps=True) as environment:
+        assert asyncio.run(revive(environment)) == [0, 1, 2]
+        assert inner.ran == ["0add", "1add", "close"]
+        environment.finished.append("a search")
+        asyncio.run(environment.delete_finished())
+        assert inner.stored == {}
 
 
 def test_searches_have_their_own_actions(tmp_path: Path) -> None:

@@ -122,7 +122,12 @@ class JournaledEnvironment:
             episode: The episode.
             path: The keys of the actions that led to the state and may have changed its world.
         """
-        return await _JournaledWorld(self, episode, path, None).live()
+        entry = self.journal.find(episode.search, path[:-1], path[-1]) if path else None
+        world = _JournaledWorld(self, episode, path, entry and entry.snapshot)
+        try:
+            return await world.live()
+        finally:
+            await world.leave()
 
     async def delete(self, snapshot: str) -> None:
         """Delete a snapshot; unknown ids do nothing."""
@@ -322,7 +327,11 @@ class _JournaledWorld:
         try:
             await self._end_world()
         finally:
-            await self._move(None)
+            await self.leave()
+
+    async def leave(self) -> None:
+        """Count for the snapshot of the state no more. The live world, if there is one, stays."""
+        await self._move(None)
 
     async def _end_world(self) -> None:
         if (world := self._world) is not None:
