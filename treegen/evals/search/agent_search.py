@@ -149,7 +149,9 @@ def open_agent(
         environment = task.make_environment(job.data, options)
         keeps = options.backend in task.keep_snapshots
         scores_worlds = options.backend in task.scored_worlds
-        journaled = JournaledEnvironment(environment, journal, keeps_snapshots=keeps)
+        journaled = JournaledEnvironment(
+            environment, journal, keeps_snapshots=keeps, keeps_ends=scores_worlds
+        )
         begun = journal.list_unfinished(
             [name for name, key in job.searches.items() if key not in run.done]
         )

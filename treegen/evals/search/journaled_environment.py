@@ -56,6 +56,7 @@ class JournaledEnvironment:
         inner: The environment itself.
         journal: Stores the actions.
         keeps_snapshots: Whether snapshots outlive the process.
+        keeps_ends: Whether states in which the environment ends the episode are snapshotted, too.
         finished: Names of searches whose records are stored, so that their snapshots can be
             deleted. Any thread may append to it.
         is_finished: Whether all records of the run are stored.
@@ -67,6 +68,7 @@ class JournaledEnvironment:
         journal: ActionJournal,
         *,
         keeps_snapshots: bool,
+        keeps_ends: bool = False,
         max_seconds: float = MAX_SECONDS,
     ) -> None:
         """Create an environment without worlds.
@@ -75,11 +77,14 @@ class JournaledEnvironment:
             environment: Runs the actions.
             journal: Stores them.
             keeps_snapshots: Whether snapshots of the environment survive the process.
+            keeps_ends: Whether states in which the environment ends the episode are snapshotted,
+                too, because `revive` may need them.
             max_seconds: Longest time of one call of the environment. A longer action is stored as
                 failed.
         """
         self.inner, self.journal = environment, journal
         self.keeps_snapshots = keeps_snapshots and environment.traits.has_snapshots
+        self.keeps_ends = keeps_ends
         self.finished = deque[str]()
         self.is_finished = False
         self._max_seconds = max_seconds
@@ -292,7 +297,8 @@ class _JournaledWorld:
         try:
             shown = await environment.call(world.run(action), f"the action {action.name}")
             check_observation(shown)
-            if environment.keeps_snapshots and not (shown.is_done or shown.failure):
+            can_return = not shown.failure and (environment.keeps_ends or not shown.is_done)
+            if environment.keeps_snapshots and can_return:
                 snapshot = await environment.save(world)
         except Exception as error:
             store(Observation(failure=describe_failure(error)), raised=True)
