@@ -265,6 +265,24 @@ def test_a_snapshot_goes_once_nothing_is_in_its_state(
         assert not stored
 
 
+def test_spare_snapshots_count_for_each_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journaled_environment, "_MAX_SPARE", 2)
+    stored: dict[str, int] = {}
+
+    async def body(environment: JournaledEnvironment) -> None:
+        for number in range(3):
+            world = await environment.start(Episode(f"{number}", EPISODE.problem, lambda: True))
+            for _ in range(4):
+                await world.run(call("add"))
+            await world.close()
+        assert sorted(stored.values()) == [3, 3, 3, 4, 4, 4]
+
+    with opened(tmp_path, Counters(stored), keeps=True) as environment:
+        asyncio.run(body(environment))
+
+
 def test_spare_snapshots_give_their_room_to_new_ones(tmp_path: Path) -> None:
     """There is room for three: a search of any length fits, and its last states can be restored."""
     episode = Episode("a search", EPISODE.problem, lambda: True)
@@ -283,7 +301,7 @@ def test_spare_snapshots_give_their_room_to_new_ones(tmp_path: Path) -> None:
         world = await environment.start(episode)
         for _ in range(8):
             await world.run(call("add"))
-        assert sorted(inner.stored.values()) == [7, 8]
+        assert sorted(inner.stored.values()) == [6, 7, 8]  # one goes at a time
         names = []
         with pytest.raises(CapacityError):
             for _ in range(3):

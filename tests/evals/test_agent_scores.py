@@ -8,6 +8,7 @@ import pytest
 from agent_runs import load_job, run_job, walker
 from killed_agents import LoggedTask, LoggedWorld, StoredWorld
 
+from treegen.errors import WorldError
 from treegen.evals.problem import Problem
 from treegen.evals.search.agent_task import Assessment
 from treegen.runs import RecordFile
@@ -29,12 +30,11 @@ class ScoredTask(LoggedTask):
         return Assessment(world._world.observe().is_done, {"actions": len(world._world.path)})
 
 
-def search(task: ScoredTask, path: Path, *, resume: bool = False, **choices: Any) -> list[Any]:
+def search(task: ScoredTask, path: Path, **how: Any) -> list[Any]:
     """Run searches, and return their records."""
     extra = {"problems": "2", "level": "easy"}
-    choices = {"width": 2, "expand": 2, "depth": 25, **choices}
-    job = load_job(task, "beam", extra=extra, **choices)
-    run_job(job, walker(0.2), path, resume=resume)
+    job = load_job(task, "beam", extra=extra, width=2, expand=2, depth=25)
+    run_job(job, walker(0.2), path, **how)
     return list(RecordFile(path / "trees.jsonl", writable=False).records())
 
 
@@ -46,3 +46,33 @@ def test_no_action_runs_again_to_score_an_episode_that_ended(tmp_path: Path) -> 
     ran = (tmp_path / "log").read_text().splitlines()
     assert len(ran) == len(set(ran))
     assert not list((tmp_path / "run" / "worlds").iterdir())
+
+
+def fail(world: LoggedWorld) -> None:
+    raise WorldError("the sandbox is gone")
+
+
+def test_an_episode_that_cannot_be_scored_stays_in_its_record(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="cannot be scored and counts as not solved: the sand"):
+        records = search(ScoredTask(tmp_path / "log", fail), tmp_path / "run")
+    for record in records:
+        assert record["scores"] == {"failure": "the sandbox is gone"}
+        assert record["best"] is not None and record["candidates"]
+        assert not record["solved"] and not record["error"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_interrupted_score_is_tried_again(tmp_path: Path) -> None:
+    stopped = []
+
+    def fail_and_stop(world: LoggedWorld) -> None:
+        stopped.append(True)
+        fail(world)
+
+    first = ScoredTask(tmp_path / "log", fail_and_stop)
+    assert search(first, tmp_path / "run", stop=lambda: bool(stopped)) == []
+    records = search(ScoredTask(tmp_path / "log"), tmp_path / "run", resume=True)
+    assert [record["best"] is not None for record in records] == [True, True]
+    assert all(record["scores"]["actions"] > 0 for record in records)
+    ran = (tmp_path / "log").read_text().splitlines()
+    assert len(ran) == len(set(ran))

@@ -37,7 +37,7 @@ from treegen.search.environments.worlds import MAX_SECONDS, limit_time
 T = TypeVar("T")
 
 _MAX_SPARE: Final = 64
-"""Maximum number of spare snapshots; see `JournaledEnvironment`."""
+"""Maximum number of spare snapshots of a search; see `JournaledEnvironment`."""
 
 
 class JournaledEnvironment:
@@ -48,8 +48,9 @@ class JournaledEnvironment:
     If the environment keeps snapshots, each state is snapshotted as soon as it is reached. While a
     search goes on, a snapshot is spare once no world and no stored state is in its state: only
     another branch with the same actions can reach the state again, in this or in a resumed run.
-    The oldest of more than 64 spare snapshots is deleted, and all are if there is no room for a new
-    one. If such a branch comes, its actions run again from the nearest snapshot, with a warning.
+    The oldest of more than 64 spare snapshots of a search is deleted, and the oldest of all are
+    until there is room for a new one. If such a branch comes, its actions run again from the
+    nearest snapshot, with a warning.
     When a search stops, its snapshots stay for a resumed run until its record is stored.
 
     Attributes:
@@ -91,7 +92,7 @@ class JournaledEnvironment:
         self._states: dict[str, tuple[Episode, Keys, str | None]] = {}
         self._number = 0
         self._num_users = Counter[str]()  # by snapshot: the worlds and states that are in its state
-        self._spare: dict[str, None] = {}  # snapshots without users, the oldest first
+        self._spare: dict[str, str] = {}  # snapshots without users and their searches, oldest first
         self._lock = asyncio.Lock()
         self._has_leftovers = isinstance(environment, LastingEnvironment)
         self._has_warned = False
@@ -169,13 +170,13 @@ class JournaledEnvironment:
     async def save(self, world: World) -> str:
         """Return the id of a new snapshot of a world; there is room without spare snapshots."""
         await self.delete_finished()
-        try:
-            return await self.call(world.snapshot(), "a snapshot")
-        except CapacityError:
-            if not self._spare:
-                raise
-            await self._delete_spare(0)
-            return await self.call(world.snapshot(), "a snapshot")
+        while True:
+            try:
+                return await self.call(world.snapshot(), "a snapshot")
+            except CapacityError:
+                if not self._spare:
+                    raise
+                await self._delete(next(iter(self._spare)))
 
     def hold(self, inner: str | None) -> None:
         """Count a world or a stored state that is in the state of a snapshot."""
@@ -198,8 +199,10 @@ class JournaledEnvironment:
             if not self.journal.has_snapshot(inner):
                 await self._delete(inner)
             elif episode.is_running():
-                self._spare[inner] = None
-                await self._delete_spare(_MAX_SPARE)
+                self._spare[inner] = episode.search
+                spare = [name for name, of in self._spare.items() if of == episode.search]
+                if len(spare) > _MAX_SPARE:
+                    await self._delete(spare[0])
 
     async def delete_finished(self) -> None:
         """Delete the snapshots of searches whose records are stored."""
@@ -208,10 +211,6 @@ class JournaledEnvironment:
                 await self._delete(snapshot)
         for snapshot in self.journal.snapshots() if self.is_finished else ():
             await self._delete(snapshot)
-
-    async def _delete_spare(self, most: int) -> None:
-        while len(self._spare) > most:
-            await self._delete(next(iter(self._spare)))
 
     async def _delete(self, snapshot: str) -> None:
         self._spare.pop(snapshot, None)
