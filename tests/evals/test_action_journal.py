@@ -340,6 +340,36 @@ def test_leftovers_are_removed_before_the_first_world(tmp_path: Path) -> None:
     assert list(map(len, kept)) == [1, 2, 0]
 
 
+def test_snapshots_of_stored_searches_go_though_the_run_was_killed(tmp_path: Path) -> None:
+    """As at E2B, a process can delete snapshots of an earlier one only after `remove_leftovers`."""
+
+    class Lasting(Counters):
+        older = frozenset[str]()
+
+        async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
+            self.older |= set(keep)
+            return 0
+
+        async def delete(self, snapshot: str) -> None:
+            if snapshot in self.older:
+                await super().delete(snapshot)
+
+        async def close(self, keep: Collection[str] = ()) -> None: ...
+
+    for is_finished in (False, True):
+        stored: dict[str, int] = {}
+        (folder := tmp_path / str(is_finished)).mkdir()
+        with opened(folder, Lasting(stored), keeps=True) as environment:
+            asyncio.run(act(environment, "add", "add"))
+        assert sorted(stored.values()) == [1, 2]
+        with opened(folder, Lasting(stored), keeps=True) as environment:
+            environment.is_finished = is_finished
+            if not is_finished:
+                environment.finished.append("a search")
+            asyncio.run(environment.close())
+        assert not stored
+
+
 class Hanging(Counter):
     """A world whose third action does not end."""
 

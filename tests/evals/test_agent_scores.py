@@ -11,6 +11,7 @@ from killed_agents import LoggedTask, LoggedWorld, StoredWorld
 from treegen.errors import WorldError
 from treegen.evals.problem import Problem
 from treegen.evals.search.agent_task import Assessment
+from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.runs import RecordFile
 from treegen.search.environments.protocol import Environment, World
 
@@ -76,3 +77,24 @@ def test_an_interrupted_score_is_tried_again(tmp_path: Path) -> None:
     assert all(record["scores"]["actions"] > 0 for record in records)
     ran = (tmp_path / "log").read_text().splitlines()
     assert len(ran) == len(set(ran))
+
+
+def test_a_resumed_run_deletes_the_snapshots_of_stored_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+
+    def stored() -> set[str]:
+        return {path.name for path in (run / "worlds").iterdir()}
+
+    async def do_nothing(environment: JournaledEnvironment) -> None: ...
+
+    with monkeypatch.context() as patch:  # as if the process had been killed
+        patch.setattr(JournaledEnvironment, "delete_finished", do_nothing)
+        records = search(ScoredTask(log), run, stop=lambda: (run / "trees.jsonl").stat().st_size)
+    assert len(records) == 1
+    before, after = stored(), list[set[str]]()
+    assert before
+    task = ScoredTask(log, lambda world: after.append(stored()))
+    assert len(search(task, run, resume=True)) == 2
+    assert after and not after[0] & before

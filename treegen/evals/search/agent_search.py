@@ -178,9 +178,9 @@ def open_agent(
         journaled = JournaledEnvironment(
             environment, journal, keeps_snapshots=keeps, keeps_ends=scores_worlds
         )
-        begun = journal.list_unfinished(
-            [name for name, key in job.searches.items() if key not in run.done]
-        )
+        is_stored = {name: key in run.done for name, key in job.searches.items()}
+        journaled.finished.extend(name for name, stored in is_stored.items() if stored)
+        begun = journal.list_unfinished([name for name, stored in is_stored.items() if not stored])
         with Agent(
             journaled,
             max_live=settings.max_live,

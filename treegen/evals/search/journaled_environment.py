@@ -145,7 +145,7 @@ class JournaledEnvironment:
         """Close the environment. Snapshots that a resumed run may need stay."""
         self._states.clear()
         try:
-            if self.is_finished:
+            if self.is_finished or (self._has_leftovers and self.finished):
                 await self._remove_leftovers()
             await self.delete_finished()
         finally:
@@ -228,9 +228,9 @@ class JournaledEnvironment:
     async def _remove_leftovers(self) -> None:
         self._has_leftovers = False
         if isinstance(self.inner, LastingEnvironment):
-            keep = () if self.is_finished else self.journal.snapshots()
+            leftovers = self.inner.remove_leftovers(self.journal.snapshots())
             try:
-                await self.call(self.inner.remove_leftovers(keep), "removing leftovers")
+                await self.call(leftovers, "removing leftovers")
             except Exception as error:
                 warnings.warn(
                     "worlds or snapshots of killed processes may be left, because they cannot be "
