@@ -302,12 +302,14 @@ def test_spare_snapshots_give_their_room_to_new_ones(tmp_path: Path) -> None:
         for _ in range(8):
             await world.run(call("add"))
         assert sorted(inner.stored.values()) == [6, 7, 8]  # one goes at a time
-        names = []
+        for name in ("sub", "sub"):
+            await world.snapshot()
+            await world.run(call(name))
+        await world.snapshot()
+        with pytest.warns(RuntimeWarning, match="no snapshot"):
+            await world.run(call("also"))
         with pytest.raises(CapacityError):
-            for _ in range(3):
-                names.append(await world.snapshot())
-                await world.run(call("sub"))
-                await world.run(call("also"))
+            await world.snapshot()
 
     with opened(tmp_path, inner := Smalls({}), keeps=True) as environment:
         asyncio.run(body(environment))
@@ -416,7 +418,8 @@ def test_a_cancelled_action_has_begun_and_has_no_end(tmp_path: Path) -> None:
         assert environment.journal.list_unfinished(["a search"]) == []
 
 
-def test_a_snapshot_that_fails_ends_its_branch_in_a_resumed_run_too(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("error")
+def test_an_action_counts_though_its_snapshot_fails(tmp_path: Path) -> None:
     class Full(Counter):
         async def snapshot(self) -> str:
             raise WorldError("the disk is full")
@@ -425,12 +428,16 @@ def test_a_snapshot_that_fails_ends_its_branch_in_a_resumed_run_too(tmp_path: Pa
         async def start(self, problem: Problem) -> Counter:
             return Full(self)
 
-    for _ in range(2):
-        with (
-            opened(tmp_path, Fulls({}), keeps=True) as environment,
-            pytest.raises(WorldError, match=r"^the disk is full$"),
-        ):
-            asyncio.run(act(environment, "add", "add"))
+    with opened(tmp_path, Fulls({}), keeps=True) as environment:
+        with pytest.warns(RuntimeWarning, match=r"no snapshot \(the disk is full\)") as warned:
+            texts = asyncio.run(act(environment, "add", "add"))
+        assert len(warned) == 1
+        assert asyncio.run(act(environment, "add", "add")) == texts == ["now 1", "now 2"]
+    with opened(tmp_path, inner := Counters({}), keeps=True) as environment:
+        assert asyncio.run(act(environment, "add", "add")) == texts
+        assert inner.ran == []
+        with pytest.warns(RuntimeWarning, match="stored actions run again"):
+            assert asyncio.run(act(environment, "add", "add", "add"))[-1] == "now 3"
 
 
 @pytest.mark.filterwarnings("error")

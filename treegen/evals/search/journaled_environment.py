@@ -95,7 +95,7 @@ class JournaledEnvironment:
         self._spare: dict[str, str] = {}  # snapshots without users and their searches, oldest first
         self._lock = asyncio.Lock()
         self._has_leftovers = isinstance(environment, LastingEnvironment)
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_saving = False
 
     @property
     def traits(self) -> Traits:
@@ -177,6 +177,21 @@ class JournaledEnvironment:
                 if not self._spare:
                     raise
                 await self._delete(next(iter(self._spare)))
+
+    async def try_save(self, world: World) -> str | None:
+        """Return the id of a new snapshot of a world; None, with one warning, if that fails."""
+        try:
+            return await self.save(world)
+        except Exception as error:
+            if not self._has_warned_of_saving:
+                self._has_warned_of_saving = True
+                warnings.warn(
+                    f"some states have no snapshot ({describe_failure(error)}); if the search or a "
+                    "resumed run returns to them, their actions run again",
+                    RuntimeWarning,
+                    stacklevel=1,
+                )
+            return None
 
     def hold(self, inner: str | None) -> None:
         """Count a world or a stored state that is in the state of a snapshot."""
@@ -298,7 +313,7 @@ class _JournaledWorld:
             check_observation(shown)
             can_return = not shown.failure and (environment.keeps_ends or not shown.is_done)
             if environment.keeps_snapshots and can_return:
-                snapshot = await environment.save(world)
+                snapshot = await environment.try_save(world)
         except Exception as error:
             store(Observation(failure=describe_failure(error)), raised=True)
             raise
