@@ -283,6 +283,45 @@ def test_spare_snapshots_count_for_each_search(
         asyncio.run(body(environment))
 
 
+@pytest.mark.filterwarnings("ignore:snapshots of some states:RuntimeWarning")
+def test_a_snapshot_stays_while_it_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journaled_environment, "_MAX_SPARE", 2)
+    episode = Episode("a search", EPISODE.problem, lambda: True)
+
+    class Slow(Counters):
+        async def restore(self, snapshot: str) -> Counter:
+            if snapshot in self.stored:
+                restoring.set()
+                await go_on.wait()
+            return await super().restore(snapshot)
+
+    async def body(environment: JournaledEnvironment) -> None:
+        world = await environment.start(episode)
+        for name in ("add", "add"):
+            await world.run(call(name))
+        await world.close()
+        (lost,) = [name for name, number in inner.stored.items() if number == 2]
+        del inner.stored[lost]
+        world = await environment.start(episode)
+        for name in ("add", "add"):
+            await world.run(call(name))
+        on_branch = asyncio.ensure_future(world.run(call("add")))
+        await restoring.wait()
+        other = await environment.start(episode)
+        for name in ("sub", "sub", "sub"):
+            await other.run(call(name))
+        await other.close()
+        go_on.set()
+        assert (await on_branch).text == "now 3"
+        assert inner.ran.count("0add") == 1
+
+    restoring, go_on = asyncio.Event(), asyncio.Event()
+    with opened(tmp_path, inner := Slow({}), keeps=True) as environment:
+        asyncio.run(body(environment))
+
+
 def test_spare_snapshots_give_their_room_to_new_ones(tmp_path: Path) -> None:
     """There is room for three: a search of any length fits, and its last states can be restored."""
     episode = Episode("a search", EPISODE.problem, lambda: True)
@@ -370,6 +409,36 @@ def test_snapshots_of_stored_searches_go_though_the_run_was_killed(tmp_path: Pat
                 environment.finished.append("a search")
             asyncio.run(environment.close())
         assert not stored
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_snapshot_that_comes_too_late_is_deleted(tmp_path: Path, is_cancelled: bool) -> None:
+    class Slow(Counter):
+        async def snapshot(self) -> str:
+            name = await super().snapshot()
+            await asyncio.sleep(0.3)
+            return name
+
+    class Slows(Counters):
+        async def start(self, problem: Problem) -> Counter:
+            return Slow(self)
+
+    async def body(environment: JournaledEnvironment) -> None:
+        world = await environment.start(EPISODE)
+        if is_cancelled:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(world.run(call("add")), 0.1)
+        else:
+            with pytest.warns(RuntimeWarning, match="a snapshot took more than 0.2 seconds"):
+                await world.run(call("add"))
+        assert len(inner.stored) == 1
+        await asyncio.sleep(0.4)
+        assert inner.stored == {}
+        assert environment.journal.num_stored == 1
+
+    inner = Slows({})
+    with opened(tmp_path, inner, keeps=True, seconds=60 if is_cancelled else 0.2) as environment:
+        asyncio.run(body(environment))
 
 
 class Hanging(Counter):

@@ -93,6 +93,7 @@ class JournaledEnvironment:
         self._number = 0
         self._num_users = Counter[str]()  # by snapshot: the worlds and states that are in its state
         self._spare: dict[str, str] = {}  # snapshots without users and their searches, oldest first
+        self._deletions = set[asyncio.Future[None]]()
         self._lock = asyncio.Lock()
         self._has_leftovers = isinstance(environment, LastingEnvironment)
         self._has_warned = self._has_warned_of_saving = False
@@ -172,11 +173,27 @@ class JournaledEnvironment:
         await self.delete_finished()
         while True:
             try:
-                return await self.call(world.snapshot(), "a snapshot")
+                return await self._snapshot(world)
             except CapacityError:
                 if not self._spare:
                     raise
                 await self._delete(next(iter(self._spare)))
+
+    async def _snapshot(self, world: World) -> str:
+        """Return the id of a new snapshot. One that comes too late for the caller is deleted."""
+        limited = limit_time(world.snapshot(), "a snapshot", 2 * self._max_seconds)
+        saving = asyncio.ensure_future(limited)
+        try:
+            return await self.call(asyncio.shield(saving), "a snapshot")
+        except BaseException:
+            saving.add_done_callback(self._delete_late)
+            raise
+
+    def _delete_late(self, saving: asyncio.Future[str]) -> None:
+        if not saving.cancelled() and saving.exception() is None:
+            deletion = asyncio.ensure_future(self._delete(saving.result()))
+            self._deletions.add(deletion)
+            deletion.add_done_callback(self._deletions.discard)
 
     async def try_save(self, world: World) -> str | None:
         """Return the id of a new snapshot of a world; None, with one warning, if that fails."""
@@ -408,6 +425,7 @@ class _JournaledWorld:
                 snapshot = None if entry is None else entry.snapshot
             if snapshot is None:
                 continue
+            environment.hold(snapshot)  # so that no other branch deletes it meanwhile
             try:
                 restore = partial(environment.inner.restore, snapshot)
                 return await environment.open(restore), place
@@ -415,4 +433,6 @@ class _JournaledWorld:
                 self._journal.forget_snapshot(snapshot)
                 if place == len(self._path):
                     await self._move(None)
+            finally:
+                await environment.release(snapshot, self._episode)
         return await environment.open(partial(environment.inner.start, self._episode.problem)), 0
