@@ -20,7 +20,7 @@ from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import open_for_append
 from treegen.runs.record_lines import decode_record, encode_record
-from treegen.search.environments.observations import call_key
+from treegen.search.environments.observations import call_key, describe_failure
 from treegen.search.environments.protocol import Observation, Traits
 
 EPISODE = Episode("a search", Problem("p", "", ""))
@@ -212,6 +212,22 @@ class Failing(Counter):
 class Failures(Counters):
     async def start(self, problem: Problem) -> Counter:
         return Failing(self)
+
+
+def test_an_error_without_a_text_is_a_failure_in_a_resumed_run_too(tmp_path: Path) -> None:
+    class Silent(Counter):
+        async def run(self, action: ToolCall) -> Observation:
+            raise WorldError
+
+    class Silents(Counters):
+        async def start(self, problem: Problem) -> Counter:
+            return Silent(self)
+
+    for _ in range(2):
+        with opened(tmp_path, Silents({}), keeps=False) as environment:
+            with pytest.raises(WorldError) as raised:
+                asyncio.run(act(environment, "add"))
+            assert describe_failure(raised.value) == "WorldError"
 
 
 def test_an_action_that_failed_does_not_run_again(tmp_path: Path) -> None:
@@ -530,8 +546,9 @@ def test_lost_snapshots_are_said_once(tmp_path: Path) -> None:
         {"before": 3},
         {"action": None},
         {"observation": {"images": ["zz"]}},
+        {"observation": {"reward": 10**400}},
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_a_line_in_another_form_is_an_error(tmp_path: Path, edit: dict[str, object]) -> None:
     with opened(tmp_path, Counters({}), keeps=False) as environment:
