@@ -143,7 +143,8 @@ def test_a_run_of_harbor_is_bound_to_its_files(
 ) -> None:
     tasks, run = save_tasks(tmp_path / "tasks", "one"), tmp_path / "run"
     assert treegen("search", "harbor", "--data", tasks, "-M", writer, *TWO, "-o", run).code == 0
-    assert json.loads((run / "run.json").read_text())["free"]["data"] == str(tasks)
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    assert settings["free"]["data"] == str(tasks)
     save_tasks(tasks, "one", **{"tests/wanted.py": "TEXT = ''\n"})
     done = treegen("search", "--resume", run, "--allow-code-execution")
     assert done.code == 2, done.err
