@@ -130,7 +130,7 @@ class JournaledEnvironment:
             path: The keys of the actions that led to the state and may have changed its world.
         """
         entry = self.journal.find(episode.search, path[:-1], path[-1]) if path else None
-        world = _JournaledWorld(self, episode, path, entry and entry.snapshot)
+        world = _JournaledWorld(self, episode, path, entry.snapshot if entry else None)
         try:
             return await world.live()
         finally:
