@@ -214,6 +214,7 @@ def run_job(
     *,
     execution: ExecutionOptions | None = None,
     resume: bool = False,
+    stop: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Run the searches that are missing, and return the results."""
     wanted = run_settings(job, dtype="float32", fingerprint="0")
@@ -221,7 +222,7 @@ def run_job(
     llm = ScriptedLLM(policy, {problem.id: problem for problem in job.data.problems})
     with make(path, wanted) as run:
         with open_agent(job, run, execution) as agent:
-            for _ in run_searches(job, run, llm, agent=agent):  # type: ignore[arg-type]
+            for _ in run_searches(job, run, llm, agent=agent, stop=stop):  # type: ignore[arg-type]
                 pass
         return write_search_results(job, run)
 

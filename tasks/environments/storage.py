@@ -154,13 +154,22 @@ class Storage:
             uid: User and group that own the copies; None for those of this process.
 
         Raises:
-            InputError: There is no such snapshot.
+            InputError: There is no such snapshot, or it is deleted meanwhile.
             OSError: The directory cannot be copied.
         """
+        missing = InputError(f"there is no snapshot {snapshot!r:.60}; replay the actions")
         if snapshot not in self._sizes:
-            raise InputError(f"there is no snapshot {snapshot!r:.60}; replay the actions")
-        with open_folder(self._snapshots / snapshot) as source, open_folder(world) as target:
-            copy_tree(source, target, self.most, uid)
+            raise missing
+        path = self._snapshots / snapshot
+        try:
+            with open_folder(path) as source, open_folder(world) as target:
+                copy_tree(source, target, self.most, uid)
+        except OSError:
+            if snapshot in self._sizes and path.exists():
+                raise
+            raise missing from None
+        if snapshot not in self._sizes:  # so the copy may be a part
+            raise missing
 
     def delete(self, snapshot: str) -> None:
         """Delete a snapshot. An unknown id does nothing."""

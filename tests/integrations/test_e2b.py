@@ -242,7 +242,8 @@ def test_a_sandbox_that_cannot_be_ended_is_named_and_tried_again(
         with pytest.raises(StoppedError, match="world is closed"):
             await bash(other, "true")
         snapshot = await (third := await environment.start(PROBLEM)).snapshot()
-        with pytest.warns(RuntimeWarning, match=f"the snapshot {snapshot} of E2B still exists"):
+        name = snapshot.partition("~")[0]
+        with pytest.warns(RuntimeWarning, match=f"the snapshot {name} of E2B still exists"):
             await environment.delete(snapshot)
         with pytest.warns(RuntimeWarning, match="of E2B still exists") as said:
             await environment.close()
@@ -264,18 +265,45 @@ def test_snapshots_stay_for_the_next_process(cloud: Cloud) -> None:
         return names
 
     kept = use(leave)[:2]
-    assert [name for name in cloud.templates if name != "base"] == kept
+    first, second = [name for name in cloud.templates if name != "base"]
+    assert [name.partition("~")[0] for name in kept] == [first, second]
 
     async def body(environment: E2BEnvironment) -> None:
         await environment.delete(kept[0])  # of another process, as any template may be
-        assert kept[0] in cloud.templates
+        assert first in cloud.templates
         assert await environment.remove_leftovers(kept) == 0
         assert (await bash(await environment.restore(kept[0]), "cat note.txt")).text == "hello"
         await environment.delete(kept[0])
         await environment.delete("base")
 
     use(body)
-    assert list(cloud.templates) == ["base", kept[1]]
+    assert list(cloud.templates) == ["base", second]
+
+    async def start(environment: E2BEnvironment) -> None:
+        assert (await bash(await environment.start(PROBLEM), "cat note.txt")).text == "hello"
+
+    use(start, template=kept[1])  # the id of a snapshot is also the name of a template
+    use(start, template=second)
+
+
+def test_ids_that_another_key_has_signed_name_no_template(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run directory of somebody else neither uses nor deletes templates of this account."""
+    monkeypatch.setenv("E2B_API_KEY", "e2b_ffffffffffffffff")
+    foreign = E2BEnvironment(allow_code_execution=True).make_id("base")
+    monkeypatch.setenv("E2B_API_KEY", KEY)
+
+    async def body(environment: E2BEnvironment) -> None:
+        wrong = ["base", "", "~", "base~", "base~\xe9", "base\udc00~x", foreign]
+        await environment.remove_leftovers(wrong)
+        for name in wrong:
+            with pytest.raises(InputError, match="there is no snapshot"):
+                await environment.restore(name)
+            await environment.delete(name)
+
+    use(body)
+    assert list(cloud.templates) == ["base"]
 
 
 def test_sandboxes_live_on_while_they_are_used(cloud: Cloud) -> None:

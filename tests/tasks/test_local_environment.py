@@ -35,6 +35,7 @@ from treegen.errors import CapacityError, InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
 from treegen.search.environments.protocol import Observation
 from treegen.tasks.environments import directories, storage
+from treegen.tasks.environments.directories import copy_tree, remove_tree
 from treegen.tasks.environments.local import LocalEnvironment
 
 pytestmark = [
@@ -373,6 +374,30 @@ def test_snapshots_have_a_quota(tmp_path: Path) -> None:
 
     use(create("none", folder=tmp_path / "w", max_snapshot_bytes=MIB), body)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_snapshot_that_goes_while_it_is_restored_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    async def body(environment: LocalEnvironment) -> None:
+        snapshot = await (await environment.start(PROBLEM)).snapshot()
+
+        def copy_late(source: int, *args: Any) -> None:
+            if is_deleted:
+                environment._storage.delete(snapshot)
+                copy_tree(source, *args)  # a part of the snapshot
+            else:
+                remove_tree(tmp_path / "w" / "snapshots" / snapshot)
+                raise FileNotFoundError(snapshot)
+
+        monkeypatch.setattr(storage, "copy_tree", copy_late)
+        for _ in range(2):
+            with pytest.raises(InputError, match="no snapshot"):
+                await environment.restore(snapshot)
+        assert len([*(tmp_path / "w" / "worlds").iterdir()]) == 1
+
+    use(create("none", folder=tmp_path / "w"), body)
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

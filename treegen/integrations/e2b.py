@@ -35,6 +35,7 @@ _MAX_FILE: Final = 1 << 25
 _LIST_DEPTH: Final = 32
 _FILE_ERRORS: Final = (400, 404, 507)  # no such path, not a file, or a full disk
 _EXISTS: Final = 409
+_SIGNED: Final = "~"  # in the id of a snapshot, before the hash of its name
 _LABEL: Final = "treegen"  # the key in the metadata of sandboxes
 
 
@@ -85,8 +86,9 @@ class E2BEnvironment:
                 "command_seconds must be more than 0, and timeout at least twice as many; got "
                 f"command_seconds={command_seconds:g} and timeout={timeout}"
             )
+        self._server = E2BServer()
         self._new: dict[str, Any] = {
-            "templateID": template,
+            "templateID": self._read_id(template) or template,
             "timeout": timeout,
             "allow_internet_access": allow_internet_access,
             "metadata": {_LABEL: run_name or secrets.token_hex(8)},
@@ -94,7 +96,6 @@ class E2BEnvironment:
         self.directory, self.user, self.max_chars = directory.rstrip("/"), user, max_chars
         self.command_seconds, self.timeout = command_seconds, timeout
         self._files = files
-        self._server = E2BServer()
         self.worlds: dict[str, E2BWorld] = {}
         self.snapshots: set[str] = set()
         self._older: set[str] = set()  # snapshots of earlier processes
@@ -132,10 +133,13 @@ class E2BEnvironment:
             InputError: There is no such snapshot.
             WorldError: The server fails.
         """
+        missing = InputError(f"there is no snapshot {snapshot!r:.80}; replay the actions")
+        if (name := self._read_id(snapshot)) is None:
+            raise missing
         try:
-            return await self._create(self._new | {"templateID": snapshot})
+            return await self._create(self._new | {"templateID": name})
         except MissingError:
-            raise InputError(f"there is no snapshot {snapshot!r:.80}; replay the actions") from None
+            raise missing from None
 
     async def delete(self, snapshot: str) -> None:
         """Delete a snapshot of this object; other ids, which may name any template, do nothing.
@@ -143,8 +147,9 @@ class E2BEnvironment:
         If the server fails, warn; `close` tries again.
         """
         if snapshot in self.snapshots | self._older:
-            path = f"/templates/{quote(snapshot, safe='')}"
-            if await self._server.delete(path, f"the snapshot {snapshot} of E2B"):
+            name = self._read_id(snapshot) or ""
+            path = f"/templates/{quote(name, safe='')}"
+            if await self._server.delete(path, f"the snapshot {name} of E2B"):
                 self.snapshots.discard(snapshot)
                 self._older.discard(snapshot)
 
@@ -167,9 +172,10 @@ class E2BEnvironment:
         """End the sandboxes of earlier processes that had the same `run_name`; return how many.
 
         Args:
-            keep: Ids of snapshots of these processes. From now on, `delete` deletes them, too.
+            keep: Ids of snapshots of these processes. From now on, `delete` deletes them, too, but
+                no ids that another key has signed.
         """
-        self._older |= set(keep)
+        self._older |= {snapshot for snapshot in keep if self._read_id(snapshot) is not None}
         query = urlencode({"metadata": urlencode(self._new["metadata"])})
         with check_form():
             running = await self._server.call("GET", f"/v2/sandboxes?{query}")
@@ -178,6 +184,19 @@ class E2BEnvironment:
         for name in left:
             await self._server.delete(f"/sandboxes/{quote(name)}", f"the sandbox {name} of E2B")
         return len(left)
+
+    def make_id(self, name: str) -> str:
+        """Return the id of a snapshot: its name at the server, and a hash that needs the key.
+
+        So the ids in somebody else's run directory name no templates of this account.
+        """
+        return f"{name}{_SIGNED}{self._server.sign(name)}"
+
+    def _read_id(self, snapshot: str) -> str | None:
+        """Return the name of a snapshot at the server; None if the id is not one of this key."""
+        name, _, signature = snapshot.rpartition(_SIGNED)
+        is_own = signature.isascii() and secrets.compare_digest(self._server.sign(name), signature)
+        return name if is_own else None
 
     async def _create(self, body: dict[str, Any]) -> E2BWorld:
         if self._is_closed:
@@ -285,7 +304,7 @@ class E2BWorld(FileWorld):
         """
         answer = await self._server.call("POST", f"{self._path}/snapshots", {})
         with check_form():
-            snapshot = str(answer["snapshotID"])
+            snapshot = self._environment.make_id(str(answer["snapshotID"]))
         self._environment.snapshots.add(snapshot)
         return snapshot
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hmac
 import json
 import os
 import random
@@ -109,6 +110,11 @@ class E2BServer:
         self._key = key
         self._tokens: set[str] = set()
         self._client: httpx2.AsyncClient | None = None
+
+    def sign(self, text: str) -> str:
+        """Return a hash of a text that only owners of the key can compute."""
+        data = b"treegen\n" + text.encode("utf-8", "surrogatepass")
+        return hmac.new(os.fsencode(self._key), data, "sha256").hexdigest()[:32]
 
     def url_of(self, sandbox: Mapping[str, Any]) -> str:
         """Return the address of a sandbox, as the server has answered it."""

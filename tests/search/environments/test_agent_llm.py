@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from tool_texts import WRITERS
 
 from treegen import LLM, SamplingParams
 from treegen.prompts.replies.types import ToolCall
+from treegen.search.budget import Budget, StopReason
 from treegen.search.environments.agent import Agent, step_of
 from treegen.search.environments.memory import MemoryEnvironment
-from treegen.search.environments.protocol import Observation
+from treegen.search.environments.protocol import Observation, World
 from treegen.search.strategies.beam import beam
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
@@ -83,6 +85,28 @@ def test_a_model_calls_a_tool_and_answers_by_its_result(tmp_path: Path, writer: 
         chat, tools=ADD, tokenize=False, add_generation_prompt=True
     )
     assert seen == [llm.tokenizer(whole, add_special_tokens=False)["input_ids"]]
+
+
+def test_a_world_is_scored_though_the_seconds_of_the_search_are_over(tmp_path: Path) -> None:
+    llm = LLM(str(save_tool_model(tmp_path, "hermes")), memory="32MiB", dtype="float32")
+
+    async def score(world: World) -> float | None:
+        await asyncio.sleep(0.5)
+        return (await world.observe()).reward
+
+    async def fn(root: SearchNode) -> SearchNode:
+        agent.begin(root)
+        environment = agent.environment
+        scores.append(await agent.use_world(root, lambda: environment.start(None), score))
+        return root
+
+    scores: list[float | None] = []
+    with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
+        question = [{"role": "user", "content": QUESTION}]
+        (result,) = llm.search(fn, [question], budget=Budget(seconds=0.1), tools=ADD)
+    assert scores == [1.0]
+    assert result.best == 0 and result.error is None
+    assert result.stopped_by is StopReason.BUDGET
 
 
 def test_a_random_model_that_is_forced_to_call_searches_a_machine(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ LOCK_FILE: Final = "actions.lock"
 OBSERVE: Final = ToolCall("", {})
 """What stands for `World.observe` in a journal."""
 
+_FORM_ERRORS: Final = (AttributeError, KeyError, OverflowError, TypeError, ValueError, WorldError)
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:
@@ -80,7 +82,7 @@ class ActionJournal:
                     self._begun[_key(record)] = None
                 else:
                     self._enter(_key(record), _read(record))
-            except (AttributeError, KeyError, TypeError, ValueError, WorldError) as error:
+            except _FORM_ERRORS as error:
                 raise RunError(
                     f"{file.path} has an action that cannot be read ({error!r:.100}); remove its "
                     "line, and the action runs again"

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,9 +20,9 @@ from treegen.evals.search.searcher import Searcher, problems_of, stop_when
 from treegen.evals.search.value_functions import ValueFunction
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import SearchRunDir, open_for_append
-from treegen.search.budget import StopReason
+from treegen.search.budget import BudgetReached, StopReason
 from treegen.search.environments.agent import Agent, step_of
-from treegen.search.environments.observations import call_key
+from treegen.search.environments.observations import call_key, describe_failure
 from treegen.search.environments.protocol import Environment
 from treegen.search.environments.worlds import MAX_SECONDS
 from treegen.search.tree.node import SearchNode
@@ -91,13 +92,24 @@ class RunAgent:
         """Let the snapshots of a search be deleted, because its record is stored."""
         self.journaled.finished.append(search)
 
-    async def score_world(self, root: SearchNode, episode: Episode, best: SearchNode) -> None:
+    async def score_world(
+        self,
+        root: SearchNode,
+        episode: Episode,
+        best: SearchNode,
+        interrupted: Callable[[], object],
+    ) -> None:
         """Score the world at the end of an episode, for `assess`.
+
+        If that fails, the episode counts as not solved, with the failure in its scores. But if the
+        run is interrupted meanwhile, the search counts as interrupted, and a resumed run tries
+        again.
 
         Args:
             root: The root of the search.
             episode: The episode.
             best: The last node of the episode.
+            interrupted: As for `TaskSearch`.
         """
         pure = self.environment.traits.pure_tools
         path = tuple(
@@ -107,11 +119,25 @@ class RunAgent:
             for call in step.reply.calls[: len(step.observations)]
             if call.name not in pure
         )
-        self.assessments[episode.search] = await self.agent.use_world(
-            root,
-            lambda: self.journaled.revive(episode, path),
-            lambda world: self.task.assess_world(episode.problem, world, self.environment),
-        )
+        try:
+            assessment = await self.agent.use_world(
+                root,
+                lambda: self.journaled.revive(episode, path),
+                lambda world: self.task.assess_world(episode.problem, world, self.environment),
+            )
+        except Exception as error:
+            if interrupted():
+                by = StopReason.INTERRUPTED
+                root.search.stopped = BudgetReached(by.value, by)  # whatever ended it before
+                return
+            assessment = Assessment(False, {"failure": describe_failure(error)})
+            warnings.warn(
+                f"the best episode of {episode.search} cannot be scored and counts as not solved: "
+                f"{describe_failure(error)}",
+                RuntimeWarning,
+                stacklevel=1,
+            )
+        self.assessments[episode.search] = assessment
 
     def assess(self, problem: Problem, result: SearchResult) -> Assessment:
         """Return the official score of a search's best episode.
@@ -149,10 +175,12 @@ def open_agent(
         environment = task.make_environment(job.data, options)
         keeps = options.backend in task.keep_snapshots
         scores_worlds = options.backend in task.scored_worlds
-        journaled = JournaledEnvironment(environment, journal, keeps_snapshots=keeps)
-        begun = journal.list_unfinished(
-            [name for name, key in job.searches.items() if key not in run.done]
+        journaled = JournaledEnvironment(
+            environment, journal, keeps_snapshots=keeps, keeps_ends=scores_worlds
         )
+        is_stored = {name: key in run.done for name, key in job.searches.items()}
+        journaled.finished.extend(name for name, stored in is_stored.items() if stored)
+        begun = journal.list_unfinished([name for name, stored in is_stored.items() if not stored])
         with Agent(
             journaled,
             max_live=settings.max_live,
@@ -224,7 +252,7 @@ class AgentSearch:
             stopped = root.search.stopped
             is_interrupted = stopped is not None and stopped.by is StopReason.INTERRUPTED
             if run.scores_worlds and outcome.best is not None and not is_interrupted:
-                await run.score_world(root, episode, outcome.best)
+                await run.score_world(root, episode, outcome.best, self._interrupted)
             return outcome
         except CacheFullError as error:
             return error

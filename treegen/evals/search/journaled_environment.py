@@ -37,7 +37,7 @@ from treegen.search.environments.worlds import MAX_SECONDS, limit_time
 T = TypeVar("T")
 
 _MAX_SPARE: Final = 64
-"""Maximum number of spare snapshots; see `JournaledEnvironment`."""
+"""Maximum number of spare snapshots of a search; see `JournaledEnvironment`."""
 
 
 class JournaledEnvironment:
@@ -48,14 +48,16 @@ class JournaledEnvironment:
     If the environment keeps snapshots, each state is snapshotted as soon as it is reached. While a
     search goes on, a snapshot is spare once no world and no stored state is in its state: only
     another branch with the same actions can reach the state again, in this or in a resumed run.
-    The oldest of more than 64 spare snapshots is deleted, and all are if there is no room for a new
-    one. If such a branch comes, its actions run again from the nearest snapshot, with a warning.
+    The oldest of more than 64 spare snapshots of a search is deleted, and the oldest of all are
+    until there is room for a new one. If such a branch comes, its actions run again from the
+    nearest snapshot, with a warning.
     When a search stops, its snapshots stay for a resumed run until its record is stored.
 
     Attributes:
         inner: The environment itself.
         journal: Stores the actions.
         keeps_snapshots: Whether snapshots outlive the process.
+        keeps_ends: Whether states in which the environment ends the episode are snapshotted, too.
         finished: Names of searches whose records are stored, so that their snapshots can be
             deleted. Any thread may append to it.
         is_finished: Whether all records of the run are stored.
@@ -67,6 +69,7 @@ class JournaledEnvironment:
         journal: ActionJournal,
         *,
         keeps_snapshots: bool,
+        keeps_ends: bool = False,
         max_seconds: float = MAX_SECONDS,
     ) -> None:
         """Create an environment without worlds.
@@ -75,21 +78,25 @@ class JournaledEnvironment:
             environment: Runs the actions.
             journal: Stores them.
             keeps_snapshots: Whether snapshots of the environment survive the process.
+            keeps_ends: Whether states in which the environment ends the episode are snapshotted,
+                too, because `revive` may need them.
             max_seconds: Longest time of one call of the environment. A longer action is stored as
                 failed.
         """
         self.inner, self.journal = environment, journal
         self.keeps_snapshots = keeps_snapshots and environment.traits.has_snapshots
+        self.keeps_ends = keeps_ends
         self.finished = deque[str]()
         self.is_finished = False
         self._max_seconds = max_seconds
         self._states: dict[str, tuple[Episode, Keys, str | None]] = {}
         self._number = 0
         self._num_users = Counter[str]()  # by snapshot: the worlds and states that are in its state
-        self._spare: dict[str, None] = {}  # snapshots without users, the oldest first
+        self._spare: dict[str, str] = {}  # snapshots without users and their searches, oldest first
+        self._deletions = set[asyncio.Future[None]]()
         self._lock = asyncio.Lock()
         self._has_leftovers = isinstance(environment, LastingEnvironment)
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_saving = False
 
     @property
     def traits(self) -> Traits:
@@ -122,7 +129,12 @@ class JournaledEnvironment:
             episode: The episode.
             path: The keys of the actions that led to the state and may have changed its world.
         """
-        return await _JournaledWorld(self, episode, path, None).live()
+        entry = self.journal.find(episode.search, path[:-1], path[-1]) if path else None
+        world = _JournaledWorld(self, episode, path, entry.snapshot if entry else None)
+        try:
+            return await world.live()
+        finally:
+            await world.leave()
 
     async def delete(self, snapshot: str) -> None:
         """Delete a snapshot; unknown ids do nothing."""
@@ -134,7 +146,7 @@ class JournaledEnvironment:
         """Close the environment. Snapshots that a resumed run may need stay."""
         self._states.clear()
         try:
-            if self.is_finished:
+            if self.is_finished or (self._has_leftovers and self.finished):
                 await self._remove_leftovers()
             await self.delete_finished()
         finally:
@@ -159,13 +171,44 @@ class JournaledEnvironment:
     async def save(self, world: World) -> str:
         """Return the id of a new snapshot of a world; there is room without spare snapshots."""
         await self.delete_finished()
+        while True:
+            try:
+                return await self._snapshot(world)
+            except CapacityError:
+                if not self._spare:
+                    raise
+                await self._delete(next(iter(self._spare)))
+
+    async def _snapshot(self, world: World) -> str:
+        """Return the id of a new snapshot. One that comes too late for the caller is deleted."""
+        limited = limit_time(world.snapshot(), "a snapshot", 2 * self._max_seconds)
+        saving = asyncio.ensure_future(limited)
         try:
-            return await self.call(world.snapshot(), "a snapshot")
-        except CapacityError:
-            if not self._spare:
-                raise
-            await self._delete_spare(0)
-            return await self.call(world.snapshot(), "a snapshot")
+            return await self.call(asyncio.shield(saving), "a snapshot")
+        except BaseException:
+            saving.add_done_callback(self._delete_late)
+            raise
+
+    def _delete_late(self, saving: asyncio.Future[str]) -> None:
+        if not saving.cancelled() and saving.exception() is None:
+            deletion = asyncio.ensure_future(self._delete(saving.result()))
+            self._deletions.add(deletion)
+            deletion.add_done_callback(self._deletions.discard)
+
+    async def try_save(self, world: World) -> str | None:
+        """Return the id of a new snapshot of a world; None, with one warning, if that fails."""
+        try:
+            return await self.save(world)
+        except Exception as error:
+            if not self._has_warned_of_saving:
+                self._has_warned_of_saving = True
+                warnings.warn(
+                    f"some states have no snapshot ({describe_failure(error)}); if the search or a "
+                    "resumed run returns to them, their actions run again",
+                    RuntimeWarning,
+                    stacklevel=1,
+                )
+            return None
 
     def hold(self, inner: str | None) -> None:
         """Count a world or a stored state that is in the state of a snapshot."""
@@ -188,8 +231,10 @@ class JournaledEnvironment:
             if not self.journal.has_snapshot(inner):
                 await self._delete(inner)
             elif episode.is_running():
-                self._spare[inner] = None
-                await self._delete_spare(_MAX_SPARE)
+                self._spare[inner] = episode.search
+                spare = [name for name, of in self._spare.items() if of == episode.search]
+                if len(spare) > _MAX_SPARE:
+                    await self._delete(spare[0])
 
     async def delete_finished(self) -> None:
         """Delete the snapshots of searches whose records are stored."""
@@ -198,10 +243,6 @@ class JournaledEnvironment:
                 await self._delete(snapshot)
         for snapshot in self.journal.snapshots() if self.is_finished else ():
             await self._delete(snapshot)
-
-    async def _delete_spare(self, most: int) -> None:
-        while len(self._spare) > most:
-            await self._delete(next(iter(self._spare)))
 
     async def _delete(self, snapshot: str) -> None:
         self._spare.pop(snapshot, None)
@@ -219,9 +260,9 @@ class JournaledEnvironment:
     async def _remove_leftovers(self) -> None:
         self._has_leftovers = False
         if isinstance(self.inner, LastingEnvironment):
-            keep = () if self.is_finished else self.journal.snapshots()
+            leftovers = self.inner.remove_leftovers(self.journal.snapshots())
             try:
-                await self.call(self.inner.remove_leftovers(keep), "removing leftovers")
+                await self.call(leftovers, "removing leftovers")
             except Exception as error:
                 warnings.warn(
                     "worlds or snapshots of killed processes may be left, because they cannot be "
@@ -287,8 +328,9 @@ class _JournaledWorld:
         try:
             shown = await environment.call(world.run(action), f"the action {action.name}")
             check_observation(shown)
-            if environment.keeps_snapshots and not (shown.is_done or shown.failure):
-                snapshot = await environment.save(world)
+            can_return = not shown.failure and (environment.keeps_ends or not shown.is_done)
+            if environment.keeps_snapshots and can_return:
+                snapshot = await environment.try_save(world)
         except Exception as error:
             store(Observation(failure=describe_failure(error)), raised=True)
             raise
@@ -322,7 +364,11 @@ class _JournaledWorld:
         try:
             await self._end_world()
         finally:
-            await self._move(None)
+            await self.leave()
+
+    async def leave(self) -> None:
+        """Count for the snapshot of the state no more. The live world, if there is one, stays."""
+        await self._move(None)
 
     async def _end_world(self) -> None:
         if (world := self._world) is not None:
@@ -379,6 +425,7 @@ class _JournaledWorld:
                 snapshot = None if entry is None else entry.snapshot
             if snapshot is None:
                 continue
+            environment.hold(snapshot)  # so that no other branch deletes it meanwhile
             try:
                 restore = partial(environment.inner.restore, snapshot)
                 return await environment.open(restore), place
@@ -386,4 +433,6 @@ class _JournaledWorld:
                 self._journal.forget_snapshot(snapshot)
                 if place == len(self._path):
                     await self._move(None)
+            finally:
+                await environment.release(snapshot, self._episode)
         return await environment.open(partial(environment.inner.start, self._episode.problem)), 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from treegen.common.checks import check_int
@@ -17,6 +18,7 @@ from treegen.errors import InputError
 from treegen.prompts.replies.types import Reply
 from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import Parts
+from treegen.search.budget import BudgetReached
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, make_step
 from treegen.search.environments.observations import call_key
@@ -340,8 +342,7 @@ class Agent(Closeable):
         state = _branch_of(node).state
         if state is None:
             raise InputError(f"node {node.key!r} has no world any more")
-        (shown,) = await await_external(node, [self._worlds.observe(state.state)])
-        return shown
+        return (await await_external(node, [self._worlds.observe(state.state)]))[0]
 
     async def use_world(
         self,
@@ -349,21 +350,23 @@ class Agent(Closeable):
         make: Callable[[], Awaitable[World]],
         use: Callable[[World], Awaitable[T]],
     ) -> T:
-        """Return what a function returns for a world of its own, such as a score.
+        """Return what a function returns for a world, such as a score, also once time is up.
 
         Args:
             node: The node that the call is about.
             make: Opens the world.
             use: The function. It may change the world, which is closed afterwards.
         """
-        (result,) = await await_external(node, [self._worlds.use(make, use)])
-        return result
+        future = self._worlds.use(make, use)
+        while not future.done():
+            with suppress(BudgetReached):
+                await await_external(node, [future])
+        return future.result()
 
     def turns_of(self, node: SearchNode) -> ToolTurns:
         """Return what reads replies and renders results for the model of a node's search."""
         if self.turns is None:
-            tokenizer = getattr(node.search.backend, "tokenizer", None)
-            if tokenizer is None:
+            if (tokenizer := getattr(node.search.backend, "tokenizer", None)) is None:
                 raise InputError(
                     "this search has no tokenizer, which tool calls need; give the agent "
                     "turns=ToolTurns(tokenizer, environment.tools)"

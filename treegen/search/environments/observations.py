@@ -46,9 +46,10 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 def describe_failure(error: Exception) -> str:
-    """Return an error of an environment in one line."""
+    """Return an error of an environment in one line, which is not empty."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, WorldError) else f"{type(error).__name__}: {text}".rstrip(": ")
+    is_plain = text and isinstance(error, WorldError)
+    return text if is_plain else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def observation_json(shown: Observation) -> dict[str, Any]:
