@@ -19,7 +19,12 @@ from treegen.evals.identity import run_settings
 from treegen.evals.progress.run_progress import RunProgress
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.method_types import TreeSettings
-from treegen.evals.search.methods import METHODS, methods_with_setting, solution_text
+from treegen.evals.search.methods import (
+    METHODS,
+    TEXT_METHODS,
+    methods_with_setting,
+    solution_text,
+)
 from treegen.evals.search.run import make_record, run_searches, write_search_results
 from treegen.evals.search.searcher import TaskSearch
 from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
@@ -68,7 +73,7 @@ def test_knobs_are_settings() -> None:
     assert {knob for method in METHODS.values() for knob in method.knobs} == known
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TEXT_METHODS)
 def test_each_method_finds_right_solutions_within_its_budget(method: str, data: str) -> None:
     job = job_of(data, method=method)
     records = records_of(job, ToyLLM(puzzle_model()))
@@ -121,7 +126,7 @@ def test_search_beats_sampling_where_its_judgements_are_good(data: str) -> None:
     assert solved["tot-dfs"] > solved["sample"] < solved["best-first"], solved
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TEXT_METHODS)
 def test_a_tree_is_a_function_of_the_seed_alone(method: str, data: str) -> None:
     llm = ToyLLM(puzzle_model())
     first, again, other = (
@@ -237,7 +242,7 @@ def test_answers_that_cannot_be_checked_are_not_looked_up(tmp_path: Path, end: s
         "expand": 3,
     }
     found = {}
-    for method in METHODS:
+    for method in TEXT_METHODS:
         job = load_search_job(resolve_search_settings({**asked, "method": method}))
         (record,) = records_of(job, ToyLLM(words_model(end)))
         assert record["stopped"] != "solved" and record["error"] is None

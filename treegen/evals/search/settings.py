@@ -205,6 +205,7 @@ def resolve_search_settings(
     else:
         also = choices.get("also_arguments", ())
         method = _method(requested, stored or {}, defaults.method, also)
+        _check_steps(method["place"], method["method"], task.name, environment)
     ways = (*EVALUATE, *defaults.evaluate)
     evaluate = _way("evaluate", choices.get("evaluate", defaults.evaluator), ways)
     ways = (*PROPOSE, *defaults.propose)
@@ -218,16 +219,6 @@ def resolve_search_settings(
     if (step_tokens := choices.get("step_tokens")) is not None:
         check_int("step_tokens", step_tokens, least=1)
         step = replace(step, max_tokens=step_tokens)
-    if environment is None and find_method(method["place"]).needs_agent:
-        raise InputError(
-            f"{method['method']} works on tool calls, and {task.name} is solved by text; choose "
-            f"another {arg('method=')}, such as mcts"
-        )
-    if environment is not None and find_method(method["place"]).needs_text:
-        raise InputError(
-            f"{method['method']} works on texts, and {task.name} is solved by tool calls; choose "
-            f"another {arg('method=')}, such as best-of-n, beam or mcts"
-        )
     return build_settings(
         SearchSettings,
         choices,
@@ -257,6 +248,28 @@ def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
     """
     absent = {name: value for name, value in _BEFORE.items() if name not in _OF_AGENTS}
     return last_choices(info, "search", groups=("search", "draw"), names=("budget",), absent=absent)
+
+
+def _check_steps(place: str, name: str, task: str, environment: str | None) -> None:
+    """Raise InputError if a method cannot take the steps of a task.
+
+    Args:
+        place: Where the method is. A file is run, so runs of others are not checked.
+        name: The name of the method.
+        task: The name of the task.
+        environment: The environment of an agent; None if steps are texts.
+    """
+    method = find_method(place)
+    if environment is None and method.needs_agent:
+        raise InputError(
+            f"{name} works on tool calls, and {task} is solved by text; choose another "
+            f"{arg('method=')}, such as mcts"
+        )
+    if environment is not None and method.needs_text:
+        raise InputError(
+            f"{name} works on texts, and {task} is solved by tool calls; choose another "
+            f"{arg('method=')}, such as best-of-n, beam or mcts"
+        )
 
 
 def _method(
