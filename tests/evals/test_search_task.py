@@ -33,7 +33,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.records import SearchTree
 from treegen.search.tree.result import SearchResult
 
-TREES = list(methods_with_setting("expand"))
+TREES = [name for name in methods_with_setting("expand") if name in TEXT_METHODS]
 SURE = ("beam", "rebase", "tot-bfs", "tot-dfs", "best-first", "mcts")
 PUZZLES = [([1, 2, 3], 6), ([2, 3, 7], 13), ([1, 5, 5, 9], 20), ([2, 2], 4), ([3, 4, 7], 49)]
 # In letters, each of which is a token of the toy model.
