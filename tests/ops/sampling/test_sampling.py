@@ -333,7 +333,7 @@ def test_only_allowed_tokens_are_drawn_and_logprobs_stay_the_models(
         ({"allowed_token_ids": [-1]}, "allowed_token_ids must be at least 0"),
         ({"allowed_token_ids": ["a"]}, "allowed_token_ids must be an integer"),
         ({"allowed_token_ids": 5}, "allowed_token_ids must be a list"),
-        ({"allowed_token_ids": [5], "regex": "a"}, "regex and allowed_token_ids exclude each other"),
+        ({"allowed_token_ids": [5], "regex": "a"}, "regex and allowed_token_ids exclude"),
         ({"ignore_eos": "false"}, "ignore_eos must be True or False"),
         ({"include_stop": 1}, "include_stop must be True or False"),
         ({"stop": 5}, "stop must be a list"),
