@@ -132,12 +132,14 @@ def read_task(folder: Path) -> HarborTask:
         _table(folder, config, name) for name in ("environment", "agent", "verifier")
     )
     image = environment.get("docker_image")
+    if not isinstance(image, str | None):
+        raise DataError(f"docker_image in {folder / 'task.toml'} is no text; write it in quotes")
     return HarborTask(
         folder=folder,
         instruction=instruction.strip(),
         environment=dict(_files(folder / "environment")),
         tests=dict(_files(folder / "tests")),
-        image=None if image is None else str(image),
+        image=image,
         agent_seconds=_seconds(folder, agent),
         verifier_seconds=_seconds(folder, verifier),
         metadata=_table(folder, config, "metadata"),
@@ -147,7 +149,7 @@ def read_task(folder: Path) -> HarborTask:
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_text(folder, "task.toml"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number can have too many digits
         raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; mend it") from None
 
 
@@ -161,7 +163,10 @@ def _table(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, A
 def _seconds(folder: Path, table: Mapping[str, Any]) -> float:
     seconds = table.get("timeout_sec", _SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
-        raise DataError(f"timeout_sec in {folder / 'task.toml'} must be seconds, got {seconds!r}")
+        raise DataError(
+            f"timeout_sec in {folder / 'task.toml'} must be seconds, more than 0 and less than "
+            "1,000,000"
+        )
     return float(seconds)
 
 
@@ -400,5 +405,9 @@ def as_problem(task: HarborTask) -> Problem:
     for place in (task.environment, task.tests):
         for path, data in sorted(place.items()):
             digest.update(json.dumps([path, len(data)]).encode() + data)
-    plain = {name: value for name, value in task.metadata.items() if isinstance(value, str | int)}
+    plain = {
+        name: value
+        for name, value in task.metadata.items()
+        if isinstance(value, str) or (isinstance(value, int) and abs(value) < 1 << 63)
+    }
     return Problem(task.name, task.instruction, digest.hexdigest(), plain)

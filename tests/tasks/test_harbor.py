@@ -255,3 +255,26 @@ def test_deeply_nested_input_is_an_error(tmp_path: Path) -> None:
     toml = "a = " + "[" * 50_000
     with pytest.raises(DataError, match="is not TOML"):
         read_task(make_task(tmp_path / "deep", **{"task.toml": toml}))
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "x = " + "1" * 5000,
+        "[agent]\ntimeout_sec = 0x" + "f" * 5000,
+        "[environment]\ndocker_image = 0x" + "f" * 5000,
+    ],
+)
+def test_one_bad_folder_does_not_end_the_load(tmp_path: Path, toml: str) -> None:
+    make_task(tmp_path / "good")
+    make_task(tmp_path / "bad", **{"task.toml": toml})
+    tasks, skipped = read_folder(tmp_path)
+    assert [task.name for task in tasks] == ["good"]
+    assert "bad" in skipped[0].source and len(skipped[0].reason) < 500
+
+
+def test_metadata_has_no_huge_numbers(tmp_path: Path) -> None:
+    toml = f"[metadata]\nhuge = 0x{'f' * 5000}\nyear = 2026\n"
+    assert as_problem(read_task(make_task(tmp_path / "task", **{"task.toml": toml}))).metadata == {
+        "year": 2026
+    }
