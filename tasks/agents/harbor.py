@@ -137,8 +137,8 @@ def read_task(folder: Path) -> HarborTask:
     return HarborTask(
         folder=folder,
         instruction=instruction.strip(),
-        environment=dict(_files(folder / "environment")),
-        tests=dict(_files(folder / "tests")),
+        environment=_files(folder / "environment"),
+        tests=_files(folder / "tests"),
         image=image,
         agent_seconds=_seconds(folder, agent),
         verifier_seconds=_seconds(folder, verifier),
@@ -189,15 +189,22 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a directory by their paths below it; a missing one has none."""
+def _files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a directory by their paths below it; a missing one has none."""
+    try:
+        return dict(_walk(folder))
+    except OSError as error:  # such as a path that is too long
+        raise DataError(describe_read_error(folder, error)) from None
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
     size = num = 0
     if folder.is_symlink():
         raise DataError(f"{folder} is a symbolic link, which may lead out of the task; copy it")
 
     def fail(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
-            raise DataError(describe_read_error(Path(error.filename), error)) from None
+            raise error
 
     for place, folders, names in os.walk(folder, onerror=fail):
         folders.sort()

@@ -1,5 +1,6 @@
 """Task folders of Harbor: what is read, what a copy of files can build, and what is refused."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,16 @@ def test_metadata_has_no_huge_numbers(tmp_path: Path) -> None:
     assert as_problem(read_task(make_task(tmp_path / "task", **{"task.toml": toml}))).metadata == {
         "year": 2026
     }
+
+
+def test_paths_that_are_too_long_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_task(tmp_path / "long")
+    monkeypatch.chdir(folder / "tests")
+    for _ in range(20):
+        os.mkdir("d" * 250)
+        os.chdir("d" * 250)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="tests"):
+        read_task(folder)
