@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from treegen.errors import DataError
+from treegen.evals.task import TaskOptions
 from treegen.tasks.agents.harbor import (
     as_problem,
     copied_files,
@@ -13,6 +14,7 @@ from treegen.tasks.agents.harbor import (
     read_folder,
     read_task,
 )
+from treegen.tasks.agents.harbor_task import Harbor
 
 DOCKERFILE = """\
 # A comment
@@ -292,3 +294,49 @@ def test_paths_that_are_too_long_are_errors(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="tests"):
         read_task(folder)
+
+
+def load(folder: Path, environment: str = "local") -> None:
+    """Raise DataError if an environment cannot build a task."""
+    Harbor().load_for(TaskOptions(data=str(folder)), environment)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Create hello.txt in /app.",
+        "Write `/tmp/out.txt`.",
+        "Write /answer.txt.",
+        "Write /mnt/sub/answer.txt.",
+        "See /work-dir for the files",
+        "assert (Path('/app') / 'hello.txt').exists()",
+        'open( "/answer")',
+        "Read /etc/passwd",
+    ],
+)
+@pytest.mark.parametrize("name", ["instruction.md", "tests/check.py"])
+def test_absolute_paths_are_refused_without_containers(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    dockerfile = "FROM x\nWORKDIR /work-dir\nCOPY main.py .\n"
+    files = {"environment/Dockerfile": dockerfile, name: text}
+    with pytest.raises(DataError, match="name absolute paths, such as"):
+        load(make_task(tmp_path / "task", **files))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Make it and/or mend src/app/main.py and ../tests/a.py.",
+        "See https://example.org/app/tests/x.html or http://localhost:80/tmp.",
+        "<b>bold</b> </app> // a comment /* another */",
+        "a / b; a//b; 1/2.5; x /2.5",
+        "#!/usr/bin/env python3\nimport re",
+        "re.match('/[a-z]+', client.get('/items').text)",
+        "glob('**/tests/*.py'); f'{root}/app/x'; /apple",
+    ],
+)
+@pytest.mark.parametrize("name", ["instruction.md", "tests/check.py"])
+def test_other_slashes_are_no_absolute_paths(tmp_path: Path, name: str, text: str) -> None:
+    dockerfile = "FROM x\nWORKDIR /app\nCOPY main.py .\n"
+    load(make_task(tmp_path / "task", **{"environment/Dockerfile": dockerfile, name: text}))
