@@ -32,8 +32,8 @@ _MAX_FILES: Final = 1000
 _WORKDIR: Final = "/app"
 """The directory of files without a Dockerfile."""
 _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-_NO_EFFECT: Final = ("FROM", "LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "STOPSIGNAL")
-"""Instructions that change no file of the working directory. Programs get the sandbox's Python."""
+_NO_EFFECT: Final = ("FROM", "LABEL", "MAINTAINER", "CMD", "EXPOSE", "STOPSIGNAL")
+"""Instructions that change no file and no command. Programs get the sandbox's Python."""
 _SECONDS: Final = 600.0
 _SHELL_SETUP: Final = re.compile(r"set\s+[-+\w\s]+|cd\s+[\w./-]+|mkdir\s+-p\s+/logs/verifier/?")
 _SHELL_REWARD: Final = re.compile(

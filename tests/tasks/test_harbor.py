@@ -198,6 +198,7 @@ def test_a_problem_depends_on_all_files(tmp_path: Path) -> None:
         ("# escape=`\nFROM x\nCOPY main.py `\n  /app/\n", "the escape character"),
         ("FROM x\nCOPY\n", "the step COPY"),
         ("FROM x\nRUN\tmake\n", "the step RUN make"),
+        ('FROM x\nENTRYPOINT ["setup"]\n', 'the step ENTRYPOINT ["setup"]'),
     ],
 )
 def test_dockerfiles_that_would_be_read_wrongly_are_refused(
