@@ -66,6 +66,8 @@ class HarborTask:
     """The time of the tests."""
     metadata: Mapping[str, Any]
     """The table [metadata] of task.toml."""
+    executables: tuple[str, ...] = ()
+    """The files of environment/ and tests/ that can be executed, except tests/test.sh."""
     backend: str = "local"
     """The environment that is to build it, for messages."""
 
@@ -134,15 +136,20 @@ def read_task(folder: Path) -> HarborTask:
     image = environment.get("docker_image")
     if not isinstance(image, str | None):
         raise DataError(f"docker_image in {folder / 'task.toml'} is no text; write it in quotes")
+    places = {name: _files(folder / name) for name in ("environment", "tests")}
+    names = [f"{place}/{name}" for place, files in places.items() for name in files]
     return HarborTask(
         folder=folder,
         instruction=instruction.strip(),
-        environment=_files(folder / "environment"),
-        tests=_files(folder / "tests"),
+        environment=places["environment"],
+        tests=places["tests"],
         image=image,
         agent_seconds=_seconds(folder, agent),
         verifier_seconds=_seconds(folder, verifier),
         metadata=_table(folder, config, "metadata"),
+        executables=tuple(
+            name for name in names if name != "tests/test.sh" and os.access(folder / name, os.X_OK)
+        ),
     )
 
 
@@ -238,6 +245,8 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
     compose = next((name for name in _COMPOSE if name in task.environment), None)
     if compose is not None:
         raise task.refuse(f"environment/{compose} starts containers")
+    if task.executables:  # copies have no modes
+        raise task.refuse(f"the file {task.executables[0]:.60} is executable")
     if "Dockerfile" not in task.environment:
         if task.image is not None:
             raise task.refuse(f"it starts from the image {task.image}")
@@ -340,8 +349,7 @@ def _copy(
     *sources, target = [each for each in words if not each.startswith("--")] or [""]
     is_remote = any("://" in source or source.startswith("git@") for source in sources)
     unpacks = word == "ADD" and any(source.endswith(_ARCHIVES) for source in sources)
-    odd = [flag for flag in flags if not flag.startswith(("--chown=", "--chmod="))]
-    if odd or is_remote or unpacks or not sources:
+    if flags or is_remote or unpacks or not sources:
         raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}")
     into_folder = target.endswith("/") or target in (".", "./") or len(sources) > 1
     target = posixpath.normpath(posixpath.join(workdir, target))

@@ -23,7 +23,7 @@ LABEL kind="test"
 WORKDIR /app
 COPY main.py \\
     lib/ ./
-COPY --chown=root:root data/*.txt data/
+COPY data/*.txt data/
 COPY ["notes.md", "README.md"]
 """
 TEST = """\
@@ -198,6 +198,8 @@ def test_a_problem_depends_on_all_files(tmp_path: Path) -> None:
         ("# escape=`\nFROM x\nCOPY main.py `\n  /app/\n", "the escape character"),
         ("FROM x\nCOPY\n", "the step COPY"),
         ("FROM x\nRUN\tmake\n", "the step RUN make"),
+        ("FROM x\nCOPY --chmod=400 main.py /app/\n", "the step COPY --chmod=400"),
+        ("FROM x\nCOPY --chown=nobody main.py /app/\n", "the step COPY --chown=nobody"),
         ('FROM x\nENTRYPOINT ["setup"]\n', 'the step ENTRYPOINT ["setup"]'),
     ],
 )
@@ -341,3 +343,13 @@ def test_absolute_paths_are_refused_without_containers(
 def test_other_slashes_are_no_absolute_paths(tmp_path: Path, name: str, text: str) -> None:
     dockerfile = "FROM x\nWORKDIR /app\nCOPY main.py .\n"
     load(make_task(tmp_path / "task", **{"environment/Dockerfile": dockerfile, name: text}))
+
+
+def test_modes_of_files_are_never_lost(tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "task")
+    (folder / "tests" / "test.sh").chmod(0o755)
+    copied_files(read_task(folder))
+    for name in ("tests/check.py", "environment/main.py"):
+        (folder / name).chmod(0o755)
+        with pytest.raises(DataError, match=f"the file {name} is executable"):
+            copied_files(read_task(folder))
