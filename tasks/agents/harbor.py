@@ -35,7 +35,9 @@ _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", 
 _NO_EFFECT: Final = ("FROM", "LABEL", "MAINTAINER", "CMD", "EXPOSE", "STOPSIGNAL")
 """Instructions that change no file and no command. Programs get the sandbox's Python."""
 _SECONDS: Final = 600.0
-_SHELL_SETUP: Final = re.compile(r"set\s+[-+\w\s]+|cd\s+[\w./-]+|mkdir\s+-p\s+/logs/verifier/?")
+_SHELL_SETUP: Final = re.compile(
+    r"set([ \t]+[-+]([eux]+|[eux]*o[ \t]+pipefail))+|mkdir[ \t]+-p[ \t]+/logs/verifier/?"
+)
 _SHELL_REWARD: Final = re.compile(
     r"(if \[ \$\? -eq 0 \]; ?then echo 1(\.0)? ?> ?/logs/verifier/reward\.txt "
     r"else echo 0(\.0)? ?> ?/logs/verifier/reward\.txt fi)?( ?exit [\w$?]+)?"
@@ -386,8 +388,12 @@ def check_image(task: HarborTask) -> None:
         raise task.refuse("tests/test.sh is missing")
 
 
-def python_test(task: HarborTask) -> str:
+def python_test(task: HarborTask, workdir: str = _WORKDIR) -> str:
     """Return the path in tests/ of the Python program whose exit status is the whole reward.
+
+    Args:
+        task: The task.
+        workdir: The working directory, in which test.sh starts.
 
     Raises:
         DataError: test.sh does more than running one Python program.
@@ -399,7 +405,8 @@ def python_test(task: HarborTask) -> str:
     rest = []
     for line in script.decode("utf-8", "replace").split("\n"):
         line = line.strip(" \t")
-        if not line or line.startswith("#") or (not programs and _SHELL_SETUP.fullmatch(line)):
+        setup = line.rstrip("/") == f"cd {workdir}".rstrip("/") or _SHELL_SETUP.fullmatch(line)
+        if not line or line.startswith("#") or (not programs and setup):
             continue
         if match := _SHELL_TEST.fullmatch(line):
             programs.append(match[1])

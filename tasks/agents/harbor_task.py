@@ -202,7 +202,7 @@ def _prepare(task: HarborTask) -> _Setup:
         if "test.sh" not in task.tests:
             raise task.refuse("tests/test.sh is missing")
         return _Setup(task, files)
-    program = python_test(task)
+    program = python_test(task, workdir)
     tests = (data.decode("utf-8", "replace") for p, data in task.tests.items() if p != "test.sh")
     for text in (task.instruction, *tests):
         if path := _absolute_path(text, workdir):

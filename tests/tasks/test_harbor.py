@@ -241,6 +241,10 @@ def test_patterns_stay_within_one_name(tmp_path: Path) -> None:
         ("python3 /tests/check.py\necho 1 > /logs/verifier/reward.txt\n", "the command echo 1"),
         (TEST.replace("-eq 0", "-ne 0"), "the command if"),
         (TEST.replace("echo 1", "echo 2"), "the command if"),
+        ("cd /tests\npython3 /tests/check.py\n", "the command cd /tests"),
+        ("cd\npython3 /tests/check.py\n", "the command cd"),
+        ("set -n\npython3 /tests/check.py\n", "the command set -n"),
+        ("set -o noexec\npython3 /tests/check.py\n", "the command set -o noexec"),
         ("cd $(reboot)\npython3 /tests/check.py\n", "the command cd"),
         ("python3 /tests/check.py\x0creboot\n", "the command python3"),
         ("python3 /tests/check.py\r\n", "the command python3"),
@@ -353,3 +357,9 @@ def test_modes_of_files_are_never_lost(tmp_path: Path) -> None:
         (folder / name).chmod(0o755)
         with pytest.raises(DataError, match=f"the file {name} is executable"):
             copied_files(read_task(folder))
+
+
+@pytest.mark.parametrize("line", ["set -euxo pipefail", "set -e -o pipefail", "set +x", "cd /app/"])
+def test_setups_without_effect_on_the_test_are_allowed(tmp_path: Path, line: str) -> None:
+    script = f"{line}\npython3 /tests/check.py\n"
+    assert python_test(read_task(make_task(tmp_path / "task", **{"tests/test.sh": script})))
