@@ -1,7 +1,7 @@
 """The task harbor: task folders of Harbor, scored by their own tests.
 
 In containers (inspect:docker and e2b), tests run as Harbor runs them: tests/ is copied to /tests,
-`bash /tests/test.sh` runs in the working directory, and /logs/verifier has the reward. Elsewhere,
+bash runs /tests/test.sh in the working directory, and /logs/verifier has the reward. Elsewhere,
 absolute paths of a task do not exist. So a task can run there only if its test is one Python
 program without such paths.
 """
@@ -45,7 +45,7 @@ _DIRECTORY: Final = "/app"
 _MOST: Final = 1e9
 """Rewards are smaller than this; NaN is not."""
 _RESET: Final = "rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier"
-_TEST: Final = "bash /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
+_TEST: Final = "/bin/bash --noprofile --norc /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
 _NOT_INSIDE: Final = r"(?<![\w./:<})*])(?<!#!)"
 """What cannot come before an absolute path: parts of a path, a URL or a tag, and #! of scripts."""
 _ROOTS: Final = "(?:app|tests|logs|tmp|root|home|etc|usr|var|opt|workspace)"
