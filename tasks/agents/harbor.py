@@ -29,6 +29,9 @@ from treegen.evals.problem import Problem, Skipped
 
 _MAX_BYTES: Final = 16 << 20
 _MAX_FILES: Final = 1000
+_MAX_WILDCARDS: Final = 8
+_MAX_STEPS: Final = 200
+_MAX_LINE: Final = 1000
 _WORKDIR: Final = "/app"
 """The directory of files without a Dockerfile."""
 _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
@@ -283,9 +286,13 @@ def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
     text = task.environment["Dockerfile"].decode("utf-8", "replace")
     if re.match(r"(\s*#.*\n)*\s*#\s*escape\s*=", text):
         raise task.refuse("its Dockerfile changes the escape character")
+    num = 0
     lines = [line.strip() for line in text.split("\n") if not line.lstrip().startswith("#")]
     for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).split("\n"):
         if line.strip():
+            num += 1
+            if num > _MAX_STEPS:
+                raise task.refuse(f"its Dockerfile has more than {_MAX_STEPS} steps")
             word, *rest = line.strip().split(maxsplit=1)
             yield word.upper(), rest[0] if rest else ""
 
@@ -317,9 +324,19 @@ def _glob(task: HarborTask, pattern: str) -> re.Pattern[str]:
     """Return a pattern of Docker: * and ? stay within a name, ** does not."""
     if re.search(r"[\[\]\\]", pattern):
         raise task.refuse(f"the pattern {pattern!r:.60} has brackets or escapes")
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    if len(re.findall(r"[*?]", pattern)) > _MAX_WILDCARDS or pattern.count("**") > 2:
+        raise task.refuse(f"the pattern {pattern!r:.60} has too many wildcards")
+    # An earlier * of a name ends at the first match of the text after it: no search goes back.
+    parts = re.split(r"(\*\*/|\*\*|\*(?=[^*/]+\*)[^*/]+|\*|\?)", pattern)
     special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(special.get(part, re.escape(part)) for part in parts), re.DOTALL)
+    texts = []
+    for part in parts:
+        if part.startswith("*") and part not in special:
+            fixed = re.escape(part[1:]).replace(r"\?", "[^/]")
+            texts.append(f"(?>[^/]*?{fixed})")
+        else:
+            texts.append(special.get(part, re.escape(part)))
+    return re.compile("".join(texts), re.DOTALL)
 
 
 def _prefixes(path: str) -> list[str]:
@@ -404,6 +421,8 @@ def python_test(task: HarborTask, workdir: str = _WORKDIR) -> str:
     programs: list[str] = []
     rest = []
     for line in script.decode("utf-8", "replace").split("\n"):
+        if len(line) > _MAX_LINE:
+            raise task.refuse(f"tests/test.sh has lines of more than {_MAX_LINE:,} characters")
         line = line.strip(" \t")
         setup = line.rstrip("/") == f"cd {workdir}".rstrip("/") or _SHELL_SETUP.fullmatch(line)
         if not line or line.startswith("#") or (not programs and setup):

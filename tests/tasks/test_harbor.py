@@ -198,6 +198,9 @@ def test_a_problem_depends_on_all_files(tmp_path: Path) -> None:
         ("# escape=`\nFROM x\nCOPY main.py `\n  /app/\n", "the escape character"),
         ("FROM x\nCOPY\n", "the step COPY"),
         ("FROM x\nRUN\tmake\n", "the step RUN make"),
+        ("FROM x\nCOPY " + "*a" * 24 + " /app/\n", "too many wildcards"),
+        ("FROM x\nCOPY **/a/**/b/**/c /app/\n", "too many wildcards"),
+        ("FROM x\nWORKDIR /app\n" + "COPY . .\n" * 200, "more than 200 steps"),
         ("FROM x\nCOPY --chmod=400 main.py /app/\n", "the step COPY --chmod=400"),
         ("FROM x\nCOPY --chown=nobody main.py /app/\n", "the step COPY --chown=nobody"),
         ('FROM x\nENTRYPOINT ["setup"]\n', 'the step ENTRYPOINT ["setup"]'),
@@ -245,6 +248,7 @@ def test_patterns_stay_within_one_name(tmp_path: Path) -> None:
         ("cd\npython3 /tests/check.py\n", "the command cd"),
         ("set -n\npython3 /tests/check.py\n", "the command set -n"),
         ("set -o noexec\npython3 /tests/check.py\n", "the command set -o noexec"),
+        ("set " + "-e " * 400 + "\npython3 /tests/check.py\n", "more than 1,000 characters"),
         ("cd $(reboot)\npython3 /tests/check.py\n", "the command cd"),
         ("python3 /tests/check.py\x0creboot\n", "the command python3"),
         ("python3 /tests/check.py\r\n", "the command python3"),
@@ -363,3 +367,14 @@ def test_modes_of_files_are_never_lost(tmp_path: Path) -> None:
 def test_setups_without_effect_on_the_test_are_allowed(tmp_path: Path, line: str) -> None:
     script = f"{line}\npython3 /tests/check.py\n"
     assert python_test(read_task(make_task(tmp_path / "task", **{"tests/test.sh": script})))
+
+
+@pytest.mark.timeout(20)
+def test_patterns_are_matched_in_short_time(tmp_path: Path) -> None:
+    name = "a" * 200
+    rules = "*a" * 8 + "b\n*a?a*/*a*a*\n**/*a*x*\n"
+    text = "FROM x\nWORKDIR /app\nCOPY . .\nCOPY *a*b?*c *.d*.e /app/\n"
+    files = {f"environment/{place}": "" for place in (name, f"sub/{name}", "aaba-c", "x.d.d.e")}
+    files |= {"environment/Dockerfile": text, "environment/.dockerignore": rules}
+    copied, _ = copied_files(read_task(make_task(tmp_path / "task", **files)))
+    assert {name, f"sub/{name}", "aaba-c", "x.d.d.e"} <= set(copied)
