@@ -284,17 +284,16 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
 
 def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
     text = task.environment["Dockerfile"].decode("utf-8", "replace")
-    if re.match(r"(\s*#.*\n)*\s*#\s*escape\s*=", text):
+    if re.match(r"(\s*#.*\n)*\s*#\s*(?i:escape)\s*=", text):
         raise task.refuse("its Dockerfile changes the escape character")
-    num = 0
     lines = [line.strip() for line in text.split("\n") if not line.lstrip().startswith("#")]
-    for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).split("\n"):
-        if line.strip():
-            num += 1
-            if num > _MAX_STEPS:
-                raise task.refuse(f"its Dockerfile has more than {_MAX_STEPS} steps")
-            word, *rest = line.strip().split(maxsplit=1)
-            yield word.upper(), rest[0] if rest else ""
+    lines = re.sub(r"(?<!\\)\\[ \t]*\n", " ", "\n".join(lines)).split("\n")
+    steps = [line.strip() for line in lines if line.strip()]
+    if len(steps) > _MAX_STEPS:
+        raise task.refuse(f"its Dockerfile has more than {_MAX_STEPS} steps")
+    for step in steps:
+        word, *rest = step.split(maxsplit=1)
+        yield word.upper(), rest[0] if rest else ""
 
 
 def _context(task: HarborTask) -> dict[str, bytes]:
@@ -329,14 +328,10 @@ def _glob(task: HarborTask, pattern: str) -> re.Pattern[str]:
     # An earlier * of a name ends at the first match of the text after it: no search goes back.
     parts = re.split(r"(\*\*/|\*\*|\*(?=[^*/]+\*)[^*/]+|\*|\?)", pattern)
     special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    texts = []
     for part in parts:
         if part.startswith("*") and part not in special:
-            fixed = re.escape(part[1:]).replace(r"\?", "[^/]")
-            texts.append(f"(?>[^/]*?{fixed})")
-        else:
-            texts.append(special.get(part, re.escape(part)))
-    return re.compile("".join(texts), re.DOTALL)
+            special[part] = f"(?>[^/]*?{re.escape(part[1:])})".replace(r"\?", "[^/]")
+    return re.compile("".join(special.get(part, re.escape(part)) for part in parts), re.DOTALL)
 
 
 def _prefixes(path: str) -> list[str]:

@@ -198,6 +198,8 @@ def test_a_problem_depends_on_all_files(tmp_path: Path) -> None:
         ("# escape=`\nFROM x\nCOPY main.py `\n  /app/\n", "the escape character"),
         ("FROM x\nCOPY\n", "the step COPY"),
         ("FROM x\nRUN\tmake\n", "the step RUN make"),
+        ("FROM x\nCMD echo \\\\\nRUN rm main.py\n", "the step RUN rm main.py"),
+        ("# ESCAPE=`\nFROM x\nCMD c:\\\nRUN rm main.py\n", "the escape character"),
         ("FROM x\nCOPY " + "*a" * 24 + " /app/\n", "too many wildcards"),
         ("FROM x\nCOPY **/a/**/b/**/c /app/\n", "too many wildcards"),
         ("FROM x\nWORKDIR /app\n" + "COPY . .\n" * 200, "more than 200 steps"),
