@@ -159,8 +159,9 @@ def read_task(folder: Path) -> HarborTask:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    text = _text(folder, "task.toml")
     try:
-        return tomllib.loads(_text(folder, "task.toml"))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number can have too many digits
         raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; mend it") from None
 

@@ -273,6 +273,13 @@ def test_deeply_nested_input_is_an_error(tmp_path: Path) -> None:
         read_task(make_task(tmp_path / "deep", **{"task.toml": toml}))
 
 
+def test_a_configuration_that_cannot_be_read_is_not_called_no_toml(tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "latin")
+    (folder / "task.toml").write_bytes(b"# \xe9")
+    with pytest.raises(DataError, match=r"^\S+task.toml is not UTF-8"):
+        read_task(folder)
+
+
 @pytest.mark.parametrize(
     "toml",
     [
