@@ -259,8 +259,7 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
         return dict(task.environment), _WORKDIR
     workdir = "/"
     copies: dict[str, bytes] = {}
-    context = _context(task)
-    num_stages = 0
+    context, num_stages = _context(task), 0
     for word, rest in _instructions(task):
         num_stages += word == "FROM"
         step = f"{word} {rest:.60}".rstrip()
