@@ -29,13 +29,18 @@ from treegen.evals.problem import Problem, Skipped
 
 _MAX_BYTES: Final = 16 << 20
 _MAX_FILES: Final = 1000
+_MAX_WILDCARDS: Final = 8
+_MAX_STEPS: Final = 200
+_MAX_LINE: Final = 1000
 _WORKDIR: Final = "/app"
 """The directory of files without a Dockerfile."""
 _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-_NO_EFFECT: Final = ("FROM", "LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "STOPSIGNAL")
-"""Instructions that change no file of the working directory. Programs get the sandbox's Python."""
+_NO_EFFECT: Final = ("FROM", "LABEL", "MAINTAINER", "CMD", "EXPOSE", "STOPSIGNAL")
+"""Instructions that change no file and no command. Programs get the sandbox's Python."""
 _SECONDS: Final = 600.0
-_SHELL_SETUP: Final = re.compile(r"set\s+[-+\w\s]+|cd\s+[\w./-]+|mkdir\s+-p\s+/logs/verifier/?")
+_SHELL_SETUP: Final = re.compile(
+    r"set([ \t]+[-+]([eux]+|[eux]*o[ \t]+pipefail))+|mkdir[ \t]+-p[ \t]+/logs/verifier/?"
+)
 _SHELL_REWARD: Final = re.compile(
     r"(if \[ \$\? -eq 0 \]; ?then echo 1(\.0)? ?> ?/logs/verifier/reward\.txt "
     r"else echo 0(\.0)? ?> ?/logs/verifier/reward\.txt fi)?( ?exit [\w$?]+)?"
@@ -66,6 +71,8 @@ class HarborTask:
     """The time of the tests."""
     metadata: Mapping[str, Any]
     """The table [metadata] of task.toml."""
+    executables: tuple[str, ...] = ()
+    """The files of environment/ and tests/ that can be executed, except tests/test.sh."""
     backend: str = "local"
     """The environment that is to build it, for messages."""
 
@@ -132,22 +139,30 @@ def read_task(folder: Path) -> HarborTask:
         _table(folder, config, name) for name in ("environment", "agent", "verifier")
     )
     image = environment.get("docker_image")
+    if not isinstance(image, str | None):
+        raise DataError(f"docker_image in {folder / 'task.toml'} is no text; write it in quotes")
+    places = {name: _files(folder / name) for name in ("environment", "tests")}
+    names = [f"{place}/{name}" for place, files in places.items() for name in files]
     return HarborTask(
         folder=folder,
         instruction=instruction.strip(),
-        environment=dict(_files(folder / "environment")),
-        tests=dict(_files(folder / "tests")),
-        image=None if image is None else str(image),
+        environment=places["environment"],
+        tests=places["tests"],
+        image=image,
         agent_seconds=_seconds(folder, agent),
         verifier_seconds=_seconds(folder, verifier),
         metadata=_table(folder, config, "metadata"),
+        executables=tuple(
+            name for name in names if name != "tests/test.sh" and os.access(folder / name, os.X_OK)
+        ),
     )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    text = _text(folder, "task.toml")
     try:
-        return tomllib.loads(_text(folder, "task.toml"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number can have too many digits
         raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; mend it") from None
 
 
@@ -161,7 +176,10 @@ def _table(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, A
 def _seconds(folder: Path, table: Mapping[str, Any]) -> float:
     seconds = table.get("timeout_sec", _SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
-        raise DataError(f"timeout_sec in {folder / 'task.toml'} must be seconds, got {seconds!r}")
+        raise DataError(
+            f"timeout_sec in {folder / 'task.toml'} must be seconds, more than 0 and less than "
+            "1,000,000"
+        )
     return float(seconds)
 
 
@@ -184,15 +202,22 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a directory by their paths below it; a missing one has none."""
+def _files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a directory by their paths below it; a missing one has none."""
+    try:
+        return dict(_walk(folder))
+    except OSError as error:  # such as a path that is too long
+        raise DataError(describe_read_error(folder, error)) from None
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
     size = num = 0
     if folder.is_symlink():
         raise DataError(f"{folder} is a symbolic link, which may lead out of the task; copy it")
 
     def fail(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
-            raise DataError(describe_read_error(Path(error.filename), error)) from None
+            raise error
 
     for place, folders, names in os.walk(folder, onerror=fail):
         folders.sort()
@@ -226,14 +251,15 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
     compose = next((name for name in _COMPOSE if name in task.environment), None)
     if compose is not None:
         raise task.refuse(f"environment/{compose} starts containers")
+    if task.executables:  # copies have no modes
+        raise task.refuse(f"the file {task.executables[0]:.60} is executable")
     if "Dockerfile" not in task.environment:
         if task.image is not None:
             raise task.refuse(f"it starts from the image {task.image}")
         return dict(task.environment), _WORKDIR
     workdir = "/"
     copies: dict[str, bytes] = {}
-    context = _context(task)
-    num_stages = 0
+    context, num_stages = _context(task), 0
     for word, rest in _instructions(task):
         num_stages += word == "FROM"
         step = f"{word} {rest:.60}".rstrip()
@@ -258,13 +284,16 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
 
 def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
     text = task.environment["Dockerfile"].decode("utf-8", "replace")
-    if re.match(r"(\s*#.*\n)*\s*#\s*escape\s*=", text):
+    if re.match(r"(\s*#.*\n)*\s*#\s*(?i:escape)\s*=", text):
         raise task.refuse("its Dockerfile changes the escape character")
     lines = [line.strip() for line in text.split("\n") if not line.lstrip().startswith("#")]
-    for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).split("\n"):
-        if line.strip():
-            word, *rest = line.strip().split(maxsplit=1)
-            yield word.upper(), rest[0] if rest else ""
+    lines = re.sub(r"(?<!\\)\\[ \t]*\n", " ", "\n".join(lines)).split("\n")
+    steps = [line.strip() for line in lines if line.strip()]
+    if len(steps) > _MAX_STEPS:
+        raise task.refuse(f"its Dockerfile has more than {_MAX_STEPS} steps")
+    for step in steps:
+        word, *rest = step.split(maxsplit=1)
+        yield word.upper(), rest[0] if rest else ""
 
 
 def _context(task: HarborTask) -> dict[str, bytes]:
@@ -294,8 +323,14 @@ def _glob(task: HarborTask, pattern: str) -> re.Pattern[str]:
     """Return a pattern of Docker: * and ? stay within a name, ** does not."""
     if re.search(r"[\[\]\\]", pattern):
         raise task.refuse(f"the pattern {pattern!r:.60} has brackets or escapes")
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    if len(re.findall(r"[*?]", pattern)) > _MAX_WILDCARDS or pattern.count("**") > 2:
+        raise task.refuse(f"the pattern {pattern!r:.60} has too many wildcards")
+    # An earlier * of a name ends at the first match of the text after it: no search goes back.
+    parts = re.split(r"(\*\*/|\*\*|\*(?=[^*/]+\*)[^*/]+|\*|\?)", pattern)
     special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    for part in parts:
+        if part.startswith("*") and part not in special:
+            special[part] = f"(?>[^/]*?{re.escape(part[1:])})".replace(r"\?", "[^/]")
     return re.compile("".join(special.get(part, re.escape(part)) for part in parts), re.DOTALL)
 
 
@@ -328,8 +363,7 @@ def _copy(
     *sources, target = [each for each in words if not each.startswith("--")] or [""]
     is_remote = any("://" in source or source.startswith("git@") for source in sources)
     unpacks = word == "ADD" and any(source.endswith(_ARCHIVES) for source in sources)
-    odd = [flag for flag in flags if not flag.startswith(("--chown=", "--chmod="))]
-    if odd or is_remote or unpacks or not sources:
+    if flags or is_remote or unpacks or not sources:
         raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}")
     into_folder = target.endswith("/") or target in (".", "./") or len(sources) > 1
     target = posixpath.normpath(posixpath.join(workdir, target))
@@ -366,8 +400,12 @@ def check_image(task: HarborTask) -> None:
         raise task.refuse("tests/test.sh is missing")
 
 
-def python_test(task: HarborTask) -> str:
+def python_test(task: HarborTask, workdir: str = _WORKDIR) -> str:
     """Return the path in tests/ of the Python program whose exit status is the whole reward.
+
+    Args:
+        task: The task.
+        workdir: The working directory, in which test.sh starts.
 
     Raises:
         DataError: test.sh does more than running one Python program.
@@ -378,8 +416,11 @@ def python_test(task: HarborTask) -> str:
     programs: list[str] = []
     rest = []
     for line in script.decode("utf-8", "replace").split("\n"):
+        if len(line) > _MAX_LINE:
+            raise task.refuse(f"tests/test.sh has lines of more than {_MAX_LINE:,} characters")
         line = line.strip(" \t")
-        if not line or line.startswith("#") or (not programs and _SHELL_SETUP.fullmatch(line)):
+        setup = line.rstrip("/") == f"cd {workdir}".rstrip("/") or _SHELL_SETUP.fullmatch(line)
+        if not line or line.startswith("#") or (not programs and setup):
             continue
         if match := _SHELL_TEST.fullmatch(line):
             programs.append(match[1])
@@ -400,5 +441,9 @@ def as_problem(task: HarborTask) -> Problem:
     for place in (task.environment, task.tests):
         for path, data in sorted(place.items()):
             digest.update(json.dumps([path, len(data)]).encode() + data)
-    plain = {name: value for name, value in task.metadata.items() if isinstance(value, str | int)}
+    plain = {
+        name: value
+        for name, value in task.metadata.items()
+        if isinstance(value, str) or (isinstance(value, int) and abs(value) < 1 << 63)
+    }
     return Problem(task.name, task.instruction, digest.hexdigest(), plain)

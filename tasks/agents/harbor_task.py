@@ -1,7 +1,7 @@
 """The task harbor: task folders of Harbor, scored by their own tests.
 
 In containers (inspect:docker and e2b), tests run as Harbor runs them: tests/ is copied to /tests,
-`bash /tests/test.sh` runs in the working directory, and /logs/verifier has the reward. Elsewhere,
+bash runs /tests/test.sh in the working directory, and /logs/verifier has the reward. Elsewhere,
 absolute paths of a task do not exist. So a task can run there only if its test is one Python
 program without such paths.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +45,12 @@ _DIRECTORY: Final = "/app"
 _MOST: Final = 1e9
 """Rewards are smaller than this; NaN is not."""
 _RESET: Final = "rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier"
-_TEST: Final = "bash /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
+_TEST: Final = "/bin/bash --noprofile --norc /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
+_NOT_INSIDE: Final = r"(?<![\w./:<})*])(?<!#!)"
+"""What cannot come before an absolute path: parts of a path, a URL or a tag, and #! of scripts."""
+_ROOTS: Final = "(?:app|tests|logs|tmp|root|home|etc|usr|var|opt|workspace)"
+_ROOT_FILE: Final = rf"{_NOT_INSIDE}(?<![\"'])/[A-Za-z_][\w-]*(?:/[\w-]+)*\.\w+"
+_OPENED: Final = r"(?:open|Path|exists|isfile|isdir)\(\s*[\"']/\w*"
 # The working directory, which the model fills, must not be where the test's imports are from.
 _PROGRAM: Final = """\
 import sys
@@ -196,12 +202,25 @@ def _prepare(task: HarborTask) -> _Setup:
         if "test.sh" not in task.tests:
             raise task.refuse("tests/test.sh is missing")
         return _Setup(task, files)
-    program = python_test(task)
-    absolute = "/tests/" if workdir == "/" else f"{workdir}/"
-    texts = [task.instruction.encode(), *(d for p, d in task.tests.items() if p != "test.sh")]
-    if any(name in text for text in texts for name in (absolute.encode(), b"/tests/", b"/logs/")):
-        raise task.refuse(f"its instruction or tests name absolute paths, such as {absolute}")
+    program = python_test(task, workdir)
+    tests = (data.decode("utf-8", "replace") for p, data in task.tests.items() if p != "test.sh")
+    for text in (task.instruction, *tests):
+        if path := _absolute_path(text, workdir):
+            raise task.refuse(f"its instruction or tests name absolute paths, such as {path:.60}")
     return _Setup(task, files, program)
+
+
+def _absolute_path(text: str, workdir: str) -> str | None:
+    """Return an absolute path in a text; None if there is none.
+
+    URLs, closing tags, comments, fractions and relative paths are no absolute paths. In quotes,
+    which may hold the path of a URL, only well-known directories and arguments of functions are.
+    """
+    own = "" if workdir == "/" else rf"|{re.escape(workdir[1:])}(?![\w-])"
+    for pattern in (rf"{_NOT_INSIDE}/(?:{_ROOTS}\b{own})", _ROOT_FILE, _OPENED):
+        if match := re.search(pattern, text):
+            return match[0]
+    return None
 
 
 async def _run_program(world: FileWorld, task: HarborTask, program: str) -> dict[str, Any]:

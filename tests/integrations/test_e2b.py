@@ -379,3 +379,35 @@ def test_bad_arguments(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("E2B_API_KEY")
     with pytest.raises(InputError, match="set the environment variable E2B_API_KEY"):
         E2BEnvironment(allow_code_execution=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("E2B_API_KEY", "clé-secret"),
+        ("E2B_API_KEY", "secret\n"),
+        ("E2B_API_URL", "http://127.0.0.1:secret"),
+        ("E2B_API_URL", "http://[::1"),
+        ("E2B_API_URL", "127.0.0.1:8000"),
+        ("E2B_API_URL", "http://"),
+        ("E2B_SANDBOX_URL", "http://a\nb"),
+        ("E2B_DOMAIN", "a b"),
+    ],
+)
+def test_bad_keys_and_addresses_are_refused_at_once(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=name) as error:
+        e2b_server.E2BServer()
+    assert "secret" not in str(error.value)
+
+
+def test_messages_never_end_within_a_key(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = e2b_server.E2BServer()
+    for body, is_cut in (
+        (b"x" * 295 + KEY.encode(), False),
+        (b" " * 999 + KEY[:-4].encode(), True),
+    ):
+        text = server.message_of(e2b_server.Answer("host", 500, body, is_cut))
+        assert KEY[:4] not in text

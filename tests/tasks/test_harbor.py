@@ -1,10 +1,12 @@
 """Task folders of Harbor: what is read, what a copy of files can build, and what is refused."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from treegen.errors import DataError
+from treegen.evals.task import TaskOptions
 from treegen.tasks.agents.harbor import (
     as_problem,
     copied_files,
@@ -12,6 +14,7 @@ from treegen.tasks.agents.harbor import (
     read_folder,
     read_task,
 )
+from treegen.tasks.agents.harbor_task import Harbor
 
 DOCKERFILE = """\
 # A comment
@@ -20,7 +23,7 @@ LABEL kind="test"
 WORKDIR /app
 COPY main.py \\
     lib/ ./
-COPY --chown=root:root data/*.txt data/
+COPY data/*.txt data/
 COPY ["notes.md", "README.md"]
 """
 TEST = """\
@@ -195,6 +198,14 @@ def test_a_problem_depends_on_all_files(tmp_path: Path) -> None:
         ("# escape=`\nFROM x\nCOPY main.py `\n  /app/\n", "the escape character"),
         ("FROM x\nCOPY\n", "the step COPY"),
         ("FROM x\nRUN\tmake\n", "the step RUN make"),
+        ("FROM x\nCMD echo \\\\\nRUN rm main.py\n", "the step RUN rm main.py"),
+        ("# ESCAPE=`\nFROM x\nCMD c:\\\nRUN rm main.py\n", "the escape character"),
+        ("FROM x\nCOPY " + "*a" * 24 + " /app/\n", "too many wildcards"),
+        ("FROM x\nCOPY **/a/**/b/**/c /app/\n", "too many wildcards"),
+        ("FROM x\nWORKDIR /app\n" + "COPY . .\n" * 200, "more than 200 steps"),
+        ("FROM x\nCOPY --chmod=400 main.py /app/\n", "the step COPY --chmod=400"),
+        ("FROM x\nCOPY --chown=nobody main.py /app/\n", "the step COPY --chown=nobody"),
+        ('FROM x\nENTRYPOINT ["setup"]\n', 'the step ENTRYPOINT ["setup"]'),
     ],
 )
 def test_dockerfiles_that_would_be_read_wrongly_are_refused(
@@ -235,6 +246,11 @@ def test_patterns_stay_within_one_name(tmp_path: Path) -> None:
         ("python3 /tests/check.py\necho 1 > /logs/verifier/reward.txt\n", "the command echo 1"),
         (TEST.replace("-eq 0", "-ne 0"), "the command if"),
         (TEST.replace("echo 1", "echo 2"), "the command if"),
+        ("cd /tests\npython3 /tests/check.py\n", "the command cd /tests"),
+        ("cd\npython3 /tests/check.py\n", "the command cd"),
+        ("set -n\npython3 /tests/check.py\n", "the command set -n"),
+        ("set -o noexec\npython3 /tests/check.py\n", "the command set -o noexec"),
+        ("set " + "-e " * 400 + "\npython3 /tests/check.py\n", "more than 1,000 characters"),
         ("cd $(reboot)\npython3 /tests/check.py\n", "the command cd"),
         ("python3 /tests/check.py\x0creboot\n", "the command python3"),
         ("python3 /tests/check.py\r\n", "the command python3"),
@@ -255,3 +271,119 @@ def test_deeply_nested_input_is_an_error(tmp_path: Path) -> None:
     toml = "a = " + "[" * 50_000
     with pytest.raises(DataError, match="is not TOML"):
         read_task(make_task(tmp_path / "deep", **{"task.toml": toml}))
+
+
+def test_a_configuration_that_cannot_be_read_is_not_called_no_toml(tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "latin")
+    (folder / "task.toml").write_bytes(b"# \xe9")
+    with pytest.raises(DataError, match=r"^\S+task.toml is not UTF-8"):
+        read_task(folder)
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "x = " + "1" * 5000,
+        "[agent]\ntimeout_sec = 0x" + "f" * 5000,
+        "[environment]\ndocker_image = 0x" + "f" * 5000,
+    ],
+)
+def test_one_bad_folder_does_not_end_the_load(tmp_path: Path, toml: str) -> None:
+    make_task(tmp_path / "good")
+    make_task(tmp_path / "bad", **{"task.toml": toml})
+    tasks, skipped = read_folder(tmp_path)
+    assert [task.name for task in tasks] == ["good"]
+    assert "bad" in skipped[0].source and len(skipped[0].reason) < 500
+
+
+def test_metadata_has_no_huge_numbers(tmp_path: Path) -> None:
+    toml = f"[metadata]\nhuge = 0x{'f' * 5000}\nyear = 2026\n"
+    assert as_problem(read_task(make_task(tmp_path / "task", **{"task.toml": toml}))).metadata == {
+        "year": 2026
+    }
+
+
+def test_paths_that_are_too_long_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_task(tmp_path / "long")
+    monkeypatch.chdir(folder / "tests")
+    for _ in range(20):
+        os.mkdir("d" * 250)
+        os.chdir("d" * 250)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="tests"):
+        read_task(folder)
+
+
+def load(folder: Path, environment: str = "local") -> None:
+    """Raise DataError if an environment cannot build a task."""
+    Harbor().load_for(TaskOptions(data=str(folder)), environment)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Create hello.txt in /app.",
+        "Write `/tmp/out.txt`.",
+        "Write /answer.txt.",
+        "Write /mnt/sub/answer.txt.",
+        "See /work-dir for the files",
+        "assert (Path('/app') / 'hello.txt').exists()",
+        'open( "/answer")',
+        "Read /etc/passwd",
+    ],
+)
+@pytest.mark.parametrize("name", ["instruction.md", "tests/check.py"])
+def test_absolute_paths_are_refused_without_containers(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    dockerfile = "FROM x\nWORKDIR /work-dir\nCOPY main.py .\n"
+    files = {"environment/Dockerfile": dockerfile, name: text}
+    with pytest.raises(DataError, match="name absolute paths, such as"):
+        load(make_task(tmp_path / "task", **files))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Make it and/or mend src/app/main.py and ../tests/a.py.",
+        "See https://example.org/app/tests/x.html or http://localhost:80/tmp.",
+        "<b>bold</b> </app> // a comment /* another */",
+        "a / b; a//b; 1/2.5; x /2.5",
+        "#!/usr/bin/env python3\nimport re",
+        "re.match('/[a-z]+', client.get('/items').text)",
+        "glob('**/tests/*.py'); f'{root}/app/x'; /apple",
+    ],
+)
+@pytest.mark.parametrize("name", ["instruction.md", "tests/check.py"])
+def test_other_slashes_are_no_absolute_paths(tmp_path: Path, name: str, text: str) -> None:
+    dockerfile = "FROM x\nWORKDIR /app\nCOPY main.py .\n"
+    load(make_task(tmp_path / "task", **{"environment/Dockerfile": dockerfile, name: text}))
+
+
+def test_modes_of_files_are_never_lost(tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "task")
+    (folder / "tests" / "test.sh").chmod(0o755)
+    copied_files(read_task(folder))
+    for name in ("tests/check.py", "environment/main.py"):
+        (folder / name).chmod(0o755)
+        with pytest.raises(DataError, match=f"the file {name} is executable"):
+            copied_files(read_task(folder))
+
+
+@pytest.mark.parametrize("line", ["set -euxo pipefail", "set -e -o pipefail", "set +x", "cd /app/"])
+def test_setups_without_effect_on_the_test_are_allowed(tmp_path: Path, line: str) -> None:
+    script = f"{line}\npython3 /tests/check.py\n"
+    assert python_test(read_task(make_task(tmp_path / "task", **{"tests/test.sh": script})))
+
+
+@pytest.mark.timeout(20)
+def test_patterns_are_matched_in_short_time(tmp_path: Path) -> None:
+    name = "a" * 200
+    rules = "*a" * 8 + "b\n*a?a*/*a*a*\n**/*a*x*\n"
+    text = "FROM x\nWORKDIR /app\nCOPY . .\nCOPY *a*b?*c *.d*.e /app/\n"
+    files = {f"environment/{place}": "" for place in (name, f"sub/{name}", "aaba-c", "x.d.d.e")}
+    files |= {"environment/Dockerfile": text, "environment/.dockerignore": rules}
+    copied, _ = copied_files(read_task(make_task(tmp_path / "task", **files)))
+    assert {name, f"sub/{name}", "aaba-c", "x.d.d.e"} <= set(copied)

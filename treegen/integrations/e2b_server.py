@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import random
+import re
 import time
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -97,16 +98,31 @@ class E2BServer:
     """Connections to one server. One event loop uses it.
 
     Raises:
-        InputError: There is no key.
+        InputError: There is no key, or the key or an address is invalid.
     """
 
     def __init__(self) -> None:
         key = os.environ.get("E2B_API_KEY")
         if not key:
             raise InputError("set the environment variable E2B_API_KEY to the key of the server")
+        if not re.fullmatch(r"[!-~]+", key):
+            raise InputError(
+                "E2B_API_KEY has spaces, line breaks or characters that are not ASCII; copy the "
+                "key again"
+            )
         self._domain = os.environ.get("E2B_DOMAIN") or "e2b.app"
         self._api_url = os.environ.get("E2B_API_URL") or f"https://api.{self._domain}"
         self._sandbox_url = os.environ.get("E2B_SANDBOX_URL")
+        for name, url in (
+            ("E2B_DOMAIN", f"https://api.{self._domain}"),
+            ("E2B_API_URL", self._api_url),
+            ("E2B_SANDBOX_URL", self._sandbox_url),
+        ):
+            if url and not _is_address(url):
+                raise InputError(
+                    f"{name} is no valid address; write "
+                    + ("HOST" if name == "E2B_DOMAIN" else "https://HOST or http://HOST:PORT")
+                )
         self._key = key
         self._tokens: set[str] = set()
         self._client: httpx2.AsyncClient | None = None
@@ -307,7 +323,7 @@ class E2BServer:
                     if is_late:
                         raise TimeoutError
                     if text:
-                        raise WorldError(self._redact(f"a sandbox failed: {text:.300}; try again"))
+                        raise WorldError(f"a sandbox failed: {self._redact(text):.300}; try again")
                     yield event
         except httpx2.HTTPError as error:
             raise WorldError(
@@ -328,7 +344,10 @@ class E2BServer:
             text = str(answer.json()["message"])
         except (WorldError, LookupError, TypeError):
             text = answer.body.decode("utf-8", "replace")
-        return self._redact(" ".join(text.split()))[:300]
+        text = self._redact(text)
+        if answer.is_cut:  # perhaps within a key
+            text = text[: -max(map(len, (self._key, *self._tokens)))]
+        return " ".join(text.split())[:300]
 
     async def close(self) -> None:
         """Close the connections."""
@@ -354,6 +373,15 @@ class E2BServer:
         for secret in (self._key, *self._tokens):
             text = text.replace(secret, "***")
         return text
+
+
+def _is_address(url: str) -> bool:
+    """Return whether requests can be sent to an address."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError):
+        return False
+    return parsed.scheme in ("http", "https") and bool(re.fullmatch(r"[^\s/@%]+", parsed.host))
 
 
 class _UnreachableError(WorldError):
