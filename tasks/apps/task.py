@@ -182,7 +182,7 @@ _MAX_CHARS: Final = 12_000
 def load_shots(
     options: TaskOptions, problems: Sequence[Row], default: int, *, calls: bool, form: str
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the examples, none of which is a problem, and whether they are treegen's own.
+    """Return examples that are no problems of the run, and whether they are treegen's own.
 
     With a few-shot file, its first examples are used. Otherwise examples are drawn by seed: from
     fewshot_data; or from the train split next to the problems, if it has enough; or from the

@@ -248,7 +248,7 @@ class VerifyInput:
         """Set up the draft tokens of a step.
 
         Args:
-            tokens_RK: Draft tokens, [R, K], of which the first `num_R` of each row count.
+            tokens_RK: Draft tokens, [R, K]. Row r uses its first `num_R[r]` tokens.
             num_R: Number of draft tokens of each row, [R].
             kind_R: Kind of evidence behind each row's draft tokens, [R].
         """

@@ -24,7 +24,7 @@ _WINDOW: Final = 30.0  # seconds over which the speed is measured
 _REFRESH: Final = 0.25  # seconds between two fits
 _GROUPS: Final = 8  # groups of equal ages in a fit
 _LEAST_REST: Final = 0.1  # smallest expected further length, as a share of the length so far
-_WAITING: Final = 32  # quantiles of which the mean length of a sample is made
+_WAITING: Final = 32  # number of quantiles that give the mean length of a sample
 _NORMAL: Final = NormalDist()
 # The spread (standard deviation of the logarithm) is expected near 0.4, within a factor of 2.
 _SPREADS: Final = np.geomspace(0.03, 1.6, 20)
@@ -45,8 +45,8 @@ class TimeLeft:
 class TimeForecast:
     """Forecasts the remaining time of samples that are decoded side by side.
 
-    A length is a number of tokens. Searches, of which not all tokens are known, are measured in
-    seconds instead.
+    A length is a number of tokens. The lengths of searches are in seconds, because their numbers of
+    tokens are not all known.
     """
 
     def __init__(self, longest: float | None = None, *, shares_speed: bool = False) -> None:

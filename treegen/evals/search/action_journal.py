@@ -36,7 +36,7 @@ class Episode:
     """The name of the search."""
     problem: Problem
     is_running: Callable[[], bool] = lambda: False
-    """Returns whether the search goes on, and did not stop early or end. Default: it does not."""
+    """Returns whether the search is still running. Default: it is not."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,7 @@
 """The live worlds of an environment: at most so many, in an event loop of their own.
 
-A `WorldState` is a state of a world that nodes can act from. It is a live world, a snapshot, or
-both. A state that waits for the model keeps its world while there is room; otherwise its world is
-snapshotted and closed. All coroutines of the environment run in one loop in a background thread, so
-that they block neither the model nor each other.
+A `WorldState` is a live world, a snapshot, or both. A state that waits for the model keeps its
+world while there is room. All coroutines run in one background thread, apart from the model.
 """
 
 from __future__ import annotations
