@@ -209,6 +209,19 @@ def command(
     With several --adapter, treegen loads the model once, makes a run in DIR/ADAPTER for each
     adapter, and compares the runs with the first. To continue, pass the same adapters and --resume
     DIR.
+
+    \f
+    Args:
+        output: Run directory.
+        resume: Directory of the run to continue.
+        write_out: Whether to print the first prompt of each task.
+        all_filters: Whether to show the results of every filter, not only of the first.
+        judge: Models that judge the samples.
+        rubric: Name of a rubric, or a .yaml or .jinja file.
+        wordings: Number of wordings of the rubric to use.
+        verdicts: How the judge gives its verdicts: by likelihood or by sampling.
+        adapter: LoRA adapters saved by peft, merged into the model on load.
+        **params: All other options, by parameter name.
     """
     from treegen.api.judge_plan import JudgingPlan
     from treegen.cli.terminal import render

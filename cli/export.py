@@ -31,6 +31,13 @@ def command(run: Path, to: str, output_path: Path | None, **reading: Any) -> Non
 
     inspect writes a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval the
     results and samples files of lm-evaluation-harness, and parquet tables.
+
+    \f
+    Args:
+        run: The run directory.
+        to: Name of the format.
+        output_path: File (.eval) for inspect, folder for other formats.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import safe_text

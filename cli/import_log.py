@@ -21,6 +21,12 @@ def command(log: Path, output_path: Path | None, tasks: tuple[str, ...]) -> None
 
     LOG is a log of Inspect AI, or results of lm-evaluation-harness with --log_samples: the folder,
     or its results_TIME.json. The runs keep the verdicts of the log.
+
+    \f
+    Args:
+        log: The log of the other tool.
+        output_path: Run directory, or the folder of the runs for several tasks.
+        tasks: Tasks to import; none imports all.
     """
     from treegen.cli.terminal.render import echo, json_line, tell
     from treegen.common.formatting import safe_text

@@ -25,6 +25,13 @@ def command(
     """Write one HTML page about the directories RUN, with their results, samples and trees.
 
     The page needs no network and no other file. The plots are also written as SVG and PNG files.
+
+    \f
+    Args:
+        runs: Run directories, or folders of them.
+        output_path: HTML page to write.
+        no_plots: Write only the page, without a folder of plots.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.render import echo, in_flags, json_line, tell
     from treegen.common.formatting import safe_text

@@ -24,7 +24,15 @@ from treegen.cli.options.options import (
 @ALL_FILTERS
 @QUIET
 def command(run: Path, rejudge: bool, all_filters: bool, **params: Any) -> None:
-    """Score the samples in the directory RUN again and rewrite its results.json."""
+    """Score the samples in the directory RUN again and rewrite its results.json.
+
+    \f
+    Args:
+        run: The run directory.
+        rejudge: Whether to run programs again that have a stored verdict.
+        all_filters: Whether to show the results of every filter, not only of the first.
+        **params: Options of votes, metrics and execution.
+    """
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.rescoring import rescore_run

@@ -136,6 +136,14 @@ def command(
     Tasks with steps are countdown, game24 and gsm8k; in text-world, repair and harbor the steps
     are tool calls. Every finished search is stored with its whole tree; a run that was stopped
     continues with --resume.
+
+    \f
+    Args:
+        method: Name of the search method.
+        compare: Names of methods to run, each with the whole budget, and to compare.
+        output: Run directory.
+        resume: Directory of the run to continue.
+        **params: All other options, by parameter name.
     """
     choices = _collect_choices(params)
     places = make_placement(params, choices.get("device", "auto"))

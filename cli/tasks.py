@@ -23,6 +23,12 @@ def command(names: tuple[str, ...], pattern: str | None, include_path: str | Non
 
     Name a task of your own by its file and class, path/to/file.py:Class, or by a YAML file in
     lm-eval's format, path/to/task.yaml.
+
+    \f
+    Args:
+        names: Tasks to describe; none lists all tasks.
+        pattern: Pattern of the names of lm-eval's tasks, groups and tags to list.
+        include_path: Additional folder of YAML files in lm-eval's format.
     """
     from treegen.errors import InputError
 

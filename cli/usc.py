@@ -23,6 +23,13 @@ def command(run: Path, most: int | None, trust_remote_code: bool, **reading: Any
     This is universal self-consistency: treegen shows the samples to the model that drew them. Each
     pick is stored at once; to continue after an interruption, repeat the command. `treegen score
     RUN --votes usc` then reports the picks next to maj@k.
+
+    \f
+    Args:
+        run: The run directory.
+        most: Number of samples of a problem to show to the model.
+        trust_remote_code: Whether to run the code of the model's repository.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line

@@ -61,6 +61,18 @@ def command(
 
     Each score is stored at once; to continue after an interruption, repeat the command. `treegen
     score RUN --votes score,score:best` then reports weighted best-of-n and best-of-n next to maj@k.
+
+    \f
+    Args:
+        run: The run directory.
+        verifier: Sequence classifier, token classifier, or language model that judges at --mark.
+        memory: Cache for shared parts of the samples.
+        batch_size: Samples to compute at once, for models without a shared cache.
+        device: Where the verifier computes: cpu, cuda or cuda:N.
+        data: Current path of the run's problems, if they have moved.
+        task: File and class of the run's task, if the task is in a file.
+        allow_task_code: Whether to run task and method code that the run names.
+        **settings: Options of the verifier.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line

@@ -26,6 +26,13 @@ def command(runs: tuple[Path, ...], port: int, every: float, **reading: Any) -> 
 
     The page follows the directories RUN while they grow. The command only reads the runs: it takes
     no lock and writes nothing.
+
+    \f
+    Args:
+        runs: Run directories, or folders of them.
+        port: Port on 127.0.0.1.
+        every: Minimum seconds between two reads of the runs.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.errors import InputError
     from treegen.report.load import find_runs

@@ -27,6 +27,13 @@ def command(
     The audit reads the answers again by the rules of other tools, and checks prompts, samples and
     data. Each finding has a severity, a count, an example and advice. The audit runs no model and
     no program.
+
+    \f
+    Args:
+        runs: Run directories, or folders of them.
+        fail_on: Least severity of a finding that makes the exit code 1.
+        faulty_items: File of ids of faulty problems, one in each line.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.common.formatting import safe_text

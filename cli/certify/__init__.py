@@ -52,6 +52,18 @@ def command(
     A certificate has hashes of the weights, tokenizer, prompts, data and samples, the settings and
     versions, the scores and the findings of the audit. --check computes all of them again from RUN
     and exits with code 1 if one differs.
+
+    \f
+    Args:
+        run: The run directory.
+        output_path: Certificate file.
+        sign: SSH key that signs the certificate.
+        check: Certificate to check.
+        signer: Public SSH key, or file of allowed signers, whose signature is required.
+        redraw: Number of random samples to draw again.
+        redraw_seed: Seed that chooses these samples.
+        tolerance: Allowed difference of a token's log-probability.
+        **params: Places of the model, and options of reading and execution.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line

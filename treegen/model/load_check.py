@@ -402,13 +402,13 @@ def _stock_logits(
     module: nn.Module = model.module
     generator = torch.Generator(model.device).manual_seed(0)
 
-    def round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+    def _round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
         """Add noise of one rounding error to the embeddings; a forward hook."""
         noise = torch.randn(embedded.shape, generator=generator, device=model.device)
         return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
 
     embeddings = model.module.get_input_embeddings()
-    hook = embeddings.register_forward_hook(round_again) if perturb else contextlib.nullcontext()
+    hook = embeddings.register_forward_hook(_round_again) if perturb else contextlib.nullcontext()
     config = model.module.config
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers use other formulas for single tokens than for a whole text. Follow

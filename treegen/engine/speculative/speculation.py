@@ -349,9 +349,9 @@ class DrafterFactory:
         if how == "off" or (how is None and beside is None):
             return None
 
-        def make(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
+        def _make(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
             if beside is not None:
                 return ModelDrafter(run, queue, features, beside)
             return FunctionDrafter(how) if callable(how) else NgramDrafter()
 
-        return SpeculationOptions(make, self._most, self._pace, _SCOUTS if how == "ngram" else 0)
+        return SpeculationOptions(_make, self._most, self._pace, _SCOUTS if how == "ngram" else 0)

@@ -122,8 +122,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.llm = (
             pretrained if isinstance(pretrained, BaseLLM) else LLM(str(pretrained), **options)
         )
-        self.tokenizer = self.llm.tokenizer
-        self._images = self.llm.images
+        self.tokenizer, self._images = self.llm.tokenizer, self.llm.images
         if self._images is not None:
             self.MULTIMODAL = True
         self._texts = HarnessTokenizer(
