@@ -64,8 +64,10 @@ _GROUPS: Final = {
         "bench": "Measure treegen's speed on this machine.",
     },
 }
+# The modules of commands that share one; other commands have a module of their own name.
+_SHARED: Final = {"import": "export", "usc": "score", "verify": "score", "watch": "report"}
 _MODULES: Final = {
-    name: f"treegen.cli.{'import_log' if name == 'import' else name.replace('-', '_')}"
+    name: f"treegen.cli.{_SHARED.get(name, name).replace('-', '_')}"
     for group in _GROUPS.values()
     for name in group
 }
@@ -101,8 +103,8 @@ class LazyGroup(click.Group):
         """Import one command; return None if there is none with the name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(_MODULES[cmd_name]).command
-        return command
+        members = vars(import_module(_MODULES[cmd_name])).values()
+        return next(m for m in members if isinstance(m, click.Command) and m.name == cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
