@@ -243,8 +243,8 @@ def guarded_streams() -> Iterator[None]:
     """
     before = sys.stdout, sys.stderr
     _open_closed()
-    sys.stdout = cast(TextIO, _Guarded(sys.stdout or _nowhere(), _refuse))
-    sys.stderr = cast(TextIO, _Guarded(sys.stderr or _nowhere(), _lose))
+    sys.stdout = cast(TextIO, _Guarded(sys.stdout or _open_devnull(), _refuse))
+    sys.stderr = cast(TextIO, _Guarded(sys.stderr or _open_devnull(), _redirect_to_devnull))
     try:
         yield
     finally:
@@ -285,7 +285,7 @@ class _Guarded:
 
 
 def _refuse(stream: TextIO, error: OSError) -> None:
-    _lose(stream, error)
+    _redirect_to_devnull(stream, error)
     if error.errno == errno.EPIPE:  # for example `treegen ... | head`; click then exits silently
         raise error
     raise RunError(
@@ -294,7 +294,7 @@ def _refuse(stream: TextIO, error: OSError) -> None:
     ) from error
 
 
-def _lose(stream: TextIO, error: OSError) -> None:
+def _redirect_to_devnull(stream: TextIO, error: OSError) -> None:
     """Point the stream's descriptor to /dev/null, so that text in its buffer raises no error."""
     with suppress(OSError, ValueError):
         fd = os.open(os.devnull, os.O_WRONLY)
@@ -316,5 +316,5 @@ def _open_closed() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest descriptor that is free
 
 
-def _nowhere() -> TextIO:
+def _open_devnull() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")

@@ -15,7 +15,7 @@ from treegen.evals.search.methods import METHODS, methods_with_setting
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int, "actions": int}
 
 
-def _either(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     *others, last = names
     return f"{', '.join(others)} or {last}"
 
@@ -47,7 +47,9 @@ def _own_arguments() -> str:
     ),
 )
 @click.argument("task", required=False)
-@option("--method -m NAME", f"{_either(METHODS)}; or path/to/file.py:function, your own search.")
+@option(
+    "--method -m NAME", f"{_join_names(METHODS)}; or path/to/file.py:function, your own search."
+)
 @option(
     "--method-arg -a NAME=VALUE",
     f"Argument of the method: {_own_arguments()}.",

@@ -110,7 +110,7 @@ def _show_run(view: "RunView", filter: str, *, full: bool, all_filters: bool) ->
     from treegen.report import run_document
     from treegen.report.run_settings import describe_view
 
-    shares = run_document.shares_of(view, filter)
+    shares = run_document.get_vote_shares(view, filter)
     results = {
         "usage": view.usage,
         "done": view.num_done,

@@ -59,7 +59,7 @@ def _list_own(names: tuple[str, ...]) -> None:
     from treegen.evals.registry import describe_tasks
 
     documents = describe_tasks(names)
-    echo(_details(documents) if names else _overview(documents))
+    echo(_describe_tasks(documents) if names else _overview(documents))
     json_line({"tasks": documents})
 
 
@@ -91,7 +91,7 @@ def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _details(documents: Sequence[Mapping[str, Any]]) -> str:
+def _describe_tasks(documents: Sequence[Mapping[str, Any]]) -> str:
     """Return tables of the versions, defaults and arguments of tasks."""
     from treegen.common.formatting import format_table
 

@@ -222,7 +222,7 @@ class LiveCodeBench(CodeTask):
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
         """Return the rows of the requested days and difficulty."""
         rows, source = self._all(options)
-        first, last = (_day(options.extra, name) for name in ("from", "to"))
+        first, last = (_parse_date(options.extra, name) for name in ("from", "to"))
         wanted = one_of(options.extra, "difficulty", ("all", *_DIFFICULTIES), "all")
         if first and last and first > last:
             raise InputError(f"task argument from={first} is after to={last}; swap them")
@@ -340,7 +340,7 @@ def _set_on(row: dict[str, Any]) -> date | None:
         return None
 
 
-def _day(arguments: Any, name: str) -> date | None:
+def _parse_date(arguments: Any, name: str) -> date | None:
     text = arguments.get(name)
     if text is None:
         return None

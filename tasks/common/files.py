@@ -70,13 +70,15 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         # By default jsonlines uses a faster decoder if one is installed, which accepts other JSON.
         row: dict[str, Any] = jsonlines.Reader([line], loads=json.loads).read(type=dict)
     except jsonlines.InvalidLineError as error:
-        raise DataError(f"{where} {_fault(error.__cause__)}; fix or remove the line") from None
+        raise DataError(
+            f"{where} {_describe_fault(error.__cause__)}; fix or remove the line"
+        ) from None
     except RecursionError:
         raise DataError(f"{where} is JSON nested too deeply; remove the line") from None
     return row
 
 
-def _fault(cause: BaseException | None) -> str:
+def _describe_fault(cause: BaseException | None) -> str:
     match cause:
         case None:
             return "is not a JSON object"

@@ -66,7 +66,7 @@ def build_requests(
     texts = _texts(settings, tokenizer)
     instances: dict[str, list[Instance]] = {}
     for part in parts:
-        instances |= _instances(part, settings, texts, has_images=table is not None)
+        instances |= _group_requests(part, settings, texts, has_images=table is not None)
     chosen = [instances[name] for name in ids]
     length = spec.context_length
     if parts[0].scored:
@@ -135,7 +135,7 @@ def _texts(settings: EvalSettings, tokenizer: Any) -> HarnessTokenizer:
     return HarnessTokenizer(tokenizer, chat_template_args=template)
 
 
-def _instances(
+def _group_requests(
     part: TaskPart, settings: EvalSettings, texts: HarnessTokenizer, *, has_images: bool
 ) -> dict[str, list[Instance]]:
     """Return a task's requests by problem, in their order."""

@@ -223,7 +223,7 @@ def verify_tier(
         SandboxError: An attempt succeeds inside, or the canaries do not run.
     """
     _check_works(tier, runtime, make_workspace)
-    with _bait() as bait:
+    with _plant_targets() as bait:
         token = bait["token"]
         control = subprocess.run(
             [runtime.python, "-s", "-S", "-P", "-B", "-c", _CANARY],
@@ -283,7 +283,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _bait() -> Iterator[dict[str, Any]]:
+def _plant_targets() -> Iterator[dict[str, Any]]:
     """Create targets that a program must not reach: a file, a variable, two servers, a process."""
     token = secrets.token_hex(16)
     above = Path(tempfile.gettempdir())

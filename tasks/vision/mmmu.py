@@ -238,10 +238,10 @@ def mmmu_letter(text: str, options: Sequence[str]) -> str | None:
 
     It is the first of these: the last "(B)", the last "B" between spaces, the choice quoted last.
     """
-    text = _bare(text)
-    for form in (_in_brackets, _alone):
+    text = _strip_marks(text)
+    for form in (_in_brackets, _pad_letter):
         forms = [(letter, form(letter)) for letter in LETTERS[: len(options)]]
-        if last := _last(text, forms):
+        if last := _find_last_form(text, forms):
             return last
     return _find_quoted_option(text, options)
 
@@ -258,12 +258,12 @@ def mmmu_pro_letter(text: str, options: Sequence[str]) -> str | None:
     _, announced, after = text.rpartition("Answer:")
     if announced and len(named := [letter for letter in letters if letter in after]) == 1:
         return named[0]
-    text = _bare(text)
-    if last := _last(text, [(letter, _in_brackets(letter)) for letter in letters]):
+    text = _strip_marks(text)
+    if last := _find_last_form(text, [(letter, _in_brackets(letter)) for letter in letters]):
         return last
     for end in (" ", "."):
         if named := [letter for letter in letters if f"{letter}{end}" in text]:
-            return max(named, key=lambda letter: text.rfind(_alone(letter)))
+            return max(named, key=lambda letter: text.rfind(_pad_letter(letter)))
     return _find_quoted_option(text, options)
 
 
@@ -285,11 +285,11 @@ def _in_brackets(letter: str) -> str:
     return f"({letter})"
 
 
-def _alone(letter: str) -> str:
+def _pad_letter(letter: str) -> str:
     return f" {letter} "
 
 
-def _bare(text: str) -> str:
+def _strip_marks(text: str) -> str:
     """Return a text without the marks around it, between two spaces."""
     for mark in _STRIPPED:  # strip one mark at a time, as published, so an inner mark may stay
         text = text.strip(mark)
@@ -299,10 +299,10 @@ def _bare(text: str) -> str:
 def _find_quoted_option(text: str, options: Sequence[str]) -> str | None:
     if len(text.split()) <= _LONG:
         return None
-    return _last(text.lower(), list(zip(LETTERS, (option.lower() for option in options))))  # noqa: B905
+    return _find_last_form(text.lower(), list(zip(LETTERS, (option.lower() for option in options))))  # noqa: B905
 
 
-def _last(text: str, forms: Sequence[tuple[str, str]]) -> str | None:
+def _find_last_form(text: str, forms: Sequence[tuple[str, str]]) -> str | None:
     """Return the letter whose form begins last in a text; the first of equal ones."""
     places = {letter: text.rfind(form) for letter, form in forms}
     best = max(places, key=lambda letter: places[letter], default=None)

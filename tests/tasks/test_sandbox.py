@@ -260,7 +260,7 @@ def test_folders_of_canaries_that_died_are_removed(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "treegen-canary-dead").mkdir()
     (tmp_path / "treegen-canary-dead" / "secret").touch()
-    with canaries._bait() as living, canaries._bait() as other:
+    with canaries._plant_targets() as living, canaries._plant_targets() as other:
         folders = {str(folder) for folder in tmp_path.iterdir()}
         assert folders == {os.path.dirname(bait["secret"]) for bait in (living, other)}
     assert not list(tmp_path.iterdir())

@@ -207,7 +207,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
             "seed": seed,
         }
         settings = resolve_judge_settings(judge_rubric, choices)
-        people = None if labels is None else _people(labels, judge_rubric, runs.answers)
+        people = None if labels is None else _load_human_labels(labels, judge_rubric, runs.answers)
         resolved = resolve_judges(judges, options or {})
         if models is None:
             models = stack.enter_context(JudgeLoader())
@@ -301,7 +301,7 @@ def judgings(
         rubric = group[0].judging.settings.rubric
         people = None
         if labels is not None and not rubric.pairs:
-            people = _people(labels, rubric, runs.answers)
+            people = _load_human_labels(labels, rubric, runs.answers)
         how: dict[str, Any] = {"labels": people}
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
@@ -337,7 +337,9 @@ def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | B
     return tuple(judge)
 
 
-def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tuple[str, int], float]:
+def _load_human_labels(
+    labels: str | Path, rubric: Rubric, answers: AnswerSet
+) -> dict[tuple[str, int], float]:
     """Return people's labels of a run's answers."""
     if rubric.pairs:
         raise InputError(

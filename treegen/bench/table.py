@@ -28,7 +28,7 @@ def result_line(result: WorkloadResult) -> str:
             text += f", {result.share:.0%} of the roofline"
     elif not text and result.job is not None:
         text = f"{result.job.median:,.0f} tokens/s with prefill"
-    return f"{_where(result)}, {result.mode}: {text}"
+    return f"{_describe_workload(result)}, {result.mode}: {text}"
 
 
 def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
@@ -36,7 +36,7 @@ def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
     order = list(dict.fromkeys(result.workload for result in results))
     ordered = sorted(results, key=lambda result: order.index(result.workload))
     remarks = [
-        f"{_where(result)}, {result.mode}: {result.skipped or '; '.join(result.notes)}"
+        f"{_describe_workload(result)}, {result.mode}: {result.skipped or '; '.join(result.notes)}"
         for result in ordered
         if result.skipped or any(result.notes)
     ]
@@ -47,7 +47,7 @@ def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
     return PrintableTable.of(ordered, filled, words=_WORDS, lines=remarks)
 
 
-def _where(result: WorkloadResult) -> str:
+def _describe_workload(result: WorkloadResult) -> str:
     workload = result.workload
     problems = f", {workload.problems:,} problems" if workload.problem_tokens else ""
     return f"{workload.name}, prefix {workload.prefix:,}{problems}, {result.rows:,} rows"

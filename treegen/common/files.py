@@ -151,7 +151,7 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
     path = Path(path)
     match error:
         case FileNotFoundError():
-            return f"{path} does not exist{_like(path)}"
+            return f"{path} does not exist{_suggest_path(path)}"
         case IsADirectoryError():
             return f"cannot read {path}: it is a folder; name a file in it{_such_as(path)}"
         case NotADirectoryError():
@@ -168,7 +168,7 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
             return f"cannot read {path}: {why}; check the disk, or copy the file again"
 
 
-def _like(path: Path) -> str:
+def _suggest_path(path: Path) -> str:
     """Return a hint: the closest names in the file's folder, or the missing part of the path."""
     for above in path.parents:
         if above.is_dir():

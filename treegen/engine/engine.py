@@ -152,7 +152,7 @@ class Engine:
             sharing=self.sharing,
             max_rows=self.max_rows,
             align=self.align,
-            # With "one" the only level is the whole root; a kept prefix then supplies a part of it.
+            # With "one" the only level is the whole root; a cached prefix then supplies part of it.
             split_at=[p.tokens for p in self.kept] if self.sharing != "one" else [],
         )
 
@@ -230,7 +230,7 @@ class Engine:
             self._ranks.check()
         self.gate.check()
         version = self.model.check_weights()
-        if version != self._version:  # kept prefixes were computed with the old weights
+        if version != self._version:  # cached prefixes were computed with the old weights
             self.kept.clear()
             self._version = version
 
@@ -346,7 +346,7 @@ def _check_room(name: str, plan: Plan, cache: PagedCache, kept: PrefixCache) -> 
             f"{most * page_size:,} are kept; give more memory"
         )
     if cache.states is not None:
-        # Each segment has two states while it is computed, and kept prefixes get copies.
+        # Each segment has two states while it is computed, and cached prefixes get copies.
         states = 2 * (len(plan.segments) + len(plan.requests))
         if states > cache.states.num_slots:
             raise CapacityError(

@@ -312,7 +312,7 @@ def _declared_length(text: PretrainedConfig) -> int:
 
 def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
     """Yield lengths at which the context must end, and why."""
-    for rope in _ropes(text):
+    for rope in _iter_rope_settings(text):
         # Once one row is longer than the original length, longrope rotates every position of the
         # batch by different factors. ("dynamic" does so beyond max_position_embeddings.)
         if "longrope" in (rope.get("rope_type"), rope.get("type")):
@@ -344,7 +344,7 @@ def warn_context(name: str, declared: int, length: int, reason: str) -> None:
     )
 
 
-def _ropes(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
+def _iter_rope_settings(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
     """Yield the RoPE settings: one for the model, or one for each type of layer."""
     settings = getattr(text, "rope_parameters", None) or {}
     if settings and all(isinstance(value, dict) for value in settings.values()):

@@ -121,12 +121,14 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     if is_stock and any(map(is_tested, names)):
         return
     boundaries = find_boundaries(config, declared)
-    if not boundaries or all(_crosses(model, dict.fromkeys(boundaries, low), wrap) for low in _LOW):
+    if not boundaries or all(
+        _matches_stock_attention(model, dict.fromkeys(boundaries, low), wrap) for low in _LOW
+    ):
         return
     uncrossed = {
         name: length
         for name, length in boundaries.items()
-        if not all(_crosses(model, {name: low}, wrap) for low in _LOW)
+        if not all(_matches_stock_attention(model, {name: low}, wrap) for low in _LOW)
     }
     name, length = min((uncrossed or boundaries).items(), key=lambda item: item[1])
     if length < _LEAST_CONTEXT:
@@ -148,7 +150,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
 def _check_selection(model: "Model", wrap: _Wrap) -> None:
     """Check that a random copy of a model selects the keys that transformers selects."""
     name, topk = model.spec.model_type, model.spec.index_topk
-    crosses = _crosses(model, low_selection(model.module.config), wrap)
+    crosses = _matches_stock_attention(model, low_selection(model.module.config), wrap)
     if crosses is None:
         warnings.warn(
             f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "
@@ -165,7 +167,9 @@ def _check_selection(model: "Model", wrap: _Wrap) -> None:
         )
 
 
-def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool | None:
+def _matches_stock_attention(
+    model: "Model", boundaries: Mapping[str, int], wrap: _Wrap
+) -> bool | None:
     """Return whether a random copy with these boundaries gives the logits of stock attention.
 
     None stands for a model of which no copy can be built or run.

@@ -69,7 +69,7 @@ def run_text(
         if hidden := _hidden_filters(report, shown):
             how = f"; {more}" if more else ""
             lines.append(f"\nother filters: {safe_text(', '.join(hidden))}{how}")
-        if remarks := [*_remarks(report), *_notes(results)]:
+        if remarks := [*_list_remarks(report), *_notes(results)]:
             lines += ["", *remarks]
         lines.append("")
     usage = results["usage"]
@@ -226,7 +226,7 @@ def _majority(report: Report, shown: Sequence[str] | None) -> str:
     return format_table(head, rows, right=(1, 2, 3, 4)) if rows else ""
 
 
-def _remarks(report: Report) -> list[str]:
+def _list_remarks(report: Report) -> list[str]:
     """Return why values are missing, and which problems have too few samples."""
     lines = {f"n/a: {row.metric}: {row.reason}" for row in report.metrics if row.reason}
     lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}

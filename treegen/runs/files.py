@@ -218,7 +218,7 @@ class Lock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()} {os.uname().nodename}\n".encode(), 0)
         except BlockingIOError:
-            holder = _holder(fd)
+            holder = _read_lock_holder(fd)
             os.close(fd)
             raise RunInUseError(
                 f"{path.parent} is in use by {holder}; wait until it ends, or stop it first"
@@ -270,7 +270,7 @@ class Lock:
             self._fd = -1
 
 
-def _holder(fd: int) -> str:
+def _read_lock_holder(fd: int) -> str:
     words = os.pread(fd, 300, 0).decode("ascii", "replace").split()
     if len(words) != 2 or not words[0].isdigit():
         return "another process"

@@ -296,7 +296,7 @@ class AskTell(Closeable):
                 if problem.is_named
                 else before.origin_of_search(hash_prompt(problem.content)),
             )
-            for problem in name_problems(problems, _flat)
+            for problem in name_problems(problems, _flatten_content)
         ]
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """Results in the order of the problems; None for a search that has not ended."""
@@ -419,7 +419,7 @@ class AskTell(Closeable):
         return False
 
 
-def _flat(content: Any) -> str | Sequence[int]:
+def _flatten_content(content: Any) -> str | Sequence[int]:
     if isinstance(content, str):
         return content
     is_list = isinstance(content, Iterable) and not isinstance(content, bytes)

@@ -101,7 +101,7 @@ def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
         head: Any = slice_head(module.get_output_embeddings(), verifier.token_ids())
     else:
         head, column = head_of(module), verifier.column
-    row = _toy(scorer)
+    row = _pick_ordinary_tokens(scorer)
     parts = [row[: len(row) // 2], row]
     want = [verifier.read([part], [[len(part) - 1]])[0][0] for part in parts]
     model = as_tree_model(module, head, column, name)
@@ -115,7 +115,7 @@ def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
     return reader
 
 
-def _toy(scorer: Scorer) -> list[int]:
+def _pick_ordinary_tokens(scorer: Scorer) -> list[int]:
     """Return a fixed list of ordinary (not special) token ids."""
     special = set(scorer.tokenizer.all_special_ids)
     plain = [token for token in range(min(len(scorer.tokenizer), 5000)) if token not in special]

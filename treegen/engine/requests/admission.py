@@ -135,7 +135,7 @@ class AdmissionController:
 
     def _activate_requests(self, requests: Iterable[LiveRequest]) -> None:
         """Continue requests whose segments are all computed: parked rows become ready."""
-        going = [request for request in requests if not self._waits(request)]
+        going = [request for request in requests if not self._needs_prefill(request)]
         for request in going:
             if not request.spec.rows and request.phase.is_open:
                 self._finish_prefilled(request)
@@ -153,7 +153,7 @@ class AdmissionController:
             self._on_prefilled(request)
         self._close(request, OVER)
 
-    def _waits(self, request: LiveRequest) -> bool:
+    def _needs_prefill(self, request: LiveRequest) -> bool:
         """Return whether an open request needs a segment that is not computed."""
         return any(segment.index in self.to_compute for segment in request.opened or ())
 
@@ -221,7 +221,7 @@ class AdmissionController:
     def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:
         """Free some pages, but none of request `keep`. Return False if nothing can be freed.
 
-        The candidates, in this order: an idle segment, a kept prefix, an open request without
+        The candidates, in this order: an idle segment, a cached prefix, an open request without
         active rows, the last active row.
         """
         if self._run.store.evict_idle(keep) or self._run.kept.evict_one() or self._close_idle(keep):
@@ -326,7 +326,7 @@ class AdmissionController:
             else:
                 assert request.slots is not None, "a request is never drawn"
             goes_on = request.slots and (phases != RowPhase.PARKED).all()
-            assert goes_on or self._waits(request), "an open request waits for nothing"
+            assert goes_on or self._needs_prefill(request), "an open request waits for nothing"
 
     def clear(self) -> None:
         """Drop all requests, for example when a run is abandoned."""

@@ -346,7 +346,7 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
         raise InputError(f"{name} needs wordings: a list of one or more texts")
     return Rubric(
         name=str(content.get("name", name)),
-        choices={_word(key): _value(value, name) for key, value in choices.items()},
+        choices={_format_value(key): _value(value, name) for key, value in choices.items()},
         wordings=tuple(_text(item, name) for item in wordings),
         criteria=tuple(_criterion(item, name) for item in content.get("criteria") or ()),
         reader=str(content.get("reader", "last-line")),
@@ -407,7 +407,7 @@ def _set_in(text: str, name: str) -> dict[str, Any]:
     return values
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     # YAML reads a bare yes as True.
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 

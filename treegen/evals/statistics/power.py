@@ -145,14 +145,18 @@ def power(
     shift = abs(difference) / math.sqrt(variance / num_problems)
     limit = stats.t.isf(alpha / 2, freedom)
     if num_problems <= _MANY:
-        limit *= _wider(spread, math.ceil(50 * abs(difference)) / 50, num_problems, num_samples)
+        limit *= _compute_width_ratio(
+            spread, math.ceil(50 * abs(difference)) / 50, num_problems, num_samples
+        )
     probability = stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift)
     # scipy returns NaN for very large shifts; the test always finds these.
     return 1.0 if math.isnan(probability) else float(min(1.0, probability))
 
 
 @lru_cache(maxsize=1 << 10)
-def _wider(spread: Variances, difference: float, num_problems: int, num_samples: int) -> float:
+def _compute_width_ratio(
+    spread: Variances, difference: float, num_problems: int, num_samples: int
+) -> float:
     """Return the ratio of the width of adjusted intervals to those of Student's paired t-test."""
     rounds = max(50, _VALUES // num_problems)
     rows = _simulate_differences(spread, difference, (rounds, num_problems), num_samples)

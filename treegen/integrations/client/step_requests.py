@@ -125,7 +125,7 @@ class StepRequest:
         root = call.context.root
         is_temporary = call.root_name is None and root.id is None and root not in self._names
         names = {} if is_temporary else self._names
-        missing = self._missing(call.context, names)
+        missing = self._list_missing(call.context, names)
         num = len(missing) + (2 if is_temporary else 1)
         # Half of a request is left for dropped nodes.
         if self.operations and len(self.operations) + num > max(1, self._max_operations // 2):
@@ -147,7 +147,7 @@ class StepRequest:
         return True
 
     @staticmethod
-    def _missing(context: NodeContext, names: dict[NodeContext, str]) -> list[NodeContext]:
+    def _list_missing(context: NodeContext, names: dict[NodeContext, str]) -> list[NodeContext]:
         """Return a node and those above it that have to be created, the topmost first.
 
         Args:

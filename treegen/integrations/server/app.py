@@ -134,7 +134,7 @@ class Server:
                 served,
                 searches,
                 name=name,
-                room=self._room(),
+                room=self._count_usable_tokens(),
                 usual=self._usual,
                 limits=search_limits or SearchLimits(),
             )
@@ -236,18 +236,21 @@ class Server:
         served = self._served
         if is_chat:
             check_chat_template(served.llm.tokenizer)
-        prompts, params = ask.prompts(), ask.params(self._room(), self._usual, self._grammar(ask))
+        prompts, params = (
+            ask.prompts(),
+            ask.params(self._count_usable_tokens(), self._usual, self._grammar(ask)),
+        )
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
-            whole = self._whole(answer, prompts, params if ask.is_sampled else None, how)
+            whole = self._encode_answer(answer, prompts, params if ask.is_sampled else None, how)
             return stream_json(await cancel_on_disconnect(request, whole))
         items = served.stream(prompts, params, **how, parts=ask.parses_reply)
         # Await the first item, so that an error becomes the status and not part of the stream.
         first = await cancel_on_disconnect(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
 
-    def _room(self) -> int:
+    def _count_usable_tokens(self) -> int:
         """Return how many tokens the model's context and half of the cache have room for."""
         llm = self._served.llm
         cached = llm.cache.pool.num_pages * llm.cache.page_size // 2
@@ -301,7 +304,7 @@ class Server:
         except InputError as error:
             raise RequestError(str(error), "tool_choice") from None
 
-    async def _whole(
+    async def _encode_answer(
         self,
         answer: CompletionResponse,
         prompts: list[Any],

@@ -194,7 +194,7 @@ class NodeCalls:
                     task.cancel()
                 await asyncio.gather(*waiting, return_exceptions=True)
                 for task in waiting:
-                    _abandon(task, lambda result: self._release(node.tree, result[0]))
+                    _free_unclaimed(task, lambda result: self._release(node.tree, result[0]))
         yield sum_usages(usages)
 
     async def extend(
@@ -295,7 +295,7 @@ class NodeCalls:
         with tree.in_use():
             cached, ids = await self._served.call_nodes(begin)
             self._check_live(node)
-        text = node.text or self._spell(ids)
+        text = node.text or self._decode_prompt(ids)
         return describe_subtree(node, text, cached, self.store.memory(client))
 
     def drop(self, client: Client, node: ServedNode) -> DropResult:
@@ -379,7 +379,7 @@ class NodeCalls:
         try:
             return await call
         except asyncio.CancelledError:
-            _abandon(call, partial(self._release, node.tree))
+            _free_unclaimed(call, partial(self._release, node.tree))
             self._check_live(node)
             raise
         finally:
@@ -417,7 +417,7 @@ class NodeCalls:
         samples = [result for result in results if isinstance(result, BackendSample)]
         self._served.release(tree.backend, [sample.context for sample in samples])
 
-    def _spell(self, ids: Sequence[int]) -> str:
+    def _decode_prompt(self, ids: Sequence[int]) -> str:
         """Return the text of the token ids of a prompt."""
         llm = self._served.llm
         if llm.images is not None:
@@ -426,7 +426,7 @@ class NodeCalls:
         return text
 
 
-def _abandon(task: asyncio.Future[T], free: Callable[[T], object]) -> None:
+def _free_unclaimed(task: asyncio.Future[T], free: Callable[[T], object]) -> None:
     """Free the result of a task that nobody gets, if it has one."""
     if task.done() and not task.cancelled() and task.exception() is None:
         free(task.result())

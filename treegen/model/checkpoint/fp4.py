@@ -105,7 +105,7 @@ def _split(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Return bytes, scales, the scale of the whole matrix, and whether it divides."""
     numbers = next(name for name, whole in _LAYOUTS.items() if name in parts and whole in parts)
     kinds = {name: (_dtype_name(part), tuple(part.shape)) for name, part in parts.items()}
-    if why := _wrong(kinds):
+    if why := _describe_mismatch(kinds):
         raise ValueError(why)
     whole = parts[_LAYOUTS[numbers]].float().reshape(())
     if not 0 < float(whole) < float("inf"):
@@ -126,7 +126,7 @@ def _dequantize_fp8(parts: Mapping[str, Tensor]) -> Tensor:
         if torch.equal(narrow.to(wide.dtype), wide):
             parts = {**parts, "weight": narrow}
     kinds = {name: (_dtype_name(part), tuple(part.shape)) for name, part in parts.items()}
-    if why := _wrong(kinds):
+    if why := _describe_mismatch(kinds):
         raise ValueError(why)
     weight, grid = parts["weight"], parts["weight_scale"].float()
     if not bool((grid.isfinite() & (grid >= 0)).all()):
@@ -143,7 +143,7 @@ def _dtype_name(tensor: Tensor) -> str:
     return names.get(tensor.dtype, str(tensor.dtype))
 
 
-def _wrong(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     """Return why tensors store no matrix; empty if they do.
 
     Args:
@@ -273,7 +273,7 @@ def read_headers(directory: Path) -> StoredMatrices:
             continue
         if len(kinds) == 1 and "weight" not in kinds:
             kinds["weight"] = ("nothing", ())
-        if why := _wrong(kinds):
+        if why := _describe_mismatch(kinds):
             raise ModelError(f"{directory}: {module} cannot be read: {why}; download it again")
         if is_fp4(kinds):
             numbers = kinds.get("weight_packed", kinds.get("weight", ("", ())))[1]

@@ -396,7 +396,7 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
         return
     answer: str | None
     if _is_chosen(row):
-        text, answer = _likeliest(line)
+        text, answer = _pick_likeliest_choice(line)
     else:
         text, filtered = row.resps[0][0], row.filtered_resps or [None]
         read = filtered[0][0] if isinstance(filtered[0], list) and filtered[0] else filtered[0]
@@ -411,7 +411,7 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
     }
 
 
-def _likeliest(line: _Line) -> tuple[str, str]:
+def _pick_likeliest_choice(line: _Line) -> tuple[str, str]:
     """Return the likeliest of a document's choices, as text and answer."""
     row = line.row
     try:

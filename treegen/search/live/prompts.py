@@ -50,7 +50,7 @@ class PromptIndex:
         parent: LiveSegment | None = None
         rest = tokens
         while len(rest):
-            match, cut = self._furthest(parent, rest)
+            match, cut = self._find_longest_match(parent, rest)
             if match is None:
                 break
             if cut < match.stop:
@@ -65,7 +65,7 @@ class PromptIndex:
             self._store.promote(parent, self._rows)
         return self._store.retain(self._keep(self._store.add(parent, rest)))
 
-    def _furthest(
+    def _find_longest_match(
         self, parent: LiveSegment | None, tokens: Tokens
     ) -> tuple[LiveSegment | None, int]:
         """Return the segment below `parent` that shares most tokens, and where sharing ends.

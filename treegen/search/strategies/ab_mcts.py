@@ -149,7 +149,7 @@ def check_rule(rule: str) -> None:
         raise InputError(f"rule must be one of m, {', '.join(_DRAWS)}, got {rule!r}")
 
 
-def deeper(
+def choose_child(
     options: Sequence[SearchNode],
     children: Sequence[SearchNode],
     barren: Sequence[float],
@@ -327,7 +327,7 @@ class _Branches:
             steps += 1
             children = self._children[node]
             options = [child for child in children if self._is_open(child, steps)]
-            child = deeper(
+            child = choose_child(
                 options, children, self._barren[node], self.observed, self._rule, self._rng
             )
             if child is None:
