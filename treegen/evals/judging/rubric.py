@@ -59,7 +59,7 @@ def simpleqa(text: str, choices: Sequence[str]) -> str | None:
 def mt_bench(text: str, choices: Sequence[str]) -> str | None:
     """Read the rating like MT-Bench's single-answer grading: first [[rating]], or else [rating].
 
-    Source: lm-sys/FastChat, llm_judge/common.py. There a text without a rating has the score -1,
+    The rule is that of lm-sys/FastChat, llm_judge/common.py. There a text without a rating has the score -1,
     and show_result.py leaves it out.
     """
     match = _RATING.search(text) or _RATING_BACKUP.search(text)
@@ -69,7 +69,8 @@ def mt_bench(text: str, choices: Sequence[str]) -> str | None:
 def mt_bench_pair(text: str, choices: Sequence[str]) -> str | None:
     """Read the verdict like MT-Bench's pairwise grading: [[A]], or else [[B]], or else [[C]] (tie).
 
-    Source: lm-sys/FastChat, llm_judge/common.py, where a text without a verdict is an "error".
+    The rule is that of lm-sys/FastChat, llm_judge/common.py, where a text without a verdict is an
+    "error".
     """
     return next((letter for letter in "ABC" if f"[[{letter}]]" in text), None)
 
