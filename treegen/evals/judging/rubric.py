@@ -59,8 +59,8 @@ def simpleqa(text: str, choices: Sequence[str]) -> str | None:
 def mt_bench(text: str, choices: Sequence[str]) -> str | None:
     """Read the rating like MT-Bench's single-answer grading: first [[rating]], or else [rating].
 
-    The rule is that of lm-sys/FastChat, llm_judge/common.py. There a text without a rating has the score -1,
-    and show_result.py leaves it out.
+    The rule is that of lm-sys/FastChat, llm_judge/common.py. There a text without a rating has the
+    score -1, and show_result.py leaves it out.
     """
     match = _RATING.search(text) or _RATING_BACKUP.search(text)
     return match[1] if match else None
