@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from packed_checkpoints import SETTINGS, pack, settings_of, store_exact, store_packed
+from packed_checkpoints import SETTINGS, edit, pack, settings_of, store_exact, store_packed
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
@@ -29,13 +29,6 @@ def drawn(path: Path) -> list[list[int]]:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     llm = LLM(str(path), memory="8MiB", device="cpu")
     return [list(c.tokens) for c in llm.run(TREE, params).completions]
-
-
-def edit(directory: Path, **fields: Any) -> None:
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config["quantization_config"].update(fields)
-    file.write_text(json.dumps(config))
 
 
 def packing_of(directory: Path) -> Packing:

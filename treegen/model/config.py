@@ -357,8 +357,8 @@ def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[in
     """Return every id that ends a text, from generation_config.json and from the configuration."""
     file = directory / "generation_config.json" if directory else None
     settings = [read_object(file).get("eos_token_id")] if file and file.is_file() else []
-    for source in (config, config.get_text_config(decoder=True)):
-        settings.append(getattr(source, "eos_token_id", None))
+    sources = (config, config.get_text_config(decoder=True))
+    settings += [getattr(source, "eos_token_id", None) for source in sources]
     eos_ids: list[Any] = []
     for ids in settings:
         eos_ids += ids if isinstance(ids, list | tuple) else [ids]

@@ -108,10 +108,11 @@ def headline_cards_of(report: Report) -> list[Card]:
     if not report.metrics:
         return []
     first = report.metrics[0]
-    cards = [_card(_name(first.metric), first)]
     votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
-    for last in votes[-1:]:
-        cards.append(Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high)))
+    cards = [
+        _card(_name(first.metric), first),
+        *(Card(f"maj@{v.k}", number(v.value), interval(v.low, v.high)) for v in votes[-1:]),
+    ]
     passes = [
         row
         for row in report.metrics

@@ -62,10 +62,8 @@ def run_text(
         votes_shown = None if shown is None else next(iter(shown.values()), ())
         if votes := _majority(report, votes_shown):
             lines.append("\n" + votes)
-        for table in report.tables:
-            lines.append(f"\n{table_listing(_of_filters(table, shown))}")
-        for grid in report.grids:
-            lines.append(f"\n{safe_text(draw_text(grid, ascii=ascii))}")
+        lines += [f"\n{table_listing(_of_filters(table, shown))}" for table in report.tables]
+        lines += [f"\n{safe_text(draw_text(grid, ascii=ascii))}" for grid in report.grids]
         if hidden := _hidden_filters(report, shown):
             how = f"; {more}" if more else ""
             lines.append(f"\nother filters: {safe_text(', '.join(hidden))}{how}")

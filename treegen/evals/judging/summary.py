@@ -205,8 +205,7 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
     if jury is not None:
         rows.append(_row(f"jury, {combine}", jury))
     if len(judged) > 1:
-        for judge_run in judged:
-            rows.append(_row(judge_run.judging.judge, mean_of(cells(_rows_of(judge_run, 0)))))
+        rows += [_row(run.judging.judge, mean_of(cells(_rows_of(run, 0)))) for run in judged]
     about = (
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )

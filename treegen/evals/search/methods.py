@@ -17,7 +17,6 @@ from treegen.evals.config.type_checks import Maximum, Minimum
 from treegen.evals.search.method_types import Count, Method, MethodContext, read_signature
 
 if TYPE_CHECKING:
-    from treegen.evals.search.method_types import MethodContext
     from treegen.search.evaluate import Evaluate
     from treegen.search.tree.node import SearchNode
     from treegen.search.tree.records import SearchTree

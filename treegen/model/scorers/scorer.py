@@ -201,7 +201,7 @@ def _read(
             "check the name, or download it again"
         ) from None
     if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])[0]
+        missing = min(info["missing_keys"])
         kind = {SEQUENCE: "sequence classifier", TOKEN: "token classifier"}.get(form, "model")
         raise ModelError(f"{name} is no {kind}: it has no weights for {missing}; take another")
     # Decoders need this to find the last token of a padded text.
