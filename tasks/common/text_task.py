@@ -281,10 +281,9 @@ def with_table(
             ids.setdefault(group, []).append(problem_id)
     if len(ids) < 2:
         return report
-    groups = [(str(group), ids[group]) for group in sorted(ids, key=_sortable)]
+    groups = [
+        (str(group), ids[group])
+        for group in sorted(ids, key=lambda group: (isinstance(group, str), group))
+    ]
     values = problem_values(scores, report.metrics[0].filter)
     return replace(report, tables=(*report.tables, table_by(title, column, groups, values)))
-
-
-def _sortable(value: str | int) -> tuple[bool, str | int]:
-    return isinstance(value, str), value

@@ -311,13 +311,9 @@ def _make_listing(name: str, entry: Any) -> TaskListing:
         members = config.get("task")
         num = len(members) if isinstance(members, list) else 0
         return TaskListing(name, "group", "", config.get("num_fewshot"), f"its {num:,} parts")
-    return TaskListing(
-        name, "task", _output(config), config.get("num_fewshot"), ", ".join(_needs(config))
-    )
-
-
-def _output(config: Mapping[str, Any]) -> str:
-    return "" if "class" in config else str(config.get("output_type", "generate_until"))
+    output = "" if "class" in config else str(config.get("output_type", "generate_until"))
+    needs = ", ".join(_needs(config))
+    return TaskListing(name, "task", output, config.get("num_fewshot"), needs)
 
 
 def _needs(config: Mapping[str, Any]) -> list[str]:

@@ -157,7 +157,8 @@ class MMLU(TextTask):
         # one letter.
         accuracy = tuple(row for row in overall.metrics if row.metric in ("exact_match", "acc"))
         report = by_subject(replace(overall, metrics=accuracy, majority=()), scores, options)
-        return replace(report, metrics=tuple(_as_acc(row) for row in report.metrics))
+        named = (replace(r, metric=r.metric.replace("exact_match", "acc")) for r in report.metrics)
+        return replace(report, metrics=tuple(named))
 
 
 class MMLUGenerate(TextTask):
@@ -211,10 +212,6 @@ class MMLUGenerate(TextTask):
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy over all questions, over subjects, by category and by subject."""
         return by_subject(self.overall(scores, options), scores, options)
-
-
-def _as_acc(row: MetricRow) -> MetricRow:
-    return replace(row, metric=row.metric.replace("exact_match", "acc"))
 
 
 def _block(question: Question) -> str:

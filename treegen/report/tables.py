@@ -228,7 +228,8 @@ def _format_metric(row: MetricRow | MajorityRow) -> list[str]:
 
 def other_tables(view: RunView) -> list[PrintableTable]:
     """Return the tables that only this task has, and those of judgements."""
-    return [table_listing(table) for table in (*_tables_of(view), *view.judged)]
+    tables = view.report.tables if view.report else ()
+    return [table_listing(table) for table in (*tables, *view.judged)]
 
 
 def table_listing(table: Table) -> PrintableTable:
@@ -258,10 +259,6 @@ def table_listing(table: Table) -> PrintableTable:
         numbers=range(1, len(places)),
         title=table.title,
     )
-
-
-def _tables_of(view: RunView) -> Sequence[Table]:
-    return view.report.tables if view.report else ()
 
 
 def sharing(view: RunView) -> PrintableTable | None:

@@ -28,7 +28,7 @@ class RepeatScheduler:
             cases: All prompts of the judge run.
             lines: The stored judgements.
         """
-        self._settings, self._cases = settings, cases
+        self._settings = settings
         self._verdicts: dict[str, dict[int, Verdict]] = {case.id: {} for case in cases}
         self._dealt: dict[str, set[int]] = {}
         self.done = 0

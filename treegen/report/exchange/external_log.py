@@ -232,12 +232,9 @@ def _check_free(path: Path) -> None:
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"{path} already holds a run; name another directory")
-    if os.path.exists(path) and any(not _is_scratch(entry) for entry in os.listdir(path)):
+    names = os.listdir(path) if os.path.exists(path) else []
+    if any(not any(Path(name).match(pattern) for pattern in _LEFT) for name in names):
         raise RunError(f"{path} is not empty; name another directory")
-
-
-def _is_scratch(name: str) -> bool:
-    return any(Path(name).match(pattern) for pattern in _LEFT)
 
 
 @contextmanager
