@@ -152,7 +152,7 @@ def command(
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.execution import ModelLoader
-    from treegen.evals.pipeline.search import lacking, search_all
+    from treegen.evals.pipeline.search import describe_missing, search_all
     from treegen.report.text import cost_table
 
     terminal = Terminal(resume="search")
@@ -174,7 +174,7 @@ def command(
         render.echo(f"run: {result.path}")
     runs = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
     render.json_line({"runs": runs})
-    render.exit_with_complaints(lacking(results))
+    render.exit_with_complaints(describe_missing(results))
 
 
 def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:

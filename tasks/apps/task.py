@@ -34,7 +34,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.truncation import droppable
+from treegen.evals.truncation import mark_droppable
 from treegen.prompts.tree import Node
 from treegen.runs import RunDir
 from treegen.tasks.apps.compare import COMPARERS, Comparer
@@ -371,7 +371,7 @@ class APPS(ProgramTask):
         ]
         for shot in reversed(data.fewshot_of.get("", ())):
             question, answer, program = shot.rpartition(ANSWER)
-            node = droppable(Node(shot, children=children))
+            node = mark_droppable(Node(shot, children=children))
             children = [with_turns(node, [(f"{question}{answer}", program)])]
         return Node("", children=children)
 

@@ -33,7 +33,7 @@ from treegen.evals.statistics.estimators import mean_of_means
 from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
 from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.task import TaskData, TaskOptions
-from treegen.evals.truncation import droppable
+from treegen.evals.truncation import mark_droppable
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.letters import first_capital, letter_answer
@@ -323,6 +323,6 @@ def _tree(
             # An example ends with a space or a newline, and its letter.
             shown = shot.rstrip()
             turn = (shown[:-2], shown[-1])
-            children = [with_turns(droppable(Node(shot, children=children)), [turn])]
+            children = [with_turns(mark_droppable(Node(shot, children=children)), [turn])]
         subjects.append(replace(header(subject), children=children))
     return Node("", children=subjects)

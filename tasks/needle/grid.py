@@ -74,8 +74,8 @@ class NeedleGrid(TextTask):
         """
         arguments = NeedleOptions(options, self.name, self.arguments)
         self.check_no_examples(options)
-        lengths = arguments.wholes("lengths", _LENGTHS, 1, 10**9)
-        depths = arguments.wholes("depths", _DEPTHS, 0, 100)
+        lengths = arguments.read_ints("lengths", _LENGTHS, 1, 10**9)
+        depths = arguments.read_ints("depths", _DEPTHS, 0, 100)
         needle, question, facts = _needle(arguments)
         haystack = load_haystack(options.data)
         check_absent(haystack, needle)

@@ -103,7 +103,7 @@ class NeedleOptions:
             raise InputError(f"task argument {name} is empty; give a text, or leave it out")
         return value
 
-    def whole(self, name: str, default: int, low: int, high: int) -> int:
+    def read_int(self, name: str, default: int, low: int, high: int) -> int:
         """Return a whole number.
 
         Args:
@@ -118,7 +118,7 @@ class NeedleOptions:
         (number,) = _numbers(name, [self._extra.get(name, str(default))], low, high)
         return number
 
-    def wholes(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
+    def read_ints(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
         """Return ascending whole numbers from "1000,2000", or "1000-16000/16" for 16 even steps.
 
         Args:
@@ -312,8 +312,8 @@ class Needle(TextTask):
             DataError: The haystack cannot be read, or mentions named dogs itself.
         """
         arguments = NeedleOptions(options, self.name, self.arguments)
-        num = arguments.whole("questions", 256, 1, 10_000)
-        length = arguments.whole("length", 80_000, 1, 10**9)
+        num = arguments.read_int("questions", 256, 1, 10_000)
+        length = arguments.read_int("length", 80_000, 1, 10**9)
         num_shots = options.num_fewshot
         if num_shots is None:
             num_shots = self.defaults.num_fewshot

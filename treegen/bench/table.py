@@ -139,8 +139,10 @@ def attention_table(results: Sequence[AttentionResult]) -> PrintableTable:
     """Return a table of the operator and attention without sharing; one column for each kernel."""
     shared = list(dict.fromkeys(name for r in results for name in r.shared))
     unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
-    times = {f"{name} us": lambda r, name=name: us(r.shared.get(name)) for name in shared}
-    others = {f"{name} us": lambda r, name=name: us(r.unshared.get(name)) for name in unshared}
+    times = {f"{n} us": lambda r, n=n: format_us(r.shared.get(n)) for n in shared}
+    others = {
+        f"{name} us": lambda r, name=name: format_us(r.unshared.get(name)) for name in unshared
+    }
     columns: dict[str, str | Callable[[AttentionResult], str]] = {
         "Rows": "{0.rows:,}",
         "Prefix": "{0.prefix:,}",
@@ -166,6 +168,6 @@ def skip_reasons(cases: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
     return [f"{case}, {name}: {why}" for case, skipped in cases for name, why in skipped.items()]
 
 
-def us(spread: Spread | None) -> str:
+def format_us(spread: Spread | None) -> str:
     """Return a median of microseconds, or nothing if none was measured."""
     return f"{spread.median:,.1f}" if spread else ""

@@ -23,7 +23,7 @@ from treegen.evals.registry import get_task
 from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.task_calls import load_data, wrap_task_method
-from treegen.evals.truncation import barest, truncate_prompts
+from treegen.evals.truncation import drop_all_droppable, truncate_prompts
 from treegen.evals.verdict import check_ready
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.tree import Node, prompts_of
@@ -271,7 +271,7 @@ def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:
         prompts.update((prompt.id, prompt) for prompt in drawn)
         return {prompt.id: len(prompt.tokens) for prompt in drawn}
 
-    shortest = _apply_chat_format(barest(job.bare), job.settings)
+    shortest = _apply_chat_format(drop_all_droppable(job.bare), job.settings)
     check_length(shortest, tokenizer, spec, images, drawn=not choices)
     room = 0 if choices else job.settings.sampling.max_tokens
     truncated = truncate_prompts(job.bare, measure, spec.context_length - room)

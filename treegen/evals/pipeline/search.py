@@ -221,7 +221,7 @@ def _check(job: SearchJob, facts: "ModelInfo") -> None:
     check_reward(job.settings)
 
 
-def lacking(results: Sequence[SearchRunResult]) -> list[str]:
+def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
     """Return a sentence on the searches that are missing, if there are some."""
     missing = sum(result.missing for result in results)
     if not missing:

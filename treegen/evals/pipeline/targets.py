@@ -97,7 +97,7 @@ class _Kind(Generic[_Settings]):
             )
         return RunTarget(settings, path, True, whole, info, threads, late)
 
-    def among(
+    def find_below(
         self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool
     ) -> list[RunTarget[_Settings]]:
         """Return the targets below a directory of several runs: those to resume or start.
@@ -144,7 +144,7 @@ def destinations(
                     f"{path} is the run of one task, but {len(tasks)} are named; name one"
                 )
             return [_EVAL.resolve_resumed(path, choices, *tasks)]
-        if targets := _EVAL.among(path, tasks, choices, must=bool(resume)):
+        if targets := _EVAL.find_below(path, tasks, choices, must=bool(resume)):
             return targets
     settings = [_EVAL.begin(choices, task) for task in tasks] or [
         eval_settings.resolve_eval_settings(choices)
@@ -188,7 +188,7 @@ def search_destinations(
                     f"{path} is the run of one method; {arg('compare=')} needs another path"
                 )
             return [_SEARCH.resolve_resumed(path, choices, *methods)]
-        if targets := _SEARCH.among(path, methods, choices, must=bool(resume)):
+        if targets := _SEARCH.find_below(path, methods, choices, must=bool(resume)):
             return targets
     settings = [_SEARCH.begin(choices, method) for method in methods] or [_SEARCH.begin(choices)]
     if path is None:

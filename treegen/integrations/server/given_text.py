@@ -75,7 +75,7 @@ class GivenText:
     async def encode_root(self, client: Client, prompt: RootPrompt) -> Tokens:
         """Return the token ids of a client's prompt, encoded in a thread."""
         async with client.encoding:
-            with blaming(prompt.field):
+            with name_field_in_errors(prompt.field):
                 (tokens,) = await self._served.encode(
                     [prompt.content], chat_template_kwargs=prompt.template
                 )
@@ -107,7 +107,7 @@ class GivenText:
         else:
             turns = [read_message(message) for message in ask.messages or ()]
         async with node.tree.client.encoding:
-            with blaming(param):
+            with name_field_in_errors(param):
                 if param == "messages":
                     content, images = await self._served.render_turns(
                         turns, before=node.tree.messages, template=node.tree.template
@@ -119,7 +119,7 @@ class GivenText:
         """Return the token ids of texts that a request scores after a node."""
         self.check("texts", *texts)
         async with node.tree.client.encoding:
-            with blaming("texts"):
+            with name_field_in_errors("texts"):
                 return await self._served.encode_scored(node.context, texts)
 
     def check(self, param: str, *texts: str) -> None:
@@ -151,7 +151,7 @@ class GivenText:
 
 
 @contextmanager
-def blaming(param: str) -> Iterator[None]:
+def name_field_in_errors(param: str) -> Iterator[None]:
     """Name the field that has the text in errors of the block about the text.
 
     Args:

@@ -371,7 +371,7 @@ class SearchNode(TextNode):
         self.search.check()
         self.search.usage.calls += 1
         self.search.usage.tokens_reprompted += context.num_tokens
-        with self.search.asking():
+        with self.search.count_pending_call():
             scores = await self.search.backend.score(context, texts, self.search)
         if len(scores) < len(texts):
             self.search.check()
