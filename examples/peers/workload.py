@@ -85,7 +85,7 @@ class Job:
     @property
     def pattern(self) -> str:
         """A regular expression whose texts all have `new_tokens` bytes."""
-        return r'\{"answer": "[a-z ]{%d}", "score": [0-9]{4}\}' % (self.new_tokens - 28)
+        return r'\{"answer": "[a-z ]{%d}", "score": [0-9]{4}\}' % (self.new_tokens - 29)
 
     def continuations(self, run: int) -> list[list[list[int]]]:
         """Return the continuations of each prompt that a job of kind "score" asks for."""
