@@ -85,7 +85,7 @@ class Job:
     @property
     def pattern(self) -> str:
         """A regular expression whose texts all have `new_tokens` bytes."""
-        return r'\{"answer": "[a-z ]{%d}", "score": [0-9]{4}\}' % (self.new_tokens - 29)
+        return rf'\{{"answer": "[a-z ]{{{self.new_tokens - 29}}}", "score": [0-9]{{4}}\}}'
 
     def continuations(self, run: int) -> list[list[list[int]]]:
         """Return the continuations of each prompt that a job of kind "score" asks for."""
@@ -117,9 +117,15 @@ def job_of(name: str) -> Job:
     return Job(name, **JOBS["jobs"][name])
 
 
-def jobs_of(names: str, most_tokens: int | None = None) -> list[Job]:
+def jobs_of(
+    names: str,
+    most_tokens: int | None = None,
+    kinds: tuple[str, ...] = ("draw", "score", "structured"),
+) -> list[Job]:
     """Return jobs of one shape, whose names stand between commas; cut their samples if asked."""
     jobs = [job_of(name) for name in names.split(",")]
+    if refused := [job.name for job in jobs if job.kind not in kinds]:
+        sys.exit(f"this program runs no job like {', '.join(refused)}")
     if most_tokens:
         jobs = [replace(job, new_tokens=min(job.new_tokens, most_tokens)) for job in jobs]
     if len({job.shape for job in jobs}) > 1:
