@@ -84,9 +84,7 @@ def main() -> None:
         return [
             [
                 numbers[token].logprob
-                for numbers, token in zip(
-                    request.prompt_logprobs[len(prompt) :], more, strict=True
-                )
+                for numbers, token in zip(request.prompt_logprobs[len(prompt) :], more, strict=True)
             ]
             for request, (prompt, more) in zip(done, pairs, strict=True)
         ]
