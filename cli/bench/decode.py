@@ -48,7 +48,7 @@ def decode(
     refill: bool,
     **options: Any,
 ) -> None:
-    """Time decoding with all, one and no levels shared and without attention; print the roofline."""
+    """Time decoding with all, one or no levels shared, without attention, and the roofline."""
     if modes == ():
         raise InputError(f"--modes is empty; give some of {', '.join(DECODE_MODES)}")
     if refill and options["model"]:

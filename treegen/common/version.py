@@ -34,7 +34,8 @@ def warn_untested() -> None:
 
         names = " ".join(f"'{tested_versions(name)}'" for name in TESTED)
         warnings.warn(
-            f"{'; '.join(problems)}; models may fail to load or be wrong: pip install {names}",
+            f"{'; '.join(problems)}; models may fail to load or be give wrong results; install "
+            f"versions that work: pip install {names}",
             ModelWarning,
             stacklevel=3,
         )

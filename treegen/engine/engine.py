@@ -225,7 +225,9 @@ class Engine:
         if self._is_running():
             gc.collect()  # a search and its event loop refer to each other
         if self._is_running():
-            raise InputError("another run of this LLM is not finished; use it up or close() it")
+            raise InputError(
+                "another run of this LLM is not finished; read it to its end, or close() it"
+            )
         if self._ranks is not None:
             self._ranks.check()
         self.gate.check()

@@ -59,7 +59,7 @@ def format_error(error: BaseException) -> str:
 def load_data(task: Task, data: object) -> TaskData:
     """Return `data`, which a task has loaded; raise TaskError if it is not a valid TaskData."""
     if not isinstance(data, TaskData):
-        raise _wrong(task, "load", f"gives a {type(data).__name__}; it must give a TaskData")
+        raise _wrong(task, "load", f"returns a {type(data).__name__}; it must return a TaskData")
     for number, problem in enumerate(data.problems):
         if not isinstance(problem, Problem):
             raise _wrong(task, "load", f"has {problem!r:.60} as problem {number}, not a Problem")

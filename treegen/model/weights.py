@@ -402,8 +402,8 @@ def _refuse_bare_fp8(directory: Path) -> None:
         return
     if matrices:
         raise ModelError(
-            f"{directory} has weights in FP8 ({next(iter(matrices))}), and config.json has no "
-            "quantization_config that tells how they are scaled; use another copy of the model"
+            f"{directory} has weights in FP8 ({next(iter(matrices))}), but config.json has no "
+            "quantization_config that defines their scales; use another copy of the model"
         )
 
 

@@ -127,7 +127,7 @@ def test_a_scorer_that_counts_is_left_out_as_a_whole(tmp_path: Path, treegen: Co
     assert done.code == 0 and load_run(tmp_path / "run").filters == ("match",)
     for name in ("words", "said"):
         assert f"the scores of {name} are no numbers from 0 to 1 and are left out" in done.err
-    with pytest.raises(InputError, match="no scores that say right or wrong"):
+    with pytest.raises(InputError, match="no scores of right or wrong"):
         import_log(scored(tmp_path / "none", [None, {}]), tmp_path / "other")
 
 

@@ -88,7 +88,7 @@ class CountedPattern:
         try:
             self._pattern = re.compile(source, flags)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"{word[:40]!r} is no pattern: {error}") from None
+            raise ValueError(f"{word[:40]!r} is not a valid pattern: {error}") from None
         # Most patterns are plain words, which match in time linear in the text.
         self._is_plain = not set(word) & set("*+?{}()[]|\\.^$")
 

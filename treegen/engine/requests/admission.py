@@ -211,11 +211,11 @@ class AdmissionController:
                 if slots_short():
                     raise CapacityError(
                         f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
-                        "recurrent states than can be had; give more memory"
+                        "recurrent states than are free; give more memory"
                     )
                 raise CapacityError(
-                    f"prompt {request.spec.id!r} needs {needed()} cache pages but "
-                    f"only {self._pool.num_free} can be had; give more memory"
+                    f"prompt {request.spec.id!r} needs {needed()} cache pages, but only "
+                    f"{self._pool.num_free} are free; give more memory"
                 )
 
     def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:

@@ -207,7 +207,8 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
     """Raise InputError unless all methods have the same problems and the same budget."""
     if len({job.settings.budget for job in jobs}) > 1:
         raise InputError(
-            f"the methods have different budgets; give all of them one with {arg('budget=')}"
+            "the methods have different budgets; give all methods the same budget with "
+            f"{arg('budget=')}"
         )
     if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
         raise InputError(
