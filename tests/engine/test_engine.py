@@ -240,7 +240,7 @@ def test_kept_prefixes_leave_least_recently_used_first(checkpoint: Path) -> None
     plan = llm.plan(Node("z" * 100), SamplingParams(max_tokens=20))
     assert plan.get_single_row_pages(0, 4) > llm.cache.pool.num_free
     assert len(llm.run(Node("z" * 100), SamplingParams(max_tokens=20)).completions) == 1
-    with pytest.raises(CapacityError, match="needs 152 cache tokens but at most 76 are kept"):
+    with pytest.raises(CapacityError, match="needs 152 cache tokens, but at most 76 are available"):
         llm.keep("d" * 150)
 
 

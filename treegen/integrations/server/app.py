@@ -224,8 +224,7 @@ class Server:
                     if len(body) > self._max_body:
                         raise HTTPException(
                             413,
-                            f"the body has over {self._max_body:,} bytes; "
-                            "send fewer in one request",
+                            f"the body has over {self._max_body:,} bytes; send less in one request",
                         )
         except TimeoutError:
             raise HTTPException(
