@@ -231,8 +231,8 @@ class E2BServer:
                 return await _read(response, most if response.status_code < 300 else _MAX_ERROR)
         except TimeoutError:
             raise WorldError(
-                f"{self._name(url)} does not end its answer in {_ANSWER_SECONDS:g} s; run the "
-                "search again"
+                f"{self._name(url)} did not finish its answer within {_ANSWER_SECONDS:g} s; run "
+                "the search again"
             ) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _UnreachableError(

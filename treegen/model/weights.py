@@ -286,8 +286,8 @@ def _move_to_device(
     except torch.cuda.OutOfMemoryError:
         size = sum(p.numel() * p.element_size() for p in module.parameters())
     raise ModelError(
-        f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
-        "device or a smaller dtype"
+        f"the weights take {size / 2**30:.1f} GiB, more than the free memory of {device}; use "
+        "another device or a smaller dtype"
     )
 
 

@@ -52,8 +52,8 @@ class Pattern:
             ) from None
         if groups > 1:
             raise InputError(
-                f"pattern {text!r} has {groups} groups; the answer is the only group, or the whole "
-                "match without one; write (?:...) for the others"
+                f"pattern {text!r} has {groups} groups, but at most one is allowed, which is "
+                "the answer; write (?:...) for the other groups"
             )
         self._worker = _worker(["last", text], f"that matches {text!r}")
 

@@ -113,7 +113,7 @@ class EvalSettings(BaseSettings):
         check_votes(self.votes)
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise InputError(
-                f"{arg('fewshot_as_multiturn')} needs chat: give "
+                f"{arg('fewshot_as_multiturn')} needs chat messages; give "
                 f"{arg('apply_chat_template', True)} too"
             )
         self._check_reasoning()
