@@ -310,7 +310,9 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
     }
     pairs = [key for key, is_share in only_shares.items() if is_share and key not in none]
     for name in sorted({name for _, name in only_shares} - {name for _, name in pairs}):
-        notices.append(f"{name} is no number from 0 to 1 of single documents and is left out")
+        notices.append(
+            f"{name} does not give each document a number from 0 to 1, so treegen leaves it out"
+        )
     return pairs
 
 
