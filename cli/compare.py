@@ -34,7 +34,8 @@ def command(
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, by paired tests with intervals.
 
-    Differences are B - A; above zero, B is better. Runs with different problems are an error.
+    Differences are B - A; above zero, B is better. Comparing runs with
+    different problems is an error.
 
     \f
     Args:

@@ -37,7 +37,7 @@ def command(
     """Estimate what `--stop-when decided` would have saved in RUN, and how the vote would change.
 
     The command applies the rule to 32 random orders of each problem's samples. Intervals are over
-    problems. Differences are to the vote of all samples of the same problems.
+    problems. Each difference compares a vote with the vote of all samples of the same problems.
 
     \f
     Args:

@@ -65,7 +65,12 @@ def _own_arguments() -> str:
     f"Limits of each problem's search: {', '.join(_BUDGET)}. tokens counts decoded tokens.",
     multiple=True,
 )
-@option("--width", "Number of states to keep. Default: the task's.", type=int)
+@option(
+    "--width",
+    "States to keep per depth; dvts: subtrees; rebase: times --expand, steps per depth; sample, "
+    "majority: samples at once. Default: the task's.",
+    type=int,
+)
 @option("--depth", "Maximum steps of a solution. Default: the task's.", type=int)
 @option("--expand", "Number of next steps per state. Default: the task's.", type=int)
 @option(
@@ -93,7 +98,7 @@ def _own_arguments() -> str:
     "verifier_args",
     multiple=True,
 )
-@option("--verifier-memory SIZE", "Cache of the verifier. Default: 1GiB.")
+@option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB.")
 @option("--prune-below", _of("prune_below", "prune states with a lower value."), type=float)
 @option("--exploration", _of("exploration", "constant c of UCT."), type=float)
 @option("--iterations", _of("iterations", "maximum number of visits."), type=int)
@@ -136,8 +141,8 @@ def command(
     """Search for solutions of each problem of TASK, and print the solved problems and the cost.
 
     Tasks with steps are countdown, game24 and gsm8k; in text-world, repair and harbor the steps
-    are tool calls. Every finished search is stored with its whole tree; a run that was stopped
-    continues with --resume.
+    are tool calls. Every finished search is stored with its whole tree; --resume continues a run
+    that was stopped.
 
     \f
     Args:
@@ -152,7 +157,7 @@ def command(
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.execution import ModelLoader
-    from treegen.evals.pipeline.search import describe_missing, search_all
+    from treegen.evals.pipeline.search import describe_cut_off, describe_missing, search_all
     from treegen.report.text import cost_table
 
     terminal = Terminal(resume="search")
@@ -170,6 +175,8 @@ def command(
         for problem, error in list(result.results["errors"].items())[:3]:
             render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
     render.echo("\n" + cost_table([result.results for result in results]))
+    for line in describe_cut_off(results):
+        render.tell(line)
     for result in results:
         render.echo(f"run: {result.path}")
     runs = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]

@@ -111,7 +111,7 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
     "verifier_args",
     multiple=True,
 )
-@option("--verifier-memory SIZE", "Cache of the verifier. Default: 1GiB.")
+@option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB.")
 @option(
     "--weights-dir DIR",
     "Folder of checkpoints that clients with a key may load with POST /v1/weights.",

@@ -33,7 +33,7 @@ def attention(
     repeats: int,
     **options: Any,
 ) -> None:
-    """Time attention on the paper's grid, against attention without sharing.
+    """Time attention with and without sharing, on the grid of sizes of the Hydragen paper.
 
     \f
     Args:

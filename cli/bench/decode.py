@@ -48,7 +48,7 @@ def decode(
     refill: bool,
     **options: Any,
 ) -> None:
-    """Time decoding with all levels shared, one, none, and no attention, against the roofline.
+    """Time decoding with all, one or no levels shared, without attention, and the roofline.
 
     \f
     Args:

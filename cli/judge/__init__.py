@@ -153,7 +153,7 @@ _READING = ("data", "task", "allow_task_code")
 )
 @option(
     "--half-width W",
-    "Print how many problems, answers, judges or wordings make the interval at most +-W.",
+    "Print how many problems, answers, judges or wordings narrow the interval to +-W.",
     type=float,
 )
 @add_option_groups("judge model", "reading")

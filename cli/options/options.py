@@ -121,7 +121,7 @@ _LOADING: Final = (
     option(
         "--sharing HOW",
         "Which shared prefixes to read once for all their samples: all, one (the first level), "
-        "off, or auto (those that pay). Default: auto.",
+        "off, or auto (those for which it saves time). Default: auto.",
     ),
     option(
         "--tensor-parallel-size --tp N",
@@ -172,8 +172,8 @@ _CLUSTER: Final = (
     option("--workers N", "CPU workers that each load the whole model, instead of GPUs.", type=int),
     option(
         "--ray ADDRESS",
-        "Use the Ray cluster at HOST:PORT, or auto for one that runs here. Default: start a "
-        "private Ray.",
+        "Use the Ray cluster at HOST:PORT, or auto for the cluster of this machine. Default: "
+        "start a private Ray.",
     ),
 )
 _DRAWING: Final = (

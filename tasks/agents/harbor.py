@@ -117,7 +117,7 @@ def read_folder(path: Path) -> tuple[list[HarborTask], list[Skipped]]:
             skipped.append(Skipped(str(folder / "task.toml"), 1, str(error)))
     if not tasks:
         reason = f"; {skipped[0].reason}" if skipped else "; a task has a file task.toml"
-        raise DataError(f"{path} has no task folder of Harbor that can be read{reason}")
+        raise DataError(f"{path} has no readable task folder of Harbor{reason}")
     return tasks, skipped
 
 
@@ -140,7 +140,7 @@ def read_task(folder: Path) -> HarborTask:
     )
     image = environment.get("docker_image")
     if not isinstance(image, str | None):
-        raise DataError(f"docker_image in {folder / 'task.toml'} is no text; write it in quotes")
+        raise DataError(f"docker_image in {folder / 'task.toml'} is not text; write it in quotes")
     places = {name: _files(folder / name) for name in ("environment", "tests")}
     names = [f"{place}/{name}" for place, files in places.items() for name in files]
     return HarborTask(
@@ -163,13 +163,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number can have too many digits
-        raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; mend it") from None
+        raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; fix the file") from None
 
 
 def _table(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = config.get(name, {})
     if not isinstance(table, Mapping):
-        raise DataError(f"{name} in {folder / 'task.toml'} is no table; write [{name}]")
+        raise DataError(f"{name} in {folder / 'task.toml'} is not a table; write [{name}]")
     return table
 
 

@@ -211,7 +211,7 @@ def _round_sets(sets: Sequence[frozenset[str]]) -> list[list[float]]:
     """
     lines = [_distinct(round(float(token), 3) for token in tokens) for tokens in sets]
     if any(math.isnan(number) for line in lines for number in line):
-        raise ValueError("a set with NaN equals no other")
+        raise ValueError("a set with NaN is not equal to any other set")
     return _distinct(lines)
 
 

@@ -221,8 +221,8 @@ def load_shots(
     if len(shots) < wanted:
         raise InputError(
             f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
-            f"examples {'with' if calls else 'without'} starter code that are no problems of this "
-            f"run; lower it, or name others with {arg('fewshot_data')}"
+            f"examples {'with' if calls else 'without'} starter code that are not problems of "
+            f"this run; lower it, or name other examples with {arg('fewshot_data')}"
         )
     return tuple(shots), source.source == bundled.source
 
@@ -252,7 +252,7 @@ def _source(options: TaskOptions) -> LoadedRows:
             return load_split(folder.parent, "train")
         if options.fewshot_data == "train":
             raise DataError(
-                f"there is no train split beside {data}; give {arg('fewshot_data')} a path"
+                f"there is no train split next to {data}; give {arg('fewshot_data')} a path"
             )
     elif options.fewshot_data == "train":
         raise DataError(
@@ -428,5 +428,7 @@ def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str)
         conditions = f"starter={starter}" + (
             f", difficulty={','.join(difficulties)}" * bool(difficulties)
         )
-        raise InputError(f"none of {len(rows)} problems is left by {conditions}; leave one out")
+        raise InputError(
+            f"none of {len(rows)} problems matches {conditions}; leave out one of the conditions"
+        )
     return chosen

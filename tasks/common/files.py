@@ -107,7 +107,9 @@ def text_field(row: dict[str, Any], name: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError(f"{name} holds half of a surrogate pair, which is no text") from None
+        raise ValueError(
+            f"{name} contains half of a surrogate pair, which is not valid text"
+        ) from None
     return value
 
 
@@ -154,8 +156,8 @@ def _decompress(content: bytes, source: str) -> bytes:
         raise DataError(f"{source} is not a gzip file: {error}; unpack or rename it") from None
     if len(unpacked) > most:
         raise DataError(
-            f"{source} unpacks to more than {most >> 20:,} MiB, far more than data of its size do; "
-            "if you trust it, unpack it with gunzip and name the file that comes out"
+            f"{source} unpacks to more than {most >> 20:,} MiB, far more than usual for its "
+            "size; if you trust it, unpack it with gunzip and name the unpacked file"
         )
     return unpacked
 
@@ -230,8 +232,8 @@ def _parquet_rows(path: Path) -> Rows:
         raise DataError(f"cannot read {path}: {reason}; is it a whole Parquet file?") from None
     if size > most:
         raise DataError(
-            f"{path} unpacks to more than {most >> 20:,} MiB, far more than data of its size do; "
-            "if you trust it, save its rows as JSON Lines and name that file"
+            f"{path} unpacks to more than {most >> 20:,} MiB, far more than usual for its size; "
+            "if you trust it, save its rows as JSON Lines and name the new file"
         )
     return enumerate(table, start=1)
 

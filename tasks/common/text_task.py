@@ -157,7 +157,8 @@ class TextTask(Task):
         """Raise InputError if the options request solved examples."""
         if options.num_fewshot or options.fewshot_file or options.fewshot_data:
             raise InputError(
-                f"{self.name} has no solved examples; leave out {arg('num_fewshot')} and the like"
+                f"{self.name} has no solved examples; leave out {arg('num_fewshot')} and "
+                "similar options"
             )
 
     def ask(self, problem: Problem) -> str:

@@ -82,7 +82,8 @@ def build_requests(
     for name, (request, *more) in zip(ids, chosen, strict=True):
         if more:
             raise TaskError(
-                f"lm-eval asks several texts of {name}, which treegen cannot; leave the task out"
+                f"each problem of lm-eval's {name} needs several texts, which treegen does not "
+                "support; leave out the task"
             )
         context, gen_kwargs, *rest = request.args
         if (key := repr(gen_kwargs)) not in settings_of:
@@ -143,9 +144,9 @@ def _group_requests(
     if part.num_fewshot and _examples_hold_problems(task):
         warnings.warn(
             f"lm-eval's task {part.name} draws its {part.num_fewshot} solved examples from the "
-            "problems that are evaluated, so a problem may be among its own examples and results "
-            "too good; set fewshot_split in the task's file, or ask for no examples: "
-            "num_fewshot=0",
+            "problems that are evaluated, so a problem may be one of its own examples, and "
+            "results may be too good; set fewshot_split in the task's file, or use no examples "
+            "(num_fewshot=0)",
             ModelWarning,
             stacklevel=2,
         )
@@ -172,7 +173,7 @@ def _group_requests(
         if len(kinds) > 1 or ("generate_until" in kinds) == part.scored:
             listed = " and ".join(sorted(kinds))
             raise TaskError(
-                f"{part.name} asks for {listed}, which treegen cannot; leave the task out"
+                f"{part.name} needs {listed}, which treegen does not support; leave out the task"
             )
     return instances
 

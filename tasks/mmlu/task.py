@@ -258,7 +258,7 @@ def _load(
 ) -> TaskData:
     if options.fewshot_file is not None or options.fewshot_data is not None:
         raise InputError(
-            f"{task} takes its examples from the dev split; give {arg('num_fewshot=')} alone"
+            f"{task} uses the examples of the dev split; give only {arg('num_fewshot=')}"
         )
     num_shots = _SHOTS if options.num_fewshot is None else options.num_fewshot
     loaded = load_questions(

@@ -83,7 +83,7 @@ class NeedleOptions:
         for name in (*_OTHERS, *unused):
             if getattr(options, name) is not None:
                 raise InputError(
-                    f"task {task!r} makes its own problems and has no use for {name}; leave it out"
+                    f"task {task!r} generates its problems, so {name} has no effect; leave it out"
                 )
         self._extra = options.extra
         self._task = task
@@ -223,7 +223,7 @@ def fit_length(
     if empty > length:
         raise InputError(
             f"{what} takes {empty:,} {measure.unit} without any filler, but the length is "
-            f"{length:,}; ask for a longer text or less in it"
+            f"{length:,}; choose a longer text or fewer needles"
         )
     # Texts grow nearly in proportion to their filler. So each guess lies on the straight line from
     # the text without filler through the last try. It stays between the largest size that is known

@@ -160,7 +160,7 @@ class SandboxProcess:
             handles = []
             return self._drain(*ours, cap=cap)
         except OSError as error:
-            raise self._make_hangup_error(f"while it was told of a program ({error})") from error
+            raise self._make_hangup_error(f"while it received a program ({error})") from error
         finally:
             for handle in (*handles, *ours):
                 os.close(handle)

@@ -113,7 +113,7 @@ class ChartQA(VisionTask):
         question = f"{column(row, ('question', 'query'))}\nAnswer the question with a single word."
         kind = row.get("type", row.get("human_or_machine"))
         if not isinstance(kind, str | int | float | None):
-            raise ValueError(f"type is {kind!r:.40}, not a text or a number")
+            raise ValueError(f"type is {kind!r:.40}, neither text nor number")
         kind_of = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
         return Problem(
             name,

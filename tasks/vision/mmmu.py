@@ -150,7 +150,9 @@ class MMMUPro(VisionTask):
         question = _PRO[prompt, is_seen]
         if is_seen:
             if row.get("image") is None:
-                raise ValueError("no image, which has the question in this setting")
+                raise ValueError(
+                    "no image, although the image contains the question in this setting"
+                )
             image_values = [row["image"]]
         else:
             image_values = numbered_images(row)
@@ -201,7 +203,7 @@ def _parse_list(value: Any, name: str) -> Any:
             return ast.literal_eval(value.strip())
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             if name == "options":
-                raise ValueError(f"{name} is no list") from None
+                raise ValueError(f"{name} is not a list") from None
     return value
 
 
@@ -224,7 +226,7 @@ def _answers(row: Mapping[str, Any]) -> list[str]:
     values = values_of_row if isinstance(values_of_row, list) else [values_of_row]
     answers = [str(value) for value in values if isinstance(value, str | int | float)]
     if not answers or any(not answer.strip() or answer.strip() == "?" for answer in answers):
-        raise ValueError("answer is no text; the test split has none")
+        raise ValueError("answer is not text; the test split has no answers")
     return answers
 
 

@@ -130,14 +130,14 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
         ("gptq", {"checkpoint_format": "marlin"}, r"the layout marlin \(not gptq or gptq_v2\)"),
         ("gptq", {"pack_dtype": "int16"}, r"words of 32 bits"),
         ("gptq", {"rotation": "hadamard"}, r"with rotation"),
-        ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"settings of its own for \+:"),
-        ("gptq", {"dynamic": {"x": {"group_size": 8}}}, r"settings of its own for x"),
+        ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"separate settings for \+:"),
+        ("gptq", {"dynamic": {"x": {"group_size": 8}}}, r"separate settings for x"),
         ("awq", {"version": "gemv"}, r"in awq cannot be used with the layout gemv \(not gemm\)"),
         ("awq", {"version": "marlin"}, r"the layout marlin"),
         ("round-gptq", {"packing_format": "auto_round"}, r"the layout auto_round \(not"),
         ("round-gptq", {"packing_format": None}, r"the layout unnamed"),
         ("round-gptq", {"data_type": "mx_fp"}, r"other numbers"),
-        ("round-awq", {"extra_config": {"a.b": {"bits": 8}}}, r"settings of its own for a\.b"),
+        ("round-awq", {"extra_config": {"a.b": {"bits": 8}}}, r"separate settings for a\.b"),
     ],
 )
 def test_other_packings_are_refused_by_name(

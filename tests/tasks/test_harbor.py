@@ -93,7 +93,7 @@ def test_a_folder_of_folders_is_read_in_order(tmp_path: Path) -> None:
     assert [task.name for task in tasks] == ["a", "b"]
     assert "is not TOML" in skipped[0].reason and "c" in skipped[0].source
     assert [task.name for task in read_folder(tmp_path / "a")[0]] == ["a"]
-    with pytest.raises(DataError, match="has no task folder"):
+    with pytest.raises(DataError, match="has no readable task folder"):
         read_folder(tmp_path / "a" / "tests")
 
 
@@ -161,7 +161,7 @@ def test_links_never_lead_out_of_a_folder(tmp_path: Path, place: str, is_folder:
 def test_wrong_configurations_are_errors(tmp_path: Path) -> None:
     for toml, reason in (
         ("[agent]\ntimeout_sec = -1\n", "timeout_sec"),
-        ("agent = 3\n", "agent in .* is no table"),
+        ("agent = 3\n", "agent in .* is not a table"),
         ("[[steps]]\nname = 'a'\n", "several steps"),
     ):
         with pytest.raises(DataError, match=reason):

@@ -242,7 +242,7 @@ def test_no_sandbox_must_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_canaries_get_out_of_what_does_not_hold() -> None:
-    with pytest.raises(SandboxError, match=r"does not hold: .*read_host_file.*fork"):
+    with pytest.raises(SandboxError, match=r"does not isolate programs: .*read_host_file.*fork"):
         canaries.verify_tier(TIERS["none"], find_runtime())
 
 

@@ -182,7 +182,10 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise InputError(f"{arg('pairs')} must be a list of directories, got {pairs!r:.60}")
     if not judges:
-        raise InputError(f"{arg('judge=')} names no model; `treegen.judgings` reads what is stored")
+        raise InputError(
+            f"{arg('judge=')} names no model; name a model, or read the stored judgements "
+            "with `treegen.judgings`"
+        )
     weights = check_jury(len(judges), weights, combine)
     check_int("repeats", repeats)
     _check_told(listener, follow, models)
@@ -343,12 +346,12 @@ def _load_human_labels(
     """Return people's labels of a run's answers."""
     if rubric.pairs:
         raise InputError(
-            f"{arg('labels=')} are of single answers, and this rubric compares pairs; leave them "
-            "out"
+            f"{arg('labels=')} are for single answers, and this rubric compares pairs; leave "
+            "out the labels"
         )
     labelled = labels_of(given_path("labels", labels), rubric.choices)
     if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
-        raise InputError(f"{labels} has no label of an answer of this run; name labels of this run")
+        raise InputError(f"{labels} has no label for an answer of this run; use labels of this run")
     return labelled
 
 

@@ -131,7 +131,7 @@ def read_limited(path: Path, most: int) -> bytes:
         why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
         raise InputError(why) from None
     if content is None or len(content) > most:
-        raise InputError(f"{path} is no file of at most {format_bytes(most)}; name another file")
+        raise InputError(f"{path} is not a file of at most {format_bytes(most)}; name another file")
     return content
 
 
@@ -139,7 +139,7 @@ def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
     if S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))
     if not S_ISREG(mode):
-        raise NotRegularError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        raise NotRegularError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
 # Limits the listing of a very large folder that is searched for a similar name.
@@ -158,8 +158,8 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
             return f"cannot read {path}: a part of the path is a file; check the path"
         case NotRegularError():
             return (
-                f"cannot read {path}: it is no regular file but a pipe or device, which may never "
-                "end; save its content in a file and name that"
+                f"cannot read {path}: it is not a regular file but a pipe or device, which may "
+                "never end; save its content in a file and name that"
             )
         case PermissionError():
             return f"cannot read {path}: permission denied; let your user read it (chmod u+r)"

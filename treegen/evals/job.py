@@ -136,9 +136,9 @@ def load_job(settings: EvalSettings) -> Job:
     wanted = {(problem.id, settings.num_samples) for problem in data.problems}
     if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:
         raise InputError(
-            f"task {task.name!r} made a tree whose sampled nodes are not its "
-            f"{len(data.problems)} problems with {settings.num_samples} samples each; "
-            "fix its tree()"
+            f"task {task.name!r} made a tree whose sampled nodes do not match its "
+            f"{len(data.problems)} problems with {settings.num_samples} samples each; fix its "
+            "tree()"
         )
     images = {p.id: [i.sha256 for i in p.images] for p in data.problems if p.images}
     return Job(settings, task, data, _apply_chat_format(tree, settings), tree, images=images)

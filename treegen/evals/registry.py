@@ -303,7 +303,7 @@ def load_file(path: Path) -> ModuleType:
 
 def _make(make: object, name: str) -> Task:
     if not callable(make):
-        raise InputError(f"{name!r} is {make!r:.40}, not a class of a task")
+        raise InputError(f"{name!r} is {make!r:.40}, not the class of a task")
     try:
         made = make()
         missing = find_missing(made, Task)

@@ -60,7 +60,7 @@ def load_data(task: Task, data: object) -> TaskData:
     """Return `data`, which a task has loaded; raise TaskError if it is not a valid TaskData."""
     if not isinstance(data, TaskData):
         raise _make_task_error(
-            task, "load", f"gives a {type(data).__name__}; it must give a TaskData"
+            task, "load", f"returns a {type(data).__name__}; it must return a TaskData"
         )
     for number, problem in enumerate(data.problems):
         if not isinstance(problem, Problem):

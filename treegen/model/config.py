@@ -65,7 +65,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         )
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         there = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-        raise InputError(f"device {device} is not there; choose one of {there}")
+        raise InputError(f"device {device} does not exist; choose one of {there}")
     return resolved
 
 
@@ -180,8 +180,8 @@ def _gguf_config(file: Path) -> PretrainedConfig:
 def _refuse_silent(config: PretrainedConfig) -> None:
     if not generates_text(config):
         raise ModelError(
-            f"{config.model_type} is not a causal language model: transformers has no class that "
-            "generates text from it; give a model that does"
+            f"{config.model_type} is not a causal language model: transformers has no class "
+            "that generates text from it; use a model that generates text"
         )
 
 

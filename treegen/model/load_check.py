@@ -91,11 +91,11 @@ def check_model(model: "Model") -> None:
         ) from None
     if not error <= limit:
         raise ModelError(
-            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ from "
-            f"transformers' own attention by {error:.2g} of their spread in {model.dtype} (limit "
-            f"{limit:.2g}), so samples would be wrong; {arg('dtype', 'float32')} shows whether it "
-            f"is rounding, and if it is not, please report the model. {arg('check', False)} loads "
-            "it all the same"
+            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ "
+            f"from transformers' own attention by {error:.2g} of their spread in {model.dtype} "
+            f"(limit {limit:.2g}), so samples would be wrong; {arg('dtype', 'float32')} shows "
+            "whether rounding is the cause; if it is not, please report the model. "
+            f"{arg('check', False)} loads the model without this check"
         )
 
 
@@ -133,9 +133,10 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     name, length = min((uncrossed or boundaries).items(), key=lambda item: item[1])
     if length < _LEAST_CONTEXT:
         raise ModelError(
-            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}) the "
-            "logits of a small random copy differ from transformers' own attention, so samples "
-            f"would be wrong; please report the model. {arg('check', False)} loads it anyway"
+            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}) "
+            "the logits of a small random copy differ from transformers' own attention, so "
+            f"samples would be wrong; please report the model. {arg('check', False)} loads the "
+            "model without this check"
         )
     warn_context(
         model.spec.name,
@@ -163,7 +164,7 @@ def _check_selection(model: "Model", wrap: _Wrap) -> None:
             f"{name} models cannot be used beyond {topk:,} tokens: a small random copy that "
             "selects few keys does not give the logits of transformers' own attention; install "
             f"'{tested_versions('transformers')}', or report the model. {arg('check', False)} "
-            "loads it anyway"
+            "loads the model without this check"
         )
 
 

@@ -111,8 +111,8 @@ def read_chat_template(text_or_file: str | None) -> str | None:
         return read_text(text_or_file)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{arg('chat_template')} {text_or_file!r} is no template and no file: {error}; give "
-            "one of them"
+            f"{arg('chat_template')} {text_or_file!r} is neither a template nor a file: "
+            f"{error}; give one of them"
         ) from error
 
 

@@ -286,8 +286,8 @@ def _move_to_device(
     except torch.cuda.OutOfMemoryError:
         size = sum(p.numel() * p.element_size() for p in module.parameters())
     raise ModelError(
-        f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
-        "device or a smaller dtype"
+        f"the weights take {size / 2**30:.1f} GiB, more than the free memory of {device}; use "
+        "another device or a smaller dtype"
     )
 
 
@@ -402,8 +402,8 @@ def _refuse_bare_fp8(directory: Path) -> None:
         return
     if matrices:
         raise ModelError(
-            f"{directory} has weights in FP8 ({next(iter(matrices))}), and config.json has no "
-            "quantization_config that tells how they are scaled; use another copy of the model"
+            f"{directory} has weights in FP8 ({next(iter(matrices))}), but config.json has no "
+            "quantization_config that defines their scales; use another copy of the model"
         )
 
 

@@ -130,9 +130,9 @@ class ToolTurns:
             # The template does not write the token with which the model has stopped.
             at = len(without) - len(self._reply_end())
             if not without.endswith(self._reply_end()):
-                raise self._refusal("a reply with calls ends unlike others")
+                raise self._refusal("a reply with calls ends differently from other replies")
         if shown[:at] != without[:at]:
-            raise self._refusal("it shows a reply differently once the results are known")
+            raise self._refusal("it shows a reply differently when results follow")
         return shown[:at]
 
     def _stop_text(self, stop: int | str | None) -> str:

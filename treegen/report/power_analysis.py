@@ -38,7 +38,7 @@ def spread_of_runs(
     if len(rights_of_runs) == 2:
         shared = [i for i in rights_of_runs[0] if i in rights_of_runs[1]]
         if len(shared) < 2:
-            raise InputError("the runs have fewer than two problems in common; give others")
+            raise InputError("the runs have fewer than two problems in common; name other runs")
         rights_of_runs = [{i: rights[i] for i in shared} for rights in rights_of_runs]
     variances = [estimate_variances(list(rights.values())) for rights in rights_of_runs]
     means = [sum(column) / len(variances) for column in zip(*variances, strict=True)]

@@ -133,7 +133,7 @@ class RecordFile:
         """
         key = key_of(record)
         if key in self._offsets:
-            raise RunError(f"{self.path}: sample {key[1]} of problem {key[0]!r} is there already")
+            raise RunError(f"{self.path}: sample {key[1]} of problem {key[0]!r} already exists")
         line = encode_record(record)
         self._check_writable()
         start = self._end

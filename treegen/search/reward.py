@@ -82,7 +82,8 @@ def load_verifier(
         reason = str(error).split("\n")[0]
     del verifier  # its layers may already use treegen's attention, and two models may not fit
     warnings.warn(
-        f"{os.fspath(name)} reads each text whole, because treegen cannot compute it: {reason}",
+        f"{os.fspath(name)} computes each whole text separately, because treegen cannot share "
+        f"its computation: {reason}",
         ModelWarning,
         stacklevel=2,
     )
@@ -145,7 +146,10 @@ def prompt_text(node: SearchNode) -> str:
     """Return the prompt of a node's tree."""
     prompt = node.path[0].text
     if not prompt:
-        raise InputError("the prompt was given as token ids; say what the model reads by text_of")
+        raise InputError(
+            "the prompt was given as token ids; define the text that the verifier reads "
+            "with text_of"
+        )
     return prompt
 
 

@@ -17,7 +17,7 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import RowPhase
 from treegen.engine.segments.scores import collect_score
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, RequestPhase, check_transition
-from treegen.errors import CapacityError
+from treegen.errors import CapacityError, arg
 
 _, WAITING, UNDRAWN, OPEN, OVER = RequestPhase
 
@@ -211,11 +211,11 @@ class AdmissionController:
                 if slots_short():
                     raise CapacityError(
                         f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
-                        "recurrent states than can be had; give more memory"
+                        f"recurrent states than are free; raise {arg('memory=')}"
                     )
                 raise CapacityError(
-                    f"prompt {request.spec.id!r} needs {needed()} cache pages but "
-                    f"only {self._pool.num_free} can be had; give more memory"
+                    f"prompt {request.spec.id!r} needs {needed()} cache pages, but only "
+                    f"{self._pool.num_free} are free; raise {arg('memory=')}"
                 )
 
     def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:

@@ -51,9 +51,7 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
         InputError: there are no rows.
     """
     if not rows:
-        raise InputError(
-            "there is no judgement that can be read; `treegen show` has what the judge wrote"
-        )
+        raise InputError("there is no readable judgement; `treegen show` prints the judge's texts")
     names = ("problem", "answer", "judge", "wording")
     levels = {}
     for place, name in enumerate(names, 1):

@@ -340,7 +340,7 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         choices = {item: item for item in choices}  # the value of each number is the number itself
     if not isinstance(choices, Mapping) or len(choices) < 2:
-        raise InputError(f"{name} needs choices: two or more verdicts and what each counts")
+        raise InputError(f"{name} needs choices: two or more verdicts and their values")
     if isinstance(wordings, str):
         wordings = [wordings]
     if not isinstance(wordings, Sequence) or not wordings:
@@ -377,8 +377,9 @@ def _check(rubric: Rubric) -> None:
         len(rubric.choices) not in (2, 3) or list(rubric.choices.values()) not in _PAIRS
     ):
         raise InputError(
-            f"{name} compares pairs, so its choices count 1 (the first is better), 0 (the second "
-            "is) and, if there is a third, 0.5 (a tie), in this order"
+            f"{name} compares pairs, so its choices must have the values 1 (the first answer is "
+            "better), 0 (the second is better) and, if there is a third choice, 0.5 (a tie), "
+            "in this order"
         )
 
 
@@ -415,13 +416,13 @@ def _format_value(value: object) -> str:
 
 def _value(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{name}: a choice counts a number, not {value!r:.40}")
+        raise InputError(f"{name}: the value of a choice must be a number, not {value!r:.40}")
     return float(value)
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{name}: a wording is a text, not {value!r:.40}")
+        raise InputError(f"{name}: a wording must be a text, not {value!r:.40}")
     return value
 
 

@@ -120,8 +120,8 @@ class ModelLoader(Closeable):
         for name in options:
             if name in chosen:
                 raise InputError(
-                    f"{arg(name + '=')} is for loading a model, and this one is loaded; leave it "
-                    "out"
+                    f"{arg(name + '=')} has an effect only when a model is loaded, and this "
+                    "model is already loaded; leave it out"
                 )
         return {**chosen, **options}
 

@@ -207,7 +207,8 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
     """Raise InputError unless all methods have the same problems and the same budget."""
     if len({job.settings.budget for job in jobs}) > 1:
         raise InputError(
-            f"the methods have different budgets; give all of them one with {arg('budget=')}"
+            "the methods have different budgets; give all methods the same budget with "
+            f"{arg('budget=')}"
         )
     if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
         raise InputError(
@@ -234,3 +235,18 @@ def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
             f"{arg('memory=')}"
         )
     return [Message(f"{message}; {results[0].again}")]
+
+
+def describe_cut_off(results: Sequence[SearchRunResult]) -> list[str]:
+    """Return a sentence on agent searches whose replies were all cut off, if there are some."""
+    num = sum(result.results.get("cut_off", 0) for result in results)
+    if not num:
+        return []
+    done = sum(result.results["done"] for result in results)
+    most = arg("max_tokens=")
+    return [
+        Message(
+            f"in {num:,} of {done:,} searches, every branch ended in a reply that {most} cut off; "
+            f"start a new run with a larger {most}"
+        )
+    ]

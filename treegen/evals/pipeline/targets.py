@@ -92,8 +92,8 @@ class _Kind(Generic[_Settings]):
         late = _changed_drawing(settings, choices, stored) if done else ()
         if whole and (recorded := [name for name in late if name in settings.RECORDED]):
             raise InputError(
-                f"{path} is finished, and {arg(recorded[0] + '=')} only applies while samples are "
-                "drawn; leave it out, or start a new run with it"
+                f"{path} is finished, and {arg(recorded[0] + '=')} has an effect only while "
+                "treegen draws samples; leave it out, or start a new run"
             )
         return RunTarget(settings, path, True, whole, info, threads, late)
 
@@ -141,7 +141,8 @@ def destinations(
         if is_run(path):
             if len(tasks) > 1:
                 raise InputError(
-                    f"{path} is the run of one task, but {len(tasks)} are named; name one"
+                    f"{path} is the run of one task, but the command names {len(tasks)} tasks; "
+                    "name one task"
                 )
             return [_EVAL.resolve_resumed(path, choices, *tasks)]
         if targets := _EVAL.find_below(path, tasks, choices, must=bool(resume)):
@@ -185,7 +186,7 @@ def search_destinations(
         if is_run(path):
             if compare:
                 raise InputError(
-                    f"{path} is the run of one method; {arg('compare=')} needs another path"
+                    f"{path} is the run of a single method; to compare methods, name another path"
                 )
             return [_SEARCH.resolve_resumed(path, choices, *methods)]
         if targets := _SEARCH.find_below(path, methods, choices, must=bool(resume)):

@@ -284,8 +284,8 @@ def _method(
             place = stored_place
         elif place is None:
             raise InputError(
-                f"the run's method is code in a file, {stored_place}, which does not run without "
-                f"permission; read it, then name it with {arg('method=')} or give "
+                f"the run's method is code in a file, {stored_place}, which does not run "
+                f"without permission; read the code, then name it with {arg('method=')} or give "
                 f"{arg('allow_task_code', True)}"
             )
     elif stored and short_name(str(place)) == stored["method"]:  # the method's file may have moved

@@ -148,7 +148,7 @@ class Report:
                 return row.value
         there = ", ".join(sorted({f"{row.metric} ({row.filter})" for row in self.metrics}))
         raise InputError(
-            f"the report has no metric {metric!r} for filter {filter!r}; it has {there}"
+            f"the report has no metric {metric!r} for filter {filter!r}; it has the metrics {there}"
         )
 
 

@@ -74,8 +74,8 @@ def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]
         raise InputError("variances need at least two problems")
     if any(num < 2 for _, num in rights):
         raise InputError(
-            "a run with one sample per problem does not show how samples of a problem vary; use a "
-            f"run with more, or give {arg('between=')} and {arg('within=')}"
+            "a run with one sample per problem does not show how the samples of a problem "
+            f"vary; use a run with more samples, or give {arg('between=')} and {arg('within=')}"
         )
     shares = [right / num for right, num in rights]
     noise = [p * (1 - p) / (num - 1) for p, (_, num) in zip(shares, rights, strict=True)]
@@ -265,7 +265,7 @@ def problems_for(
     if not alpha < wanted < 1:
         raise InputError(f"the power must be above alpha ({alpha}) and below 1, got {wanted}")
     too_many = InputError(
-        f"more than {_MOST:,} problems are needed for {difference}; ask for a larger difference"
+        f"more than {_MOST:,} problems are needed for {difference}; choose a larger difference"
     )
     low, high = 1, 2
     if spread.of_difference(num_samples) > 0:  # a paired t-test needs fewer problems: a lower bound

@@ -133,8 +133,8 @@ class StepRequest:
         if num > self._max_operations:
             if is_temporary:
                 raise InputError(
-                    f"scoring this prompt takes {num:,} operations, and a batch of this server has "
-                    f"at most {self._max_operations:,}; join its extensions"
+                    f"scoring this prompt takes {num:,} operations, and the server accepts at "
+                    f"most {self._max_operations:,}; extend the prompt in fewer steps"
                 )
             self._name(missing[self._max_operations - 1], call.root_name, names)
             self.begun.append(call)

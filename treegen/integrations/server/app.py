@@ -207,8 +207,9 @@ class Server:
         if not self._api_keys and not _is_address(host):
             raise HTTPException(
                 403,
-                f"the server is asked as {host!r:.80}, which may be another site's name; ask "
-                "it by its address or as localhost, or start it with --api-key",
+                f"the request names the host {host!r:.80}, which may belong to another site; "
+                "address the server by its IP address or as localhost, or start it with "
+                "--api-key",
             )
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -223,11 +224,12 @@ class Server:
                     if len(body) > self._max_body:
                         raise HTTPException(
                             413,
-                            f"the body has over {self._max_body:,} bytes; "
-                            "send fewer in one request",
+                            f"the body has over {self._max_body:,} bytes; send less in one request",
                         )
         except TimeoutError:
-            raise HTTPException(408, "the body took too long to come; send it again") from None
+            raise HTTPException(
+                408, "the body did not arrive in time; send the request again"
+            ) from None
         return bytes(body)
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
@@ -291,7 +293,8 @@ class Server:
     def _check_model(self, name: str) -> None:
         if name not in ("", self._name):
             raise HTTPException(
-                404, f"the model {name!r:.80} is not served; this one is: {self._name!r}"
+                404,
+                f"the model {name!r:.80} is not served; the server has the model {self._name!r}",
             )
 
     def _grammar(self, ask: CompletionRequest) -> str | None:
@@ -352,7 +355,7 @@ class Server:
             return json_response({"object": "list", "data": [card]})
         if name != self._name:
             raise HTTPException(
-                404, f"the model {name!r:.80} is not served; GET /v1/models names the one that is"
+                404, f"the model {name!r:.80} is not served; GET /v1/models names the served model"
             )
         return json_response(card)
 
@@ -390,7 +393,9 @@ def _check_json(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(
-            415, f"the body is called {kind!r:.80}; send the header Content-Type: application/json"
+            415,
+            f"the Content-Type of the body is {kind!r:.80}; send the header "
+            "Content-Type: application/json",
         )
 
 

@@ -54,15 +54,15 @@ class BatchRunner:
         most = self._calls.store.limits.max_node_operations
         if len(operations) > most:
             raise RequestError(
-                f"a batch has at most {most:,} operations; send several", "operations"
+                f"a batch has at most {most:,} operations; send several batches", "operations"
             )
         for place, operation in enumerate(operations):
             for needed in _find_references(operation):
                 if needed >= place:
                     field = "nodes" if isinstance(operation, RewardOperation) else "node"
                     raise RequestError(
-                        f"operation {place} names a result of operation {needed}, which is not an "
-                        "earlier one",
+                        f"operation {place} names a result of operation {needed}, which is not "
+                        "an earlier operation",
                         f"operations.{place}.{field}",
                     )
         check_answer_size([ask for ask in operations if isinstance(ask, ScoreOperation)])

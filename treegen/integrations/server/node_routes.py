@@ -200,7 +200,9 @@ class NodeRoutes:
             return await self._post(request, NodeSampleRequest, self._calls.sample, body)
         if IDEMPOTENCY_HEADER in request.headers:
             raise StatusError(
-                400, f"a stream is not stored; leave out {IDEMPOTENCY_HEADER} or stream", "stream"
+                400,
+                f"answers of streams are not stored; leave out {IDEMPOTENCY_HEADER} or stream",
+                "stream",
             )
         client = self._client(request)
         node = self.store.find(client, request.path_params["id"])

@@ -114,7 +114,7 @@ def _split(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, bool]:
     bits = scale.view(torch.uint8)
     # 127 and 255 are no numbers; a negative scale has the highest bit, which -0.0 has too.
     if bits.numel() and int(bits.max()) > 126:
-        raise ValueError("weight_scale has negative scales, or values that are no numbers")
+        raise ValueError("weight_scale has negative scales, or values that are not numbers")
     return parts[numbers], scale, whole, numbers == "weight_packed"
 
 
@@ -130,7 +130,7 @@ def _dequantize_fp8(parts: Mapping[str, Tensor]) -> Tensor:
         raise ValueError(why)
     weight, grid = parts["weight"], parts["weight_scale"].float()
     if not bool((grid.isfinite() & (grid >= 0)).all()):
-        raise ValueError("weight_scale has negative scales, or values that are no numbers")
+        raise ValueError("weight_scale has negative scales, or values that are not numbers")
     grid = grid.reshape(-1, 1) if grid.dim() < 2 else grid
     for dim, size in enumerate(weight.shape):
         grid = grid.repeat_interleave(size // grid.shape[dim], dim=dim)
@@ -251,8 +251,8 @@ def read_headers(directory: Path) -> StoredMatrices:
                     module, _, part = name.rpartition(".")
                     if part in _REFUSED:
                         raise ModelError(
-                            f"{directory}: {name} changes what weights in NVFP4 mean, and treegen "
-                            "does not read it; use a checkpoint without it"
+                            f"{directory}: {name} changes the meaning of NVFP4 weights, and "
+                            "treegen does not support it; use a checkpoint without it"
                         )
                     if part in PARTS:
                         one = tensors.get_slice(name)

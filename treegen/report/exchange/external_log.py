@@ -300,7 +300,7 @@ def _check(log: ExternalLog) -> None:
         raise InputError(f"the log of {log.task} has no samples; name one that has some")
     if not log.filters:
         raise InputError(
-            f"the log of {log.task} has no scores that say right or wrong; score it first"
+            f"the log of {log.task} has no scores of right or wrong; score the log first"
         )
     if not log.samples:
         raise InputError(f"no sample of the log of {log.task} has a score; score it first")

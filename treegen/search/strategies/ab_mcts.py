@@ -72,7 +72,7 @@ def draw_beta(scores: Sequence[float], rng: random.Random) -> float:
         InputError: A score is not from 0 to 1.
     """
     if not all(0 <= score <= 1 for score in scores):
-        raise InputError(f"the beta rule takes values from 0 to 1, got {list(scores)}; scale them")
+        raise InputError(f"the beta rule needs values from 0 to 1, got {list(scores)}; scale them")
     won = math.fsum(scores)
     return rng.betavariate(A + won, B + len(scores) - won)
 
