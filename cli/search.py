@@ -157,7 +157,7 @@ def command(
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.execution import ModelLoader
-    from treegen.evals.pipeline.search import describe_cut_off, describe_missing, search_all
+    from treegen.evals.pipeline.search import describe_missing, search_all
     from treegen.report.text import cost_table
 
     terminal = Terminal(resume="search")
@@ -175,8 +175,6 @@ def command(
         for problem, error in list(result.results["errors"].items())[:3]:
             render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
     render.echo("\n" + cost_table([result.results for result in results]))
-    for line in describe_cut_off(results):
-        render.tell(line)
     for result in results:
         render.echo(f"run: {result.path}")
     runs = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]

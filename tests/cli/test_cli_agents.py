@@ -91,19 +91,6 @@ def test_every_reply_calls_a_tool_if_forced(treegen: Command, walker: Path, tmp_
         assert steps and all("calls" in step or "failure" in step for step in steps)
 
 
-def test_a_notice_says_that_all_replies_were_cut_off(
-    treegen: Command, walker: Path, tmp_path: Path
-) -> None:
-    args = ["search", "text-world", *TASK, "-m", "best-of-n", "-n", "2", "-M", walker]
-    limits = ["--depth", "8", "--budget", "actions=40", "--memory", "16MiB", "--max-tokens"]
-    done = treegen(*args, *limits, "2", "-o", tmp_path / "short")
-    assert done.code == 0, done.err
-    assert "in 2 of 2 searches, every branch ended in a reply that --max-tokens cut off" in done.err
-    assert json.loads((tmp_path / "short" / "results.json").read_text())["cut_off"] == 2
-    done = treegen(*args, *limits, "120", "-o", tmp_path / "long")
-    assert done.code == 0 and "cut off" not in done.err
-
-
 def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_path: Path) -> None:
     for args, message in (
         (["repair"], "--allow-code-execution"),

@@ -235,18 +235,3 @@ def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
             f"{arg('memory=')}"
         )
     return [Message(f"{message}; {results[0].again}")]
-
-
-def describe_cut_off(results: Sequence[SearchRunResult]) -> list[str]:
-    """Return a sentence on agent searches whose replies were all cut off, if there are some."""
-    num = sum(result.results.get("cut_off", 0) for result in results)
-    if not num:
-        return []
-    done = sum(result.results["done"] for result in results)
-    most = arg("max_tokens=")
-    return [
-        Message(
-            f"in {num:,} of {done:,} searches, every branch ended in a reply that {most} cut off; "
-            f"start a new run with a larger {most}"
-        )
-    ]

@@ -255,7 +255,6 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     solved_of: dict[str, list[bool]] = {}
     failed: dict[Key, str] = {}
     stopped: Counter[str] = Counter()
-    num_cut_off = 0
     names = COSTS if job.settings.environment is None else (*COSTS, "actions")
     costs: dict[str, list[float]] = {name: [] for name in names}
     for record in run.records():
@@ -264,7 +263,6 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         if record["error"]:
             failed[record["problem_id"], record["sample_index"]] = record["error"]
         stopped[record["stopped"]] += 1
-        num_cut_off += _is_cut_off(record["nodes"])
         for name in names:
             costs[name].append(record["usage"].get(name, 0))
     errors: dict[str, str] = {}  # by problem, the error of its first search that failed
@@ -283,22 +281,12 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         **_pass_at(list(solved_of.values()), job.settings.repeats),
         "errors": errors,
         "stopped": dict(sorted(stopped.items(), key=lambda item: (-item[1], item[0]))),
-        **({"cut_off": num_cut_off} if job.settings.environment is not None else {}),
         "cost": {name: _sums(values) for name, values in costs.items()},
         "seconds": math.fsum(part["seconds"] for part in parts),
         "parts": parts,
     }
     run.write_results(results)
     return results
-
-
-def _is_cut_off(nodes: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether every branch of an agent's search ended in a reply cut off by max_tokens."""
-    ends = [node for node in nodes if node["leaf"] and node["parent_id"] is not None]
-    return bool(ends) and all(
-        node["finish_reason"] == "length" and node.get("data", {}).get("end") == "failed"
-        for node in ends
-    )
 
 
 def _estimate_solved(tally: AccuracyCounter, unknown: int, repeats: int) -> Estimate | None:
