@@ -1,4 +1,4 @@
-"""The episodes that the model with tools is trained on, its tokenizer, and a very short training."""
+"""Episodes that the model with tools learns from, its tokenizer, and a very short training."""
 
 import copy
 import random
@@ -20,7 +20,7 @@ from treegen.evals.task import TaskOptions
 from treegen.prompts.replies.replies import ReplyReader
 from treegen.prompts.replies.types import ToolCall
 from treegen.prompts.tool_turns import ToolTurns
-from treegen.tasks.agents import repair, text_world
+from treegen.tasks.agents import repair
 from treegen.tasks.agents.repair import CaseRunner, RepairGame
 from treegen.tasks.agents.tasks import TextWorldTask
 from treegen.tasks.agents.text_world import TextWorld, make_world
