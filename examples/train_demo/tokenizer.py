@@ -28,7 +28,8 @@ _PHRASES: Final = "|".join(
         r"Your goal: put the (?:(?:clean|hot|cold) )?| into or onto the ",
         r"\. You have \d+ actions; [^\n]*\n\n",
         r"You are in the |\. Exits: | to the |\. You see the |\.? It contains ",
-        r" \((?:closed|empty)\)|\), the |, the |\)\.(?=\n)|You (?:take|put|open) the | from the |The | \(|, ",
+        r" \((?:closed|empty)\)|\), the |, the |\)\.(?=\n)",
+        r"You (?:take|put|open) the | from the |The | \(|, ",
         r"Some functions in these [^\n]*\n\n|Files: ",
         r" +(?= )|",
     )
