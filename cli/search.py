@@ -42,7 +42,7 @@ def _own_arguments() -> str:
         "treegen search countdown --limit 4 --method beam --budget tokens=2000",
         "treegen search gsm8k --compare best-of-n,beam --limit 20 -o runs/both",
         "treegen search countdown --method path/to/file.py:function -a width=4",
-        "treegen search text-world --model DIR --method beam --budget actions=200",
+        "treegen search text-world --limit 10 --method beam --budget actions=200",
         "treegen search harbor --data TASKS --model DIR --allow-code-execution",
     ),
 )

@@ -135,7 +135,10 @@ _LOADING: Final = (
     option("--eager", "On a GPU, skip compiling and CUDA graphs: faster start, slower decoding."),
 )
 _MODEL: Final = (
-    option("--model -M DIR|NAME", "Checkpoint directory, hub name, or demo for the bundled model."),
+    option(
+        "--model -M DIR|NAME",
+        "Checkpoint directory, hub name, or a bundled model: demo, demo-agent.",
+    ),
     option(
         "--model-args K=V,...",
         f"Options of the model, by name: {', '.join(MODEL_ARGS)}.",

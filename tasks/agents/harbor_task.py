@@ -28,11 +28,11 @@ from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.file_tools import FileWorld, ToolError
 from treegen.search.environments.protocol import Environment, World
 from treegen.tasks.agents.backends import BACKENDS, open_backend
+from treegen.tasks.agents.dockerfile import copied_files
 from treegen.tasks.agents.harbor import (
     HarborTask,
     as_problem,
     check_image,
-    copied_files,
     python_test,
     read_folder,
 )

@@ -48,7 +48,8 @@ class ToolTurns:
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
                 "the tokenizer has no chat template, which tool calls need; load the model with "
-                f"{arg('chat_template', 'FILE')}, or use a chat model"
+                f"{arg('chat_template', 'FILE')}, or use a chat model, such as the bundled "
+                "demo-agent"
             )
         self.tools, self.replies = list(tools), ReplyReader(tokenizer, tool_format)
         self._tokenizer = tokenizer

@@ -33,6 +33,7 @@ _COSTS: Final = {
     "Re-prompting": "tokens_reprompted",
     "Calls": "calls",
     "Nodes": "nodes",
+    "Actions": "actions",
 }
 
 
@@ -96,19 +97,21 @@ def run_text(
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with one line for each run.
 
-    Costs are means over problems. They are in tokens, except for calls and nodes. Re-prompting is
-    the cost of prefilling the whole context of each call again. Seconds are those of the whole run.
+    Costs are means over problems. They are in tokens, except for calls, nodes and actions.
+    Re-prompting is the cost of prefilling the whole context of each call again. Seconds are those
+    of the whole run.
 
     Args:
         results: The content of each results.json.
     """
-    head = ["Method", "Solved", "Share", "95% interval", *_COSTS, "Failed", "Seconds"]
+    costs = {title: name for title, name in _COSTS.items() if name in results[0]["cost"]}
+    head = ["Method", "Solved", "Share", "95% interval", *costs, "Failed", "Seconds"]
     rows = [
         [
             result["method"],
             f"{result['num_solved']}/{result['done']}",
             *_share(result["solved"]),
-            *(_mean(result["cost"][name]["mean"]) for name in _COSTS.values()),
+            *(_mean(result["cost"][name]["mean"]) for name in costs.values()),
             str(len(result["errors"])),
             f"{result['seconds']:,.1f}",
         ]

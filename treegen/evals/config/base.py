@@ -177,7 +177,7 @@ def _is_path(name: str, value: Any) -> bool:
     """Return whether a choice may be a path, and is not a name that the task or treegen knows."""
     if name in _PATHS_OR_NAMES:
         return not str(value).isidentifier()
-    return name in _PATHS and not (name in ("model", "draft_model") and value == demo.NAME)
+    return name in _PATHS and not (name in ("model", "draft_model") and value in tuple(demo.MODELS))
 
 
 def _check_names(

@@ -22,6 +22,7 @@ from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.evals.pipeline.targets import search_destinations, tell_late_choices
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.custom_method import find_method
+from treegen.evals.search.cut_replies import describe_cuts
 from treegen.evals.search.job import SearchJob, check_prompts_fit, check_reward, load_search_job
 from treegen.evals.search.run import run_searches, write_search_results
 from treegen.evals.search.searcher import load_value_function
@@ -134,9 +135,13 @@ def search_all(
         items, before = _load_value_function(items, models)
         return [_open_agent(item, models, execution, listener, stack) for item in items], before
 
-    return execute_runs(
+    results = execute_runs(
         SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
     )
+    for result in results:
+        for sentence in describe_cuts(result.results):
+            listener.tell(sentence)
+    return results
 
 
 def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[list[_Work], Before]":

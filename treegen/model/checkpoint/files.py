@@ -68,7 +68,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     resolved as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
 
     Args:
-        path: A directory, a GGUF file, a hub name or "demo".
+        path: A directory, a GGUF file, a hub name, or the name of a bundled model.
         revision: The branch, tag or commit of a model on the hub; None for the default branch.
         weights: Whether to fetch the weights too.
 
@@ -82,8 +82,8 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a model must be a directory or a name on the hub, got {path!r:.60}")
     name = os.fspath(path)
-    if name == demo.NAME:
-        return demo.model_path()
+    if name in demo.MODELS:
+        return demo.model_path(name)
     directory = Path(name).expanduser()
     if os.path.isdir(directory):  # Path.is_dir raises if the name is too long
         _refuse_gguf(directory)
