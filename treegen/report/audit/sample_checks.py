@@ -75,7 +75,7 @@ def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[
     An answer that stands after the reasoning was probably read there. Other kinds of answers than
     numbers and letters change their form when they are read.
     """
-    headline = view.filters[0]
+    headline = view.filters[0] if view.filters else ""
 
     def is_read_after(sample: Sample) -> bool:
         verdict = (sample.verdicts or {}).get(headline)
