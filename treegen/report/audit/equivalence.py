@@ -60,8 +60,8 @@ class TimeLimit:
             return ()
         return (
             f"{self.num_left_out:,} comparisons of formulas or programs were left out, because "
-            f"those before took {MAX_SECONDS:.0f} seconds of CPU time; the findings on answers may be "
-            "incomplete",
+            f"those before took {MAX_SECONDS:.0f} seconds of CPU time; the findings on answers may "
+            "be incomplete",
         )
 
     def run(self, function: Callable[[], Any]) -> Any:
