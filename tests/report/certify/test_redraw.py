@@ -119,6 +119,7 @@ def test_what_follows_a_near_tie_is_compared(
     honest = follow()
     assert (honest.num_ties, honest.why) == (1, "") and honest.distance < 1e-3
     text, tokens = sample["text"], sample["tokens"]
+    stops: list[Any] = ["", "The", 7, [1], {}]
     for edit in (
         {"text": text.replace("answer is", "answer is 1")},
         {"text": None},
@@ -128,7 +129,7 @@ def test_what_follows_a_near_tie_is_compared(
         {"num_tokens": len(tokens) + 1},
         {"finish_reason": "length"},
         {"seed": 1},
-        *({"stop": stop} for stop in ("", "The", 7, [1], {})),
+        *({"stop": stop} for stop in stops),
     ):
         assert follow(**edit).why, edit
     if not names:
@@ -141,8 +142,9 @@ def test_what_follows_a_near_tie_is_compared(
         new = decode(prompt, changed).removesuffix(sample["stop"])
         found += bool(follow(tokens=changed, text=new).why)
     assert found >= 5  # one may be a near-tie after which nothing else changes
-    for bad in ([], [1.5], ["a"], [-1], [10**9], tokens[:-1], [[]] * len(tokens), "abc", {}):
-        assert follow(tokens=bad).why, bad
+    lies: list[Any] = [[], [1.5], ["a"], [-1], [10**9], tokens[:-1], [[]] * len(tokens), "abc", {}]
+    for lie in lies:
+        assert follow(tokens=lie).why, lie
 
 
 @pytest.mark.parametrize("speculate", [None, "ngram"])

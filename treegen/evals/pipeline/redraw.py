@@ -23,6 +23,7 @@ from treegen.evals.pipeline.near_ties import (
     MOST_SHARE,
     Followed,
     NearTies,
+    Record,
     compare_records,
     most_ties,
 )
@@ -143,41 +144,35 @@ def redraw_samples(
         stored = {_key(record): record for record in run.records() if _key(record) in chosen}
         prepared = _record_tokens(prepared)
         drawn = _draw(run, prepared, llm, chosen, listener)
-        same, parted, differing, distances = [], [], dict[Key, str](), [0.0]
-        for key in sorted(chosen):
-            if key not in drawn:
-                differing[key] = "it was not drawn again"
-                continue
-            why, distance = compare_records(stored[key], drawn[key], tolerance or 0.0)
-            if why:
-                differing[key] = why
-            else:
-                same.append(key)
-                distances.append(distance)
-        num_ties, followed = 0, dict[Key, Followed]()
-        if differing and not is_exact:
-            left = {key: stored[key] for key in differing if key in drawn}
-            followed = NearTies(prepared, llm, tolerance or 0.0).follow(left, drawn)
-        for key, result in followed.items():
-            differing[key] = result.why
-            if not result.why:
-                del differing[key]
-                parted.append(key)
-                distances.append(result.distance)
-                num_ties += result.num_ties
+        results = _compare(stored, drawn, tolerance or 0.0)
+        left = {key: stored[key] for key, result in results.items() if result.why and key in drawn}
+        if left and not is_exact:
+            results |= NearTies(prepared, llm, tolerance or 0.0).follow(left, drawn)
     finally:
         llm.close()
+    right = {key: result for key, result in results.items() if not result.why}
     return Redraw(
         seed=seed,
         tolerance=None if is_exact else tolerance,
         default_tolerance=default,
-        same=tuple(same),
-        parted=tuple(parted),
-        num_ties=num_ties,
-        num_tokens=sum(stored[key]["num_tokens"] for key in (*same, *parted)),
-        differing=tuple(differing.items()),
-        largest=max(distances),
+        same=tuple(key for key, result in right.items() if not result.num_ties),
+        parted=tuple(key for key, result in right.items() if result.num_ties),
+        num_ties=sum(result.num_ties for result in right.values()),
+        num_tokens=sum(stored[key]["num_tokens"] for key in right),
+        differing=tuple((key, result.why) for key, result in results.items() if result.why),
+        largest=max([0.0, *(result.distance for result in right.values())]),
     )
+
+
+def _compare(
+    stored: Mapping[Key, Record], drawn: Mapping[Key, Record], tolerance: float
+) -> dict[Key, Followed]:
+    """Return for each stored sample what differs from its redraw."""
+    results = {key: Followed(0, "it was not drawn again") for key in sorted(stored)}
+    for key in sorted(drawn):
+        why, distance = compare_records(stored[key], drawn[key], tolerance)
+        results[key] = Followed(0, why, distance)
+    return results
 
 
 def check_model(run: RunDir, engine: EngineOptions) -> None:

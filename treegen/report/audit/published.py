@@ -15,14 +15,14 @@ _DIGITS: Final = 12  # of a hash, 6 bytes
 
 
 @cache
-def _published() -> dict[str, tuple[str, tuple[str, ...]]]:
+def _read_published() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return the name of the data and names of its tasks, by the hash of a question.
 
     A line of published.jsonl has the hashes of one split: the first 6 bytes of `hash_question`, in
     base64.
     """
     text = files("treegen.report.audit").joinpath("published.jsonl").read_text(encoding="utf-8")
-    found = {}
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
     for split in map(json.loads, text.splitlines()):
         digits = b64decode(split["items"]).hex()
         of = f"{split['name']} ({split['split']})", tuple(split["tasks"])
@@ -37,7 +37,7 @@ def audit_names(task: str, problems: Sequence[ProblemView]) -> Iterator[Finding]
         task: The name of the task.
         problems: Its problems, which have questions.
     """
-    published, cases = _published(), []
+    published, cases = _read_published(), []
     for problem in problems:
         name, tasks = published.get(hash_question(problem.question)[:_DIGITS], ("", ()))
         if name and not any(known in task.casefold() for known in tasks):
