@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
+from treegen.cli.options.choices import make_execution
 from treegen.cli.options.options import PATH, QUIET, RUNS, add_option_groups, option
 from treegen.report.audit.kinds import SEVERITIES
 
 
 @click.command("audit")
 @RUNS
-@add_option_groups("reading")
+@add_option_groups("reading", "execution")
 @option(
     "--fail-on SEVERITY",
     "Exit with code 1 if a finding has at least this severity: high, medium or low.",
@@ -20,29 +21,32 @@ from treegen.report.audit.kinds import SEVERITIES
 @option("--faulty-items FILE", "Ids of faulty problems, one in each line.", type=PATH)
 @QUIET
 def command(
-    runs: tuple[Path, ...], fail_on: str | None, faulty_items: Path | None, **reading: Any
+    runs: tuple[Path, ...], fail_on: str | None, faulty_items: Path | None, **params: Any
 ) -> None:
     """Find problems that may make the scores of the directories RUN misleading.
 
     The audit reads the answers again by the rules of other tools, and checks prompts, samples and
-    data. Each finding has a severity, a count, an example and advice. The audit runs no model and
-    no program.
+    data. Each finding has a severity, a count, an example and advice. The audit runs no model. It
+    runs the reference solutions of tasks with programs only with --allow-code-execution.
 
     \f
     Args:
         runs: Run directories, or folders of them.
         fail_on: Least severity of a finding that makes the exit code 1.
         faulty_items: File of ids of faulty problems, one in each line.
-        **reading: Options of the group "reading", as for `load_run`.
+        **params: Options of the groups "reading", as for `load_run`, and "execution".
     """
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.common.formatting import safe_text
     from treegen.report.audit.audit import audit_run
     from treegen.report.load import find_runs
 
+    execution = make_execution(params)
+    names = ("data", "task", "allow_task_code")
+    reading = {name: params[name] for name in names if name in params}
     audits = []
     for path in find_runs(runs):
-        audits.append(audit_run(path, faulty_items=faulty_items, **reading))
+        audits.append(audit_run(path, faulty_items=faulty_items, execution=execution, **reading))
         echo(f"{safe_text(str(path))}\n")
         echo(f"{audits[-1]}\n")
     json_line({"audits": [audit.to_json() for audit in audits]})

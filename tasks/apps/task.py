@@ -397,8 +397,11 @@ class APPS(ProgramTask):
         return SandboxScoring(self, run, execution)
 
     def solutions(self, problem_id: str) -> list[str]:
-        """Return the reference solutions of a loaded problem."""
-        return self._rows[problem_id].solutions
+        """Return samples with the reference solutions of a loaded problem."""
+        programs = self._rows[problem_id].solutions
+        if self.extract == "raw":
+            return programs
+        return [f"```python\n{program}\n```" for program in programs]
 
 
 def _problem(row: Row, form: str) -> Problem:

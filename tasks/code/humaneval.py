@@ -52,9 +52,14 @@ class HumanEval(CodeTask):
     sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=512, stop=STOPS)
 
     def record(self, row: dict[str, Any]) -> tuple[str, str, dict[str, str]]:
-        """Return the id, the prompt and the record of a row: its prompt, entry_point and test."""
+        """Return the id, the prompt and the record of a row: its prompt, entry_point and test.
+
+        If the row has a canonical_solution, the record has it as `solution`.
+        """
         function = {name: text_field(row, name) for name in ("prompt", "entry_point", "test")}
         check_name(function["entry_point"], "entry_point")
+        if isinstance(solution := row.get("canonical_solution"), str):
+            function["solution"] = solution
         prompt = function["prompt"]
         prompt = CHAT.format(prompt.strip()) if self.extract == "chat" else prompt
         return text_field(row, "task_id"), prompt, function
@@ -68,6 +73,13 @@ class HumanEval(CodeTask):
         if code is None:
             return None
         return f"{text_before(function['prompt'], function['entry_point'])}{code}"
+
+    def solutions(self, problem_id: str) -> list[str]:
+        """Return the sample with the canonical solution; none if the data have no solution."""
+        function = self.records[problem_id]
+        if "solution" not in function:
+            return []
+        return [self.sample_of(function["prompt"], function["solution"])]
 
     def make_cases(self, record: Mapping[str, str], judge: SandboxPool) -> ProgramCases:
         """Return the one test of a function: all of its test statements, run to the end."""

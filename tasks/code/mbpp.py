@@ -168,6 +168,10 @@ class MBPP(CodeTask):
             return text if text.strip() else None
         return block_that_defines(text, _find_called_names(self.records[problem_id].tests))
 
+    def solutions(self, problem_id: str) -> list[str]:
+        """Return the sample with the solution of the data."""
+        return [self.sample_of("", self.records[problem_id].code)]
+
     def make_cases(self, record: MBPPProblem, judge: SandboxPool) -> ProgramCases:
         """Return the one test of a problem: all of its test statements, run to the end."""
         return assert_cases("\n".join([record.setup, *record.tests]))

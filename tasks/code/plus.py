@@ -170,6 +170,11 @@ class PlusBase(CodeTask):
             return f"{task.prompt}{text}"
         return block_that_defines(text, [task.entry_point])
 
+    def solutions(self, problem_id: str) -> list[str]:
+        """Return the sample with the canonical solution."""
+        task = self.records[problem_id]
+        return [self.sample_of(task.prompt, task.solution)]
+
     def make_cases(self, record: PlusTask, judge: SandboxPool) -> ProgramCases:
         """Return the calls of a function, those with the published inputs first."""
         kind, name = self.kind, record.entry_point

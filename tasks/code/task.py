@@ -163,6 +163,15 @@ class CodeTask(ProgramTask):
         """
         return SandboxScoring(self, run, execution)
 
+    def sample_of(self, prompt: str, solution: str) -> str:
+        """Return a sample with a solution, in the form of the run.
+
+        Args:
+            prompt: The code that a completion continues.
+            solution: The solution after it.
+        """
+        return solution if self.extract == FORMS[0] else f"```python\n{prompt}{solution}\n```"
+
     def read_cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:
         """Return the tests of a loaded problem."""
         return self.make_cases(self.records[problem_id], judge)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from treegen.common.bounded import worker_server
-from treegen.common.bounded.worker import FileWorker
+from treegen.common.bounded.worker import FileWorker, count_cpu_seconds, end_workers
 from treegen.errors import TreegenError
 
 CODE = """
@@ -75,6 +75,16 @@ def test_a_request_over_the_limits_has_no_answer_and_the_next_one_has(
     for _ in range(2):
         assert worker.ask([name, 0]) is None
         assert worker.ask(["echo", "\ud800\u2028\0"]) == ["set", "\ud800\u2028\0"]
+
+
+def test_the_cpu_time_of_requests_is_counted(worker: FileWorker) -> None:
+    """A request that ends its process counts as its time limit."""
+    for name in ("loop", "stubborn"):
+        before = count_cpu_seconds()
+        assert worker.ask([name, 0]) is None
+        assert count_cpu_seconds() - before > 0.15
+    end_workers()
+    assert worker._process is None and worker.ask(["echo", 1]) == ["set", 1]
 
 
 def test_what_the_code_prints_is_no_answer(worker: FileWorker) -> None:

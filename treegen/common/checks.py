@@ -24,7 +24,7 @@ CACHE_MODES: Final[tuple[CacheMode, ...]] = get_args(CacheMode)
 def check_number(name: str, value: object) -> None:
     """Raise InputError unless the value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
-        raise InputError(f"{arg(name)} must be a finite number, got {value!r}")
+        raise InputError(f"{arg(name)} must be a finite number, got {value!r:.200}")
 
 
 def check_int(name: str, value: object, least: int | None = None, most: int | None = None) -> None:
@@ -37,7 +37,7 @@ def check_int(name: str, value: object, least: int | None = None, most: int | No
         most: Upper bound; None is no bound.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{arg(name)} must be an integer, got {value!r}")
+        raise InputError(f"{arg(name)} must be an integer, got {value!r:.200}")
     if least is not None and value < least:
         raise InputError(f"{arg(name)} must be at least {least}, got {value}")
     if most is not None and value > most:
@@ -47,7 +47,7 @@ def check_int(name: str, value: object, least: int | None = None, most: int | No
 def check_bool(name: str, value: object) -> None:
     """Raise InputError unless the value is True or False; the word "false" is not."""
     if not isinstance(value, bool):
-        raise InputError(f"{arg(name)} must be True or False, got {value!r}")
+        raise InputError(f"{arg(name)} must be True or False, got {value!r:.200}")
 
 
 def device_name(value: object) -> str:
@@ -81,7 +81,7 @@ def as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     if values is None:
         return ()
     if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise InputError(f"{arg(name)} must be a list, got {values!r}")
+        raise InputError(f"{arg(name)} must be a list, got {values!r:.200}")
     return tuple(values)
 
 

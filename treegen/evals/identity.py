@@ -159,7 +159,7 @@ def check_same_task(job: AnyJob, stored: Mapping[str, Any], name: str) -> None:
         stored: The identity of the run.
         name: The run's name in the message.
     """
-    if job.task.name != (was := stored["task"]["name"]):
+    if job.task.name != (was := _entry(stored, "task", "name")):
         raise InputError(f"{name} is a run of {was}, not of {job.task.name}; name another run")
 
 
@@ -172,11 +172,17 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
         name: The run's name in the message.
     """
     now = _hash([problem.content for problem in job.data.problems])
-    if now != stored["data"]["problems"]:
+    if now != _entry(stored, "data", "problems"):
         raise InputError(
             f"the problems in {job.data.source} are not the problems of {name}; name the data "
             f"of the run with {arg('data=')}"
         )
+
+
+def _entry(stored: Mapping[str, Any], group: str, name: str) -> Any:
+    """Return a stored setting; None in a file that lacks it."""
+    found = stored.get(group)
+    return found.get(name) if isinstance(found, Mapping) else None
 
 
 def _hash(content: object) -> str:

@@ -188,6 +188,14 @@ class PreparedJob:
         rest = self.facts.plan_unchecked(choice_requests(scored, self.facts.spec))
         return llm.adopt_plan(rest, self.facts)
 
+    def pair_requests(self) -> dict[str, tuple[Request, SamplingParams]]:
+        """Return the request and the parameters of each problem, by id; none of scored choices."""
+        drawing, requests = self.job.drawing, self.plan.requests
+        if self.job.choices:
+            return {}
+        params = drawing if isinstance(drawing, list) else [drawing] * len(requests)
+        return {request.id: (request, one) for request, one in zip(requests, params, strict=True)}
+
 
 def prepare_job(job: Job, facts: "ModelInfo") -> PreparedJob:
     """Fit a job's prompts to a model, tokenize them and plan them, each once.

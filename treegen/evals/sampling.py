@@ -28,6 +28,7 @@ from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.run_verdicts import RunVerdicts
 from treegen.evals.statistics.confidence import summary
 from treegen.evals.thinking import thinking_to_json
+from treegen.prompts.plan.plan import Plan
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
@@ -83,14 +84,14 @@ def sample(
         closing(Timeline(run.path, len(recorder.account.parts))) as timeline,
         _start_stream(prepared, run, llm, recorder.rounds) as stream,
     ):
-        prompts = _Prompts(stream, job)
+        records = RecordMaker(stream.plan, job)
         feeder = _RoundFeeder(run, stream, recorder.rounds) if recorder.rounds else None
         recorder.account.begin(stream.usage, stream.plan, stream.workers)
         tracker = _ProgressTracker(run, stream, recorder.tally, forecast)
 
         def store(completions: Sequence[Completion]) -> None:
             for completion in completions:
-                recorder.add(prompts.record(completion))
+                recorder.add(records.record(completion))
                 forecast.finish(completion.num_tokens)
 
         try:
@@ -179,12 +180,13 @@ class _ProgressTracker:
         )
 
 
-class _Prompts:
-    """The records' data about prompts: the hash of their token ids, and their lengths."""
+class RecordMaker:
+    """Makes the records of samples."""
 
-    def __init__(self, stream: "Stream", job: Job) -> None:
+    def __init__(self, plan: Plan, job: Job) -> None:
+        """Take the plan and the job of the samples."""
         self._settings, self._task_requests = job.settings, job.task_requests
-        self._request = {request.id: request for request in stream.plan.requests}
+        self._request = {request.id: request for request in plan.requests}
         self._hash: dict[str, str] = {}
 
     def _text(self, completion: Completion) -> str:

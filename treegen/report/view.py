@@ -304,6 +304,12 @@ def task_name(info: "RunInfo") -> str:
     return str(task.get("name", "?")) if isinstance(task, Mapping) else "run"
 
 
+def settings_group(info: "RunInfo", name: str) -> Mapping[str, Any]:
+    """Return a group of a run's settings, such as "sampling"; empty if there is none."""
+    group = info.identity.get(name)
+    return group if isinstance(group, Mapping) else {}
+
+
 def count_equal_samples(a: RunView, b: RunView, left_out: Container[str]) -> tuple[int, int]:
     """Return how many samples have equal texts, and how many both runs have.
 

@@ -19,6 +19,7 @@ SCHEMA: Final = 1
 _PACKAGES: Final = ("torch", "transformers", "tokenizers", "numpy")
 _SHOWN: Final = 60
 _ABSENT: Final = object()
+_MOST_SAMPLES: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,7 @@ def from_json(value: Any, name: str) -> RunInfo:
             problem_ids=tuple(
                 _require_type(p, str) for p in _require_type(value["problem_ids"], list)
             ),
-            planned=_require_type(value["planned"], int),
+            planned=_require_count(value["planned"]),
             versions=_require_type(value["versions"], dict),
             resumes=tuple(_require_type(r, dict) for r in _require_type(value["resumes"], list)),
         )
@@ -238,6 +239,12 @@ def _require_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"a {kind.__name__} is expected where it has {_shorten(_text(value), 0)}")
     return value
+
+
+def _require_count(value: Any) -> int:
+    if not 1 <= _require_type(value, int) <= _MOST_SAMPLES:
+        raise ValueError("the number of planned samples is out of range")
+    return int(value)
 
 
 def _set_by(name: str, arguments: Mapping[str, str]) -> str:

@@ -137,7 +137,7 @@ def test_programs_of_a_run_are_read_again(repository: Path, tmp_path: Path) -> N
     for file in (old / "problems").glob("programs*.jsonl"):
         shutil.copy(file, run)
     audit = audit_run(run)
-    assert audit.answers == "code" and "programs were not run" in " ".join(audit.notices)
+    assert audit.answers == "code" and "reference solutions were not run" in " ".join(audit.notices)
     assert not audit.has("high")
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,9 @@ class FileWorker:
     """A process that runs one Python file; it starts with the first request.
 
     Requests and answers are JSON. Threads may share a worker; their requests run one by one.
+
+    Attributes:
+        cpu_seconds: CPU time of all requests so far.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class FileWorker:
             site: Whether the file imports installed packages.
         """
         self._setup = {"file": str(file), "setup": setup, "seconds": seconds, "memory": memory}
-        self._what, self._site = what, site
+        self._what, self._site, self.cpu_seconds = what, site, 0.0
         self._lock = threading.Lock()
         self._end: Callable[[], object] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,6 +76,8 @@ class FileWorker:
             reply = self._exchange(self._process or self._start(), request)
             if "killed" in reply:  # by the system, not by the request, so try again
                 reply = self._exchange(self._process or self._start(), request)
+            # The process ends a request that does not give up, and then knows no time.
+            self.cpu_seconds += reply.get("seconds", self._setup["seconds"])
         if "killed" in reply:
             raise TreegenError(
                 f"the process {self._what} was ended by {reply['killed']}, twice; find out what "
@@ -131,6 +137,18 @@ class FileWorker:
         if self._end is not None:
             self._end()
         self._process = self._end = None
+
+
+def count_cpu_seconds() -> float:
+    """Return the CPU time of this thread and of all requests to workers."""
+    return time.thread_time() + sum(worker.cpu_seconds for worker in _WORKERS)
+
+
+def end_workers() -> None:
+    """End the processes of all workers, each after its request; the next request starts another."""
+    for worker in list(_WORKERS):
+        with worker._lock:
+            worker._drop()
 
 
 def _forget_all() -> None:

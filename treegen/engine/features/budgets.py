@@ -38,7 +38,7 @@ class ThinkingBudgets(RowFeature):
         self._tokens: Ints = np.empty((0, 1), dtype=np.int64)
 
     def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> None:
-        """Set the budgets of new rows, in place of those of earlier rows in the same slots.
+        """Set the budgets and forced tokens of new rows, in place of those of rows before them.
 
         Args:
             requests: The requests of the rows.
@@ -46,11 +46,14 @@ class ThinkingBudgets(RowFeature):
         """
         budgets = [self._run.param_sets[r.params].params.max_thinking_tokens for r in requests]
         self.used |= any(budget is not None for budget in budgets)
+        self.used |= any(request.spec.forced for request in requests)
         if not self.used:
             return
         self._fit()
         self._due[slots_PN] = self._start[slots_PN] = _NEVER
         for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
+            if request.spec.forced:
+                self._force(slots, request.spec.forced, 0)
             tags = self._run.param_sets[request.params].stopping.thinking
             if tags is None or budget is None:
                 continue

@@ -3,30 +3,32 @@
 The chosen samples are left out of a copy of the run, which is then resumed. So they are drawn as
 the run drew them: by the same prompts, seeds, budgets and stops.
 
-A sample uses one random number for each token, which picks a token in the cumulative distribution
-of the model. If the random number is so close to the boundary between two tokens that rounding may
-move the boundary past it, the two tokens are nearly tied. From there on, an honest sample may part
-from its redraw.
+Where a redraw parts from its sample at a near-tie, `near_ties` follows the sample further.
 """
 
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.params import SamplingParams
 from treegen.errors import InputError, ModelError, arg
 from treegen.evals.identity import computed_on
 from treegen.evals.job import Job, PreparedJob
 from treegen.evals.model import load_llm, weights_fingerprint
 from treegen.evals.pipeline.listener import Listener
+from treegen.evals.pipeline.near_ties import (
+    MOST_SHARE,
+    Followed,
+    NearTies,
+    Record,
+    compare_records,
+    most_ties,
+)
 from treegen.evals.sampling import sample
 from treegen.model.options import EngineOptions
-from treegen.prompts.plan.plan import Request
-from treegen.prompts.token_text import PARTIAL, Detokenizer
 from treegen.runs import Key, RunDir, RunSettings, versions
 
 if TYPE_CHECKING:
@@ -34,32 +36,6 @@ if TYPE_CHECKING:
 
 _TOLERANCES: Final = {"float32": 1e-3}
 _TOLERANCE: Final = 0.1  # of number formats with 16 bits or fewer
-_MOST_PARTED: Final = 0.5
-_BACK: Final = 4  # tokens before the first one that disagrees with a text whose tokens are unknown
-_EXACT: Final = (
-    "seed",
-    "text",
-    "num_tokens",
-    "finish_reason",
-    "stop",
-    "prompt_hash",
-    "prompt_tokens",
-    "thinking",
-    "dropped",
-    "images",
-    "choice_tokens",
-    "choice_greedy",
-)
-
-
-# Numbers of a record that rounding changes, and the field with the number of tokens that they are a
-# sum over; None for means.
-_NUMBERS: Final = {
-    "logprob": "num_tokens",
-    "choice_logprobs": "choice_tokens",
-    "confidence": None,
-    "self_certainty": None,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +51,21 @@ class Redraw:
     same: tuple[Key, ...]
     """The samples with the same tokens, and log-probabilities within the tolerance."""
     parted: tuple[Key, ...]
-    """The samples that part from the stored ones at a near-tie."""
+    """The samples that part from the stored ones at near-ties, and are the same otherwise."""
+    num_ties: int
+    """The near-ties at which these samples part."""
+    num_tokens: int
+    """The tokens of the same samples and of these ones."""
     differing: tuple[tuple[Key, str], ...]
     """The other samples, and what differs."""
     largest: float
     """The largest difference of a sample's log-probability over the square root of its tokens,
-    among the same samples."""
+    among the samples that do not differ."""
 
     @property
     def holds(self) -> bool:
-        """Whether no sample differs, and at most half of the samples part at near-ties."""
-        most = math.ceil(_MOST_PARTED * (len(self.same) + len(self.parted)))
-        return not self.differing and len(self.parted) <= most
+        """Whether no sample differs, and few tokens are near-ties at which samples part."""
+        return not self.differing and self.num_ties <= most_ties(self.num_tokens)
 
     def __str__(self) -> str:
         num = len(self.same) + len(self.parted) + len(self.differing)
@@ -96,10 +75,13 @@ class Redraw:
                 f"have the same tokens, and log-probabilities within {self.tolerance:g} times the "
                 f"square root of the number of tokens (largest difference {self.largest:.2g})"
             )
-        text = (
-            f"{len(self.same):,} of {num:,} {how}; {len(self.parted):,} diverge at a near-tie; "
-            f"chosen by seed {self.seed}"
-        )
+        text = f"{len(self.same):,} of {num:,} {how}"
+        if self.parted:
+            text += (
+                f"; {len(self.parted):,} more but for {self.num_ties:,} near-ties among "
+                f"{self.num_tokens:,} tokens"
+            )
+        text += f"; chosen by seed {self.seed}"
         if self.differing:
             (name, index), why = self.differing[0]
             text += (
@@ -107,7 +89,7 @@ class Redraw:
                 f"{why}"
             )
         elif not self.holds:
-            text += "; in honest runs, fewer than half of the samples diverge"
+            text += f"; in honest runs, at most {MOST_SHARE:.0%} of the tokens are such near-ties"
         return text
 
 
@@ -160,32 +142,37 @@ def redraw_samples(
     llm = load_llm(engine, run.info.identity["model"]["fingerprint"])
     try:
         stored = {_key(record): record for record in run.records() if _key(record) in chosen}
-        drawn = _draw(run, _record_tokens(prepared), llm, chosen, listener)
-        comparison = _Comparison(prepared, llm, 0.0 if tolerance is None else tolerance)
-        same, parted, differing, largest = [], [], list[tuple[Key, str]](), 0.0
-        for key in sorted(chosen):
-            if key not in drawn:
-                differing.append((key, "it was not drawn again"))
-                continue
-            why, distance = comparison.compare(stored[key], drawn[key])
-            if not why:
-                same.append(key)
-                largest = max(largest, distance)
-            elif not is_exact and comparison.parts_at_near_tie(stored[key], drawn[key]):
-                parted.append(key)
-            else:
-                differing.append((key, why))
+        prepared = _record_tokens(prepared)
+        drawn = _draw(run, prepared, llm, chosen, listener)
+        results = _compare(stored, drawn, tolerance or 0.0)
+        left = {key: stored[key] for key, result in results.items() if result.why and key in drawn}
+        if left and not is_exact:
+            results |= NearTies(prepared, llm, tolerance or 0.0).follow(left, drawn)
     finally:
         llm.close()
+    right = {key: result for key, result in results.items() if not result.why}
     return Redraw(
         seed=seed,
         tolerance=None if is_exact else tolerance,
         default_tolerance=default,
-        same=tuple(same),
-        parted=tuple(parted),
-        differing=tuple(differing),
-        largest=largest,
+        same=tuple(key for key, result in right.items() if not result.num_ties),
+        parted=tuple(key for key, result in right.items() if result.num_ties),
+        num_ties=sum(result.num_ties for result in right.values()),
+        num_tokens=sum(stored[key]["num_tokens"] for key in right),
+        differing=tuple((key, result.why) for key, result in results.items() if result.why),
+        largest=max([0.0, *(result.distance for result in right.values())]),
     )
+
+
+def _compare(
+    stored: Mapping[Key, Record], drawn: Mapping[Key, Record], tolerance: float
+) -> dict[Key, Followed]:
+    """Return for each stored sample what differs from its redraw."""
+    results = {key: Followed(0, "it was not drawn again") for key in sorted(stored)}
+    for key in sorted(drawn):
+        why, distance = compare_records(stored[key], drawn[key], tolerance)
+        results[key] = Followed(0, why, distance)
+    return results
 
 
 def check_model(run: RunDir, engine: EngineOptions) -> None:
@@ -205,15 +192,6 @@ def check_model(run: RunDir, engine: EngineOptions) -> None:
             f"{engine.model} is not the model of {run.path}: its weights, tokenizer or settings "
             f"differ; name the right one with {arg('model=')}"
         )
-
-
-def pair_requests(prepared: PreparedJob) -> dict[str, tuple[Request, SamplingParams]]:
-    """Return the request and the parameters of each problem, by id; empty if choices are scored."""
-    drawing, requests = prepared.job.drawing, prepared.plan.requests
-    if prepared.job.choices:
-        return {}
-    params = drawing if isinstance(drawing, list) else [drawing] * len(requests)
-    return {request.id: (request, one) for request, one in zip(requests, params, strict=True)}
 
 
 def _key(record: Mapping[str, Any]) -> Key:
@@ -266,154 +244,3 @@ def _draw(
         with listener.poll_interrupts() as stop:
             listener.track(sample(prepared, copy, llm, stop=stop), "redraw")
         return {_key(record): record for record in copy.records() if _key(record) in chosen}
-
-
-class _Comparison:
-    """Compares stored samples with redrawn ones."""
-
-    def __init__(self, prepared: PreparedJob, llm: "BaseLLM", tolerance: float) -> None:
-        self._job, self._llm, self._tolerance = prepared.job, llm, tolerance
-        self._decode = Detokenizer(llm.tokenizer).text
-        self._ends = {*llm.spec.eos_token_ids}
-        self._requests = pair_requests(prepared)
-
-    def compare(self, stored: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple[str, float]:
-        """Return what differs, or an empty text and the distance of the log-probabilities."""
-        for name in _EXACT:
-            if stored.get(name) != drawn.get(name):
-                return f"{name} {stored.get(name)!r:.80} / {drawn.get(name)!r:.80}", 0.0
-        if "tokens" in stored and stored["tokens"] != drawn["tokens"]:
-            return "its tokens", 0.0
-        distance = 0.0
-        for name in _NUMBERS:
-            old, new = (list(_numbers(record.get(name))) for record in (stored, drawn))
-            if len(old) != len(new) or [a is None for a in old] != [b is None for b in new]:
-                return f"{name} is missing, or has other parts", 0.0
-            count = _NUMBERS[name]
-            scale = math.sqrt(max(1, drawn.get(count, 1))) if count else 1.0
-            for a, b in zip(old, new, strict=True):
-                gap = 0.0 if a is None or b is None else abs(a - b) / scale
-                if not gap <= self._tolerance:
-                    return f"{name} {a} / {b}", 0.0
-                distance = max(distance, gap)
-        return "", distance
-
-    def parts_at_near_tie(self, stored: Mapping[str, Any], drawn: Mapping[str, Any]) -> bool:
-        """Return whether a redrawn sample parts from the stored one where two tokens nearly tie.
-
-        Only the token at which they part is compared. What follows cannot be.
-        """
-        if any(stored.get(name) != drawn.get(name) for name in ("seed", "prompt_hash")):
-            return False
-        if not isinstance(stored.get("text"), str):  # edited by hand
-            return False
-        if self._job.choices:
-            return self._is_tie_of_choices(stored, drawn)
-        request, params = self._requests[drawn["problem_id"]]
-        tokens, kept = drawn["tokens"], stored.get("tokens")
-        stop: str | int | None = stored["stop"]
-        text: str = stored["text"].lstrip()
-        if stop is not None and stop not in {*self._ends, *params.stop_token_ids, *params.stops}:
-            return False
-        whole = f"{text}{stop}" if isinstance(stop, str) else text
-
-        def read(some: Sequence[int]) -> str:
-            return self._decode(request.tokens, some).rstrip(PARTIAL).lstrip()
-
-        def agrees(some: Sequence[int]) -> bool:
-            """Return whether the stored sample may begin with these tokens."""
-            added = read(some)
-            return whole.startswith(added) or (isinstance(stop, str) and added.startswith(whole))
-
-        if kept is not None:
-            size = self._llm.spec.vocab_size
-            are_tokens = all(type(token) is int and 0 <= token < size for token in kept)
-            if not (are_tokens and len(kept) == stored["num_tokens"] and agrees(kept)):
-                return False
-            pairs = enumerate(zip(tokens, kept, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), None)
-            is_whole = read(kept).startswith(text.rstrip(PARTIAL))
-            return at is not None and is_whole and kept[at] in self._near(drawn, at)
-
-        def may_follow(other: int, at: int) -> bool:
-            if other in self._ends or stop == other:  # it adds no text
-                return stop == other and read(tokens[:at]) == text
-            return agrees([*tokens[:at], other])
-
-        last = next((i for i in range(len(tokens)) if not agrees(tokens[: i + 1])), len(tokens) - 1)
-        return any(
-            may_follow(other, at)
-            for at in range(last, max(-1, last - _BACK), -1)
-            for other in self._near(drawn, at)
-        )
-
-    def _is_tie_of_choices(self, stored: Mapping[str, Any], drawn: Mapping[str, Any]) -> bool:
-        """Return whether two choices are about equally likely, and everything else is the same."""
-        old, new = stored["choice_logprobs"], drawn["choice_logprobs"]
-        most = self._tolerance * math.sqrt(max(1, drawn["choice_tokens"]))
-        if len(old) != len(new) or any(abs(a - b) > most for a, b in zip(old, new, strict=True)):
-            return False
-        candidates = self._job.choices[stored["problem_id"]].candidates
-        if stored["text"] not in candidates or drawn["text"] not in candidates:
-            return False
-        a, b = (float(new[candidates.index(record["text"])]) for record in (stored, drawn))
-        return bool(stored["text"] != drawn["text"]) and abs(a - b) <= 2 * most
-
-    def _near(self, drawn: Mapping[str, Any], at: int) -> Iterator[int]:
-        """Yield the tokens other than the drawn one that rounding could have drawn at a place."""
-        request, params = self._requests[drawn["problem_id"]]
-        if params.penalties or params.structure or params.max_thinking_tokens is not None:
-            return  # then a draw depends on more than the text before it
-        one = replace(
-            params,
-            max_tokens=1,
-            min_tokens=int(at < params.min_tokens),
-            stop=(),
-            reasoning_tags=None,
-            confidence=0,
-            self_certainty=False,
-            logprobs=self._llm.spec.vocab_size,
-            logprobs_mode="processed_logprobs" if params.temperature else "raw_logprobs",
-        )
-        ids = [*request.tokens.tolist(), *drawn["tokens"][:at]]
-        ((completion,),) = self._llm.generate([ids], one, progress=False)
-        logprobs = dict(completion.top_logprobs[0])
-        mine = drawn["tokens"][at]
-        if params.temperature == 0:
-            near = (t for t, p in logprobs.items() if p >= logprobs[mine] - 2 * self._tolerance)
-            yield from (token for token in near if token != mine)
-            return
-        weights = {token: math.exp(logprobs[token]) for token in sorted(logprobs)}
-        point = random_number(drawn["seed"], at) * math.fsum(weights.values())
-        # Scaled logits that move by up to x move a share of the distribution by up to tanh(x / 2).
-        margin = math.tanh(self._tolerance / params.temperature / 2)
-        if params.top_p < 1 or params.top_k or params.min_p:  # the last token that is kept may go
-            margin += min(weight for weight in weights.values() if weight > 0)
-        start = 0.0
-        for token, weight in weights.items():
-            if token != mine and weight > 0 and start - margin <= point <= start + weight + margin:
-                yield token
-            start += weight
-
-
-def _numbers(value: Any) -> Iterator[float | None]:
-    """Yield a number, or the numbers in a list or a mapping."""
-    if isinstance(value, Mapping):
-        yield from (value[name] for name in sorted(value))
-    elif isinstance(value, list):
-        yield from value
-    else:
-        yield value
-
-
-def random_number(seed: int, step: int) -> float:
-    """Return the random number with which a sample draws a token, as `uniforms` of `treegen.ops`.
-
-    Args:
-        seed: The seed of the sample.
-        step: The number of tokens that it has drawn before.
-    """
-    number = (seed + (step + 1) * 0x9E3779B97F4A7C15) % 2**64
-    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    number = (number ^ (number >> 27)) * 0x94D049BB133111EB % 2**64
-    return ((number ^ (number >> 31)) >> 11) * 2.0**-53

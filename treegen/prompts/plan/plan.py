@@ -52,6 +52,9 @@ class Request:
     """The number of its sample 0 among all samples of its origin."""
     top: int = 0
     """How many likeliest tokens are reported at each of these positions."""
+    forced: tuple[int, ...] = ()
+    """The first tokens of each sample, which are not drawn; not for requests with a thinking
+    budget."""
 
     @property
     def readers(self) -> int:

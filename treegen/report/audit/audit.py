@@ -8,6 +8,7 @@ from typing import Any, Final, Unpack
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import TreegenError
 from treegen.evals.config.base import OpenRunOptions
+from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.task_calls import format_error
 from treegen.report.audit.answers import answer_kind, audit_answers
 from treegen.report.audit.data_checks import audit_data
@@ -17,6 +18,7 @@ from treegen.report.audit.findings import Audit, Finding, RuleEffect, sort_findi
 from treegen.report.audit.programs import audit_programs
 from treegen.report.audit.prompt_checks import audit_prompts, prompt_texts
 from treegen.report.audit.sample_checks import audit_samples
+from treegen.report.audit.solutions import audit_solutions, list_solutions
 from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir
@@ -25,15 +27,21 @@ _SLOW: Final = ("mathematics", "code")
 
 
 def audit_run(
-    run: str | Path, *, faulty_items: Path | None = None, **options: Unpack[OpenRunOptions]
+    run: str | Path,
+    *,
+    faulty_items: Path | None = None,
+    execution: ExecutionOptions | None = None,
+    **options: Unpack[OpenRunOptions],
 ) -> Audit:
     """Read a run and return what may make its score mislead, with the texts that show it.
 
-    Nothing is sampled, and no program of a model is run.
+    Nothing is sampled, and no program of a model is run. Reference solutions that are programs are
+    run if `execution` permits it.
 
     Args:
         run: The directory of a run or of an imported log.
         faulty_items: A file with the ids of problems that are known to be faulty, one in each line.
+        execution: Permission to run reference solutions; None without it.
         options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
@@ -43,7 +51,7 @@ def audit_run(
         TreegenError: the audit fails.
     """
     faulty = None if faulty_items is None else read_faulty_ids(faulty_items)
-    return audit_view(load_run(Path(run), **options), faulty=faulty)
+    return audit_view(load_run(Path(run), **options), faulty=faulty, execution=execution)
 
 
 def audit_quickly(view: RunView) -> Audit:
@@ -59,7 +67,11 @@ def audit_quickly(view: RunView) -> Audit:
 
 @pause_gc()
 def audit_view(
-    view: RunView, *, faulty: dict[str, str] | None = None, quick: bool = False
+    view: RunView,
+    *,
+    faulty: dict[str, str] | None = None,
+    quick: bool = False,
+    execution: ExecutionOptions | None = None,
 ) -> Audit:
     """Return the audit of a loaded run; see `audit_run`.
 
@@ -68,12 +80,13 @@ def audit_view(
         faulty: Ids of faulty problems, from `read_faulty_ids`.
         quick: Whether to leave out what may take minutes or calls the task's scorer: formulas,
             programs, and references.
+        execution: As for `audit_run`.
 
     Raises:
         TreegenError: the audit fails.
     """
     try:
-        return _audit(view, faulty or {}, quick)
+        return _audit(view, faulty or {}, quick, execution)
     except TreegenError:
         raise
     except Exception as error:
@@ -83,7 +96,9 @@ def audit_view(
         ) from error
 
 
-def _audit(view: RunView, faulty: dict[str, str], quick: bool) -> Audit:
+def _audit(
+    view: RunView, faulty: dict[str, str], quick: bool, execution: ExecutionOptions | None
+) -> Audit:
     is_scored = _is_scored(view)
     kind = answer_kind(view)
     if not is_scored and kind != "code":  # programs are read without their verdicts
@@ -107,6 +122,13 @@ def _audit(view: RunView, faulty: dict[str, str], quick: bool) -> Audit:
         *audit_samples(view, kind, is_scored=is_scored),
     ]
     findings += audit_data(view, kind if is_read else "none", prompts, faulty=faulty, quick=quick)
+    if view.job is not None and (solutions := list_solutions(view.job)) and not quick:
+        if execution is None:
+            again = f"run them: treegen audit {view.path} --allow-code-execution"
+            notices.append(f"{len(solutions):,} reference solutions were not run; {again}")
+        else:
+            findings += audit_solutions(view.job, solutions, execution)
+            notices.append(f"the reference solutions of {len(solutions):,} problems were run")
     if faulty:
         num = sum(problem.id in faulty for problem in view.problems)
         notices.append(f"{num:,} of the {len(faulty):,} listed ids are problems of this run")
@@ -154,8 +176,6 @@ def _notices(view: RunView, kind: str, is_read: bool, is_scored: bool) -> Iterat
         yield "the run has no scores, so its answers were not read again"
     elif kind == "none":
         yield f"no public rule reads answers like those of {view.task}, so they were not read again"
-    if kind == "code" and is_read:
-        yield "programs were not run, so reference solutions were not checked"
     if view.tree is None or view.job is None:
         yield "the problems are not available, so prompts and data were not checked"
     elif "imported" in view.info.identity and not any(

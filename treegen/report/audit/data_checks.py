@@ -15,6 +15,7 @@ from treegen.report.audit.answers import references_of
 from treegen.report.audit.faulty import why_faulty
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.kinds import Severity
+from treegen.report.audit.published import audit_names
 from treegen.report.audit.readers import squad_form, value_of
 from treegen.report.view import ProblemView, RunView, Sample
 
@@ -58,6 +59,7 @@ def audit_data(
     reasons = [(p, why_faulty(p, faulty or {})) for p in problems]
     listed = [(p.id, f"{why}: {p.reference}: {p.question}") for p, why in reasons if why]
     yield from find("known-faulty-items", listed, len(problems), unit="problems")
+    yield from audit_names(view.task, problems)
     is_scored_by_text = kind in ("number", "choice", "mathematics", "text")
     if is_scored_by_text and not quick and view.job is not None and not _is_imported(view):
         yield from _find_rejected(view.job)

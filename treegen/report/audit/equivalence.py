@@ -5,7 +5,6 @@ time and memory. All requests of an audit together have a limit of time too.
 """
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,12 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.bounded.worker import FileWorker
+from treegen.common.bounded.worker import FileWorker, count_cpu_seconds
 from treegen.report.audit.readers import Rule, is_same_number, last_boxed, value_of
 
 SECONDS: Final = 1.0
 MAX_SECONDS: Final = 300.0
-"""Wall-clock seconds that all slow comparisons of one audit may take."""
+"""CPU time that all slow comparisons of one audit may take."""
 _MEMORY: Final = 2 << 30
 _MAX_ANSWER: Final = 400
 _FILE: Final = Path(__file__).with_name("equivalence_worker.py")
@@ -61,8 +60,8 @@ class TimeLimit:
             return ()
         return (
             f"{self.num_left_out:,} comparisons of formulas or programs were left out, because "
-            f"those before took {MAX_SECONDS:.0f} seconds; the findings on answers may be "
-            "incomplete",
+            f"those before took {MAX_SECONDS:.0f} seconds of CPU time; the findings on answers may "
+            "be incomplete",
         )
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -74,11 +73,11 @@ class TimeLimit:
         if self.seconds <= 0:
             self.num_left_out += 1
             raise _OutOfTimeError
-        start = time.monotonic()
+        start = count_cpu_seconds()
         try:
             return function()
         finally:
-            self.seconds -= time.monotonic() - start
+            self.seconds -= count_cpu_seconds() - start
 
 
 _LIMIT: ContextVar[TimeLimit] = ContextVar("_LIMIT")

@@ -16,7 +16,7 @@ from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form
 from treegen.report.run_document import content_text
-from treegen.report.view import ProblemView, RunView
+from treegen.report.view import ProblemView, RunView, settings_group
 from treegen.runs import RunDir
 
 _BOS: Final = re.compile(
@@ -48,7 +48,7 @@ def audit_prompts(view: RunView, kind: str, texts: Mapping[str, str]) -> Iterato
     """
     if view.searched:
         return
-    settings: Any = view.info.identity.get("prompt") or {}
+    settings = settings_group(view.info, "prompt")
     # Inspect sends chat messages, which its provider formats.
     of_inspect = str(view.info.identity.get("imported", "")).startswith("inspect_ai")
     is_chat = of_inspect or bool(settings.get("apply_chat_template"))
@@ -143,14 +143,14 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding if the model can begin another example without being stopped."""
     if view.job is None or not view.job.data.num_fewshot or view.job.choices:
         return
-    sampling: Any = view.info.identity.get("sampling") or {}
-    stops = [stop for stop in sampling.get("stop") or () if stop]
+    given = settings_group(view.info, "sampling").get("stop")
+    stops = [stop for stop in given if stop] if isinstance(given, list) else []
     questions = {p.id: p.question for p in view.problems}
     for name, text in texts.items():
         at = text.rfind(questions.get(name) or "\0")
         line = text[:at].rpartition("\n")[2] if at > 0 else ""
         is_header = line.strip().endswith(":") and len(line) <= 40
-        if not is_header or any(stop in f"\n\n{line}" for stop in stops):
+        if not is_header or any(str(stop) in f"\n\n{line}" for stop in stops):
             return
         header = line.strip()
         ran = [s for s in view.samples if f"\n{header}" in s.text]
@@ -165,7 +165,7 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _of_model(
-    view: RunView, texts: Mapping[str, str], is_chat: bool, system: str | None
+    view: RunView, texts: Mapping[str, str], is_chat: bool, system: object
 ) -> Iterator[Finding]:
     """Yield findings that follow from the model's name and its tokenizer's files."""
     identity, model = view.info.identity, str(view.info.free.get("model") or "")
@@ -189,7 +189,7 @@ def _of_model(
             severity="medium" if is_named_chat and not has_examples else "low",
             model=model,
         )
-    settings: Any = identity.get("prompt") or {}
+    settings = settings_group(view.info, "prompt")
     applied = settings.get("apply_chat_template")  # of Inspect's providers it is not known
     if applied and has_base_name and not has_chat_name:
         yield from find("template-on-base-model", prompt, 1, unit="runs", model=model)
@@ -203,7 +203,7 @@ def _of_model(
         with suppress(TreegenError):
             shown = render_source(template, messages, special, add_generation_prompt=True)
             if _MARKER not in shown:
-                yield from find("system-text-dropped", [("", system)], 1, unit="runs")
+                yield from find("system-text-dropped", [("", str(system))], 1, unit="runs")
     model_type = str(config.get("model_type"))
     needs, may_need = _NEEDS_BOS in model_type, any(kind in model_type for kind in _MAY_NEED_BOS)
     lacks = config.get("add_bos_token") is False and bool(config.get("bos_token")) and not is_chat
@@ -238,7 +238,8 @@ def _find_shortened(view: RunView) -> Iterator[Finding]:
         results: Any = run.results() or {}
         count = results.get("shortened") if isinstance(results, dict) else None
         if isinstance(count, int):
-            yield from find("prompt-shortened", [("", "")] * count, view.num_done)
+            most = min(max(0, count), view.num_done)
+            yield from find("prompt-shortened", [("", "")] * most, view.num_done)
 
 
 def _find(

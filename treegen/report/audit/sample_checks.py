@@ -3,14 +3,14 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import is_bare, next_problem
-from treegen.report.view import RunView, Sample
+from treegen.report.view import RunView, Sample, settings_group
 
 _TAIL: Final = 600  # characters at the end of a text in which a repetition is looked for
 _LEAST_REPEATED: Final = 200
@@ -75,7 +75,7 @@ def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[
     An answer that stands after the reasoning was probably read there. Other kinds of answers than
     numbers and letters change their form when they are read.
     """
-    headline = view.filters[0]
+    headline = view.filters[0] if view.filters else ""
 
     def is_read_after(sample: Sample) -> bool:
         verdict = (sample.verdicts or {}).get(headline)
@@ -151,8 +151,8 @@ def is_repetition(text: str) -> bool:
 
 
 def _equal(view: RunView) -> Iterator[Finding]:
-    sampling: Any = view.info.identity.get("sampling") or {}
-    temperature = sampling.get("temperature") or 0
+    sampling = settings_group(view.info, "sampling")
+    temperature = _number(sampling, "temperature", 0)
     groups = [p.samples for p in view.problems if len(p.samples) > 2]
     if not groups or view.searched or not _is_random(sampling):
         return
@@ -177,12 +177,17 @@ def _equal(view: RunView) -> Iterator[Finding]:
     )
 
 
-def _is_random(sampling: Any) -> bool:
+def _is_random(sampling: Mapping[str, Any]) -> bool:
     """Return whether settings of sampling let several tokens follow at most places."""
-    top_p, top_k = sampling.get("top_p") or 1, sampling.get("top_k") or 0
-    min_p = sampling.get("min_p") or 0
-    is_wide = top_p >= 0.7 and not 0 < top_k < 5 and min_p <= 0.2
-    return is_wide and (sampling.get("temperature") or 0) >= 0.5
+    top_p, top_k = _number(sampling, "top_p", 1), _number(sampling, "top_k", 0)
+    is_wide = top_p >= 0.7 and not 0 < top_k < 5 and _number(sampling, "min_p", 0) <= 0.2
+    return is_wide and _number(sampling, "temperature", 0) >= 0.5
+
+
+def _number(sampling: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a setting; the default if it is 0, missing or no number."""
+    value = sampling.get(name)
+    return value if isinstance(value, int | float) and value else default
 
 
 def _language(view: RunView, samples: Sequence[Sample]) -> Iterator[Finding]:

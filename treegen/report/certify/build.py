@@ -18,7 +18,7 @@ from treegen.evals.job import Job, PreparedJob, prepare_job
 from treegen.evals.model import check_machine, load_model_facts
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.program_scoring import check_execution_options, rescore_programs
-from treegen.evals.pipeline.redraw import check_model, pair_requests
+from treegen.evals.pipeline.redraw import check_model
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.scoring.samples import aggregate, rounds_of, score_samples
 from treegen.evals.scoring.verdict_cache import library_versions
@@ -304,7 +304,7 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
         name: hashlib.blake2b(parts[0].astype("<i4").tobytes(), digest_size=16).hexdigest()
         for name, parts in _prompts(prepared).items()
     }
-    requests = pair_requests(prepared)
+    requests = prepared.pair_requests()
     num_prompts = num_seeds = 0
     for record in run.records():
         name, index = record["problem_id"], record["sample_index"]

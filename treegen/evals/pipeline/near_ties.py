@@ -1,0 +1,323 @@
+"""Follows a stored sample past the tokens at which its redraw parts from it at a near-tie.
+
+A sample uses one random number for each token, which picks a token in the cumulative distribution
+of the model. If the random number is so close to the boundary between two tokens that rounding may
+move the boundary past it, the two tokens are nearly tied, and an honest sample may part from its
+redraw. The sample is then drawn once more, with its tokens up to the near-tie given and all others
+drawn, so that what follows is compared too.
+"""
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.evals.job import PreparedJob
+from treegen.evals.sampling import RecordMaker
+from treegen.prompts.token_text import PARTIAL, Detokenizer
+from treegen.runs import Key
+
+if TYPE_CHECKING:
+    from treegen.llm.base import BaseLLM
+
+Record = Mapping[str, Any]
+Branch = tuple[int, ...]
+"""The first tokens of a sample, the last of which nearly ties with another one."""
+
+MOST_SHARE: Final = 0.02
+"""The largest share of an honest sample's tokens at which it parts from its redraws. 120 samples
+drawn in float32 and redrawn in bfloat16 parted at 0.25% of their tokens."""
+_FEW: Final = 2
+_MOST_TIES: Final = 64  # of one sample, because each takes another redraw
+_MOST_BRANCHES: Final = 8  # of a sample whose tokens are unknown
+_BACK: Final = 4  # tokens before the first one that disagrees with a text whose tokens are unknown
+_EXACT: Final = (
+    "seed",
+    "text",
+    "num_tokens",
+    "finish_reason",
+    "stop",
+    "prompt_hash",
+    "prompt_tokens",
+    "thinking",
+    "dropped",
+    "images",
+    "choice_tokens",
+    "choice_greedy",
+)
+# Numbers of a record that rounding changes, and the field with the number of tokens that they are a
+# sum over; None for means.
+_NUMBERS: Final = {
+    "logprob": "num_tokens",
+    "choice_logprobs": "choice_tokens",
+    "confidence": None,
+    "self_certainty": None,
+}
+
+
+def most_ties(num_tokens: int) -> int:
+    """Return at how many near-ties honest samples with this many tokens may part from redraws."""
+    return _FEW + math.ceil(MOST_SHARE * num_tokens)
+
+
+def compare_records(stored: Record, drawn: Record, tolerance: float) -> tuple[str, float]:
+    """Return what differs, or an empty text and the distance of the log-probabilities.
+
+    Args:
+        stored: The record of a sample.
+        drawn: The record of its redraw.
+        tolerance: By how much log-probabilities may differ; see `redraw_samples`.
+    """
+    for name in _EXACT:
+        if stored.get(name) != drawn.get(name):
+            return f"{name} {stored.get(name)!r:.80} / {drawn.get(name)!r:.80}", 0.0
+    if "tokens" in stored and stored["tokens"] != drawn["tokens"]:
+        return "its tokens", 0.0
+    distance = 0.0
+    for name, count in _NUMBERS.items():
+        old, new = (list(_numbers(record.get(name))) for record in (stored, drawn))
+        if [*map(_is_number, old)] != [*map(_is_number, new)]:
+            return f"{name} is missing, or has other parts", 0.0
+        scale = math.sqrt(max(1, drawn.get(count, 1))) if count else 1.0
+        for a, b in zip(old, new, strict=True):
+            gap = abs(a - b) / scale if _is_number(a) else 0.0
+            if not gap <= tolerance:
+                return f"{name} {a} / {b}", 0.0
+            distance = max(distance, gap)
+    return "", distance
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """Yield a number, or the numbers in a list or a mapping."""
+    if isinstance(value, Mapping):
+        yield from (value[name] for name in sorted(value))
+    elif isinstance(value, list):
+        yield from value
+    else:
+        yield value
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What following a sample past its near-ties has shown."""
+
+    num_ties: int
+    """The near-ties at which it parts from its redraws."""
+    why: str
+    """What differs apart from them; empty if nothing does."""
+    distance: float = 0.0
+    """As from `compare_records`."""
+
+
+class NearTies:
+    """Follows stored samples past near-ties."""
+
+    def __init__(self, prepared: PreparedJob, llm: "BaseLLM", tolerance: float) -> None:
+        """Take a job that stores tokens, its model, and the tolerance of log-probabilities."""
+        self._prepared, self._llm, self._tolerance = prepared, llm, tolerance
+        self._decode = Detokenizer(llm.tokenizer).text
+        self._ends = {*llm.spec.eos_token_ids}
+        self._requests = prepared.pair_requests()
+        self._records = RecordMaker(prepared.plan, prepared.job)
+
+    def follow(
+        self, stored: Mapping[Key, Record], drawn: Mapping[Key, Record]
+    ) -> dict[Key, Followed]:
+        """Return for each sample whether it differs from its redraws only at near-ties.
+
+        Args:
+            stored: The stored records, each of which differs from its redraw.
+            drawn: Their redraws.
+        """
+        if self._prepared.job.choices:
+            return {key: self._follow_choice(stored[key], drawn[key]) for key in stored}
+        done = {key: Followed(0, self._compare(stored[key], drawn[key])[0]) for key in stored}
+        open_branches = [
+            (key, branch)
+            for key in stored
+            for branch in self._find(stored[key], drawn[key], 0)[:_MOST_BRANCHES]
+        ]
+        for num_ties in range(1, _MOST_TIES + 1):
+            if not open_branches:
+                break
+            redrawn = self._draw(open_branches)
+            holding: dict[Key, Followed] = {}
+            for (key, _), record in zip(open_branches, redrawn, strict=True):
+                why, distance = self._compare(stored[key], record)
+                if not why:
+                    holding[key] = Followed(num_ties, "", distance)
+                elif done[key].num_ties < num_ties:  # the branch that agrees most
+                    done[key] = Followed(num_ties, f"after near-ties, {why}")
+            done |= holding
+            following = defaultdict[Key, list[Branch]](list)
+            for (key, branch), record in zip(open_branches, redrawn, strict=True):
+                if key not in holding and num_ties < most_ties(record["num_tokens"]):
+                    following[key] += self._find(stored[key], record, len(branch))
+            open_branches = [
+                (key, branch)
+                for key, branches in following.items()
+                for branch in branches[:_MOST_BRANCHES]
+            ]
+        return done
+
+    def _compare(self, stored: Record, drawn: Record) -> tuple[str, float]:
+        return compare_records(stored, drawn, self._tolerance)
+
+    def _draw(self, branches: Sequence[tuple[Key, Branch]]) -> list[dict[str, Any]]:
+        """Return the records of samples with given first tokens and all others drawn."""
+        requests, all_params = [], []
+        for number, ((problem, index), branch) in enumerate(branches):
+            request, params = self._requests[problem]
+            requests.append(
+                replace(
+                    request,
+                    id=str(number),
+                    samples=1,
+                    rows=1,
+                    origin=request.origin or request.id,
+                    first=request.first + index,
+                    forced=branch,
+                )
+            )
+            all_params.append(params)
+        facts, llm = self._prepared.facts, self._llm
+        plan = llm.adopt_plan(facts.plan(requests), facts)
+        with llm.start_plan(plan, all_params) as stream:
+            completions = {int(completion.prompt_id): completion for completion in stream}
+            stream.check_complete()
+        named = (
+            replace(completions[number], prompt_id=problem, sample_index=index)
+            for number, ((problem, index), _) in enumerate(branches)
+        )
+        return [self._records.record(completion) for completion in named]
+
+    def _find(self, stored: Record, drawn: Record, start: int) -> list[Branch]:
+        """Return the ways in which a stored sample may part from a redraw at a near-tie.
+
+        Args:
+            stored: The record of the sample.
+            drawn: The record of the redraw.
+            start: The first place at which they may part.
+        """
+        if any(stored.get(name) != drawn.get(name) for name in ("seed", "prompt_hash")):
+            return []
+        tokens, kept = drawn["tokens"], stored.get("tokens")
+        if not isinstance(kept, list):
+            found = sorted(self._find_by_text(stored, drawn, start), key=lambda pair: -pair[0])
+            return [branch for _, branch in found]
+        pairs = enumerate(zip(tokens, kept, strict=False))
+        at = next((place for place, (a, b) in pairs if a != b), None)
+        if at is None or at < start or kept[at] not in self._list_near(drawn, at):
+            return []
+        return [(*tokens[:at], int(kept[at]))]
+
+    def _find_by_text(
+        self, stored: Record, drawn: Record, start: int
+    ) -> Iterator[tuple[int, Branch]]:
+        """Yield what `_find` returns for a sample whose text alone is known.
+
+        Yields:
+            The length of the text that the tokens of a branch have in common with the sample, and
+            the branch.
+        """
+        request, _ = self._requests[drawn["problem_id"]]
+        tokens, text, stop = drawn["tokens"], stored.get("text"), stored.get("stop")
+        if not isinstance(text, str) or not isinstance(stop, str | int | None):
+            return  # it was edited by hand
+        text = text.lstrip()
+        whole = f"{text}{stop}" if isinstance(stop, str) else text
+
+        def read(some: Sequence[int]) -> str:
+            return self._decode(request.tokens, some).rstrip(PARTIAL).lstrip()
+
+        def agrees(added: str) -> bool:
+            """Return whether the stored sample may begin with a text."""
+            return whole.startswith(added) or (isinstance(stop, str) and added.startswith(whole))
+
+        def may_follow(before: str, added: str, other: int) -> bool:
+            if other in self._ends or stop == other:  # it adds no text
+                return stop == other and before == text
+            following = whole[len(before) : len(before) + 1]
+            if added == before and before and following.isascii():
+                return False  # it begins a character of several bytes, which does not follow
+            return agrees(added)
+
+        places = range(len(tokens))
+        first = bisect_left(places, True, key=lambda at: not agrees(read(tokens[: at + 1])))
+        last = min(first, len(tokens) - 1)
+        for at in range(last, max(start - 1, last - _BACK), -1):
+            before = read(tokens[:at])
+            for other in self._list_near(drawn, at):
+                added = read([*tokens[:at], other])
+                if may_follow(before, added, other):
+                    yield len(added), (*tokens[:at], other)
+
+    def _follow_choice(self, stored: Record, drawn: Record) -> Followed:
+        """Return whether two choices are about equally likely, and everything else is the same."""
+        why = self._compare(stored, drawn)[0]
+        candidates = self._prepared.job.choices[drawn["problem_id"]].candidates
+        if stored["text"] not in candidates or stored["text"] == drawn["text"]:
+            return Followed(0, why)
+        new = drawn["choice_logprobs"]
+        mine, theirs = (float(new[candidates.index(one["text"])]) for one in (drawn, stored))
+        of_text = {name: stored.get(name) for name in ("text", "num_tokens", "tokens")}
+        rest, distance = self._compare(stored, {**drawn, **of_text, "logprob": theirs})
+        most = self._tolerance * math.sqrt(max(1, drawn["choice_tokens"]))
+        if rest or abs(mine - theirs) > 2 * most:
+            return Followed(0, why)
+        return Followed(1, "", distance)
+
+    def _list_near(self, drawn: Record, at: int) -> list[int]:
+        """Return the tokens other than the drawn one that rounding could have drawn at a place."""
+        request, params = self._requests[drawn["problem_id"]]
+        if params.penalties or params.structure or params.max_thinking_tokens is not None:
+            return []  # then a draw depends on more than the text before it
+        one = replace(
+            params,
+            max_tokens=1,
+            min_tokens=int(at < params.min_tokens),
+            stop=(),
+            reasoning_tags=None,
+            confidence=0,
+            self_certainty=False,
+            logprobs=self._llm.spec.vocab_size,
+            logprobs_mode="processed_logprobs" if params.temperature else "raw_logprobs",
+        )
+        ids = [*request.tokens.tolist(), *drawn["tokens"][:at]]
+        ((completion,),) = self._llm.generate([ids], one, progress=False)
+        logprobs = dict(completion.top_logprobs[0])
+        mine = drawn["tokens"][at]
+        if params.temperature == 0:
+            near = (t for t, p in logprobs.items() if p >= logprobs[mine] - 2 * self._tolerance)
+            return [token for token in near if token != mine]
+        weights = {token: math.exp(logprobs[token]) for token in sorted(logprobs)}
+        point = random_number(drawn["seed"], at) * math.fsum(weights.values())
+        # Scaled logits that move by up to x move a share of the distribution by up to tanh(x / 2).
+        margin = math.tanh(self._tolerance / params.temperature / 2)
+        if params.top_p < 1 or params.top_k or params.min_p:  # the last token that is kept may go
+            margin += min(weight for weight in weights.values() if weight > 0)
+        near_tokens, begin = [], 0.0
+        for token, weight in weights.items():
+            if token != mine and weight > 0 and begin - margin <= point <= begin + weight + margin:
+                near_tokens.append(token)
+            begin += weight
+        return near_tokens
+
+
+def random_number(seed: int, step: int) -> float:
+    """Return the random number with which a sample draws a token, as `uniforms` of `treegen.ops`.
+
+    Args:
+        seed: The seed of the sample.
+        step: The number of tokens that it has drawn before.
+    """
+    number = (seed + (step + 1) * 0x9E3779B97F4A7C15) % 2**64
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB % 2**64
+    return ((number ^ (number >> 31)) >> 11) * 2.0**-53

@@ -1,0 +1,73 @@
+"""Runs the reference solutions of a task with programs, which its scorer must find right."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.evals.job import Job
+from treegen.evals.pipeline.listener import Listener
+from treegen.evals.scoring.code_execution import ExecutionOptions, as_code_execution_task
+from treegen.report.audit.findings import Finding, find
+from treegen.runs import RunDir, RunSettings
+
+_MOST: Final = 3  # solutions of a problem that are run
+
+
+def list_solutions(job: Job) -> dict[str, list[str]]:
+    """Return samples of each problem that its data call right; no problem without one."""
+    solutions: Any = getattr(job.task, "solutions", None)
+    if as_code_execution_task(job.task) is None or solutions is None:
+        return {}
+    found = {problem.id: solutions(problem.id)[:_MOST] for problem in job.data.problems}
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def audit_solutions(
+    job: Job, solutions: dict[str, list[str]], execution: ExecutionOptions
+) -> Iterator[Finding]:
+    """Yield a finding on problems whose scorer finds none of their solutions right.
+
+    Args:
+        job: The task and its problems.
+        solutions: Their solutions, from `list_solutions`.
+        execution: Permission to run them.
+
+    Raises:
+        TreegenError: programs cannot be run here.
+    """
+    task = as_code_execution_task(job.task)
+    assert task is not None
+    records = [
+        {"problem_id": name, "sample_index": index, "text": text}
+        for name, texts in solutions.items()
+        for index, text in enumerate(texts)
+    ]
+    settings = RunSettings(
+        identity={}, problem_ids=list(solutions), planned=max(1, len(records)), free={}
+    )
+    right: set[str] = set()
+    with (
+        tempfile.TemporaryDirectory(prefix="treegen-solutions-") as folder,
+        RunDir.create(Path(folder, "run"), settings) as run,
+    ):
+        for record in records:
+            run.append(record)
+        judging = task.judging(run, execution)
+        try:
+            judging.prepare()
+            for record in records:
+                judging.add(record)
+            with Listener().poll_interrupts() as stop:
+                for _ in judging.finish(stop):
+                    pass
+            for record in records:
+                verdict = (judging.verdicts(record) or {}).get(job.task.filters[0])
+                if verdict is None or verdict.correct:  # without a verdict, nothing is known
+                    right.add(str(record["problem_id"]))
+        finally:
+            judging.close()
+    questions = {problem.id: str(problem.content) for problem in job.data.problems}
+    rejected = [name for name in solutions if name not in right]
+    cases = [(name, f"{solutions[name][0]}: {questions[name]}") for name in rejected]
+    yield from find("reference-rejected", cases, len(solutions), unit="problems")
