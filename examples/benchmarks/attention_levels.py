@@ -18,7 +18,7 @@ import torch
 
 from treegen.bench.attention import Cascade, Heads, LevelShape
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.table import skip_reasons, us
+from treegen.bench.table import format_us, skip_reasons
 from treegen.bench.timing import Spread, Stopwatch
 from treegen.cli.bench.attention import HEADS, check_heads, measure_rates, medians
 from treegen.cli.bench.options import DEVICE, count, counts
@@ -113,7 +113,7 @@ def cascade_table(results: Sequence[CascadeResult]) -> PrintableTable:
 
 
 _BY_NAME: Final[dict[str, Callable[[str, CascadeResult], str]]] = {
-    "us": lambda name, r: us(r.times.get(name)),
+    "us": lambda name, r: format_us(r.times.get(name)),
     "low-high": lambda name, r: _range(r.times[name]) if name in r.times else "",
     "times the floor": lambda name, r: f"{r.ratios[name]:.2f}" if name in r.ratios else "",
 }

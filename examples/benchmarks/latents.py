@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.table import skip_reasons, us
+from treegen.bench.table import format_us, skip_reasons
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
 from treegen.cli.bench.attention import measure_rates, medians
 from treegen.cli.bench.options import DEVICE, bounded_option, count, counts
@@ -284,7 +284,7 @@ def latent_table(results: Sequence[LatentResult]) -> PrintableTable:
 
 
 _BY_FORM: Final[dict[str, Callable[[str, LatentResult], str]]] = {
-    "us": lambda form, r: us(r.times.get(form)),
+    "us": lambda form, r: format_us(r.times.get(form)),
     "roofline us": lambda form, r: f"{r.floors_us.get(form, 0):,.1f}",
 }
 """Columns of each form."""
