@@ -154,8 +154,9 @@ def test_the_wheel_holds_the_sources_and_the_data_and_nothing_else(
         | installed_names(repository, "evals/judging/rubrics/*")
         | installed_names(repository, "demo/data/*.jsonl")
         | installed_names(repository, "demo/model/*")
-        | {"treegen/demo/MODEL_CARD.md", "treegen/bench/shapes.json"}
-        | {"treegen/py.typed"}
+        | installed_names(repository, "demo/agent/*")
+        | installed_names(repository, "demo/*_CARD.md")
+        | {"treegen/bench/shapes.json", "treegen/py.typed"}
     )
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
